@@ -3,6 +3,7 @@ import errno
 import gc
 import os
 import sys
+import time
 from typing import Any, NoReturn
 
 from rewrites.command.environment import prepare
@@ -16,18 +17,20 @@ def main() -> None:
     """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names
     the file that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or what is printed
     cannot be written, in one line, or nobody reads it."""
+    began = time.perf_counter()
     attend_streams()
-    try: run_command()
+    try: run_command(began)
     except KeyboardInterrupt: exit_with("interrupted", 130)
 
 
-def run_command() -> None:
+def run_command(began: float | None = None) -> None:
+    """`began`: when, for the first phase of what the command reports."""
     prepare()
     gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
     from rewrites.command.answers import BAD_INPUT
     from rewrites.command.commands import INTERRUPTED, app, misunderstood
     try:
-        status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False)
+        status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False, obj=began)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of
         sys.stdout.flush()
     except misunderstood() as error:

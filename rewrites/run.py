@@ -9,6 +9,7 @@ from typing import Any
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
 from formats.machine.threads import in_threads
+from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -27,7 +28,7 @@ from rewrites.compiler.search import Space, Structure, cheapest, search
 from rewrites.derivations.gains import Group, added, group_laws
 from rewrites.extraction import Infeasible
 from rewrites.front.checked import check_programs, state_errors
-from rewrites.front.choice import choose
+from rewrites.front.choice import allowed, choose
 from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import LARGE, Front, count_methods, describe_methods
 from rewrites.front.opening import calibrated, open_arguments
@@ -35,6 +36,7 @@ from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.tolls import Unseen, offered
+from rewrites.front.uncompiled import evaluated
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
@@ -43,7 +45,6 @@ from rewrites.smaller.variants import Variant, carried, smaller, smaller_points
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
 
-JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
 
 
@@ -83,15 +84,15 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     rounds, report   of measuring; what says how far it is
 
     Raises InputError for what comes from outside, Infeasible where no program meets the budgets."""
-    check_budgets(memory, number_type)
-    check_output(output)
-    asked = goals(keep, error, pairs, drop, text)
-    check_removal(remove, calibrate)
-    error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
     report = Report(quiet=True) if report is None else report
-    laws = without(EXACT_LAWS if laws is None else laws, leave_out)
-    with report.phase("model"): operator, workload, meta = open_arguments(model, workload, text, tokens, output,
-                                                                              adapter)
+    with report.phase("model"):
+        check_budgets(memory, number_type)
+        check_output(output)
+        asked = goals(keep, error, pairs, drop, text)
+        check_removal(remove, calibrate)
+        error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
+        laws = without(EXACT_LAWS if laws is None else laws, leave_out)
+        operator, workload, meta = open_arguments(model, workload, text, tokens, output, adapter)
     if remove and not isinstance(operator, Operator):
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
                          "has no smaller ones: leave it out, or give one operator")
@@ -107,22 +108,23 @@ def pursue(run: "Run", asked: Sequence[Goal], error: float, memory: float | None
     """The phases of a run that has its model and its machine, one after another."""
     report = run.report
     with Aside(run.judged_laws, report.say) as aside:
-        with report.phase("search"): run.explore()
+        with report.phase("search") as progress: run.explore(progress)
         with report.phase("kernels"): run.compile()
         if len(asked) > 1:
-            with report.phase("quality"): run.begin(asked)
+            with report.phase("goals"): run.begin(asked)
         run.quality = Quality(asked, run.exactly, memory)
         if remove:
             with report.phase("remove") as progress: run.variants = smaller(run, remove, calibrate, progress)
         with report.phase("approximate") as progress: run.approximate(error, progress)
-        with report.phase("front"): run.front(error, memory)
+        with report.phase("front") as progress: run.front(error, memory, progress)
         with report.phase("laws"), own_laws(run): laws_verified, saved = run.judgement(aside)
     with report.phase("verify"), own_laws(run): run.verify(laws_verified)
     if len(asked) > 1:
         with report.phase("quality") as progress: run.judge(asked, progress)
-    with report.phase("verify"): run.certify(asked)
-    with report.phase("measure") as progress: run.measure(rounds, progress)
-    return run.result(asked, memory, saved)
+    with report.phase("certify"): run.certify(asked)
+    with report.phase("measure") as progress:
+        run.measure(rounds, progress)
+        return run.result(asked, memory, saved, rounds)
 
 
 @contextmanager
@@ -203,9 +205,11 @@ class Run:
         """The optimum under some laws."""
         return self.searched(laws, fusion)[1]
 
-    def explore(self) -> None:
+    def explore(self, progress: Any = unheard) -> None:
         """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
+        progress("what laws reach")
         self.space, exact = self.searched(self.laws)
+        progress("the import")
         self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": exact}
         fitted: dict[Any, Any] = {}
         for name, structure in self.structures.items():
@@ -234,14 +238,14 @@ class Run:
         self.space.detours = [*offered(groups, exact, self.workload.probe, error), *sparse]
         for each in self.variants: each.choices = carried(self.choices, self.operator, each)
 
-    def front(self, error: float, memory: float | None) -> None:
+    def front(self, error: float, memory: float | None, progress: Any = unheard) -> None:
         """The exact optimum, and the undominated programs over a ladder of errors."""
         assert self.choices is not None
         exact, program = self.structures["exact"], self.programs["exact"]
         front = Front(self.choices, program, (self.workload.probe, self.workload.choose), self.workload.timed,
                       self.meta)
         self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
-        for structure in front.points(error, memory):
+        for structure in front.points(error, memory, progress):
             found, joint, stated = front.found[id(structure)]
             self.points.append(self.point(describe_methods(structure), found, structure.time, joint, structure.proved,
                                           count_methods(structure),
@@ -350,29 +354,18 @@ class Run:
         return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)),
                       key=lambda pair: -pair[1])
 
-    def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]]) -> Result:
+    def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]],
+               rounds: int) -> Result:
         """The best point within the budgets (rewrites/front/choice.py); Infeasible says how close the closest came."""
         helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
         for point in self.points: point.laws = helpful
-        within = self.within(asked, memory)
+        within = allowed(self.points, asked, memory)
         best = choose(within)
         steps = added(self.imported, self.fused, self.points, best, within)
         left_out = tuple({law.name for law in EXACT_LAWS} - {law.name for law in self.laws})
         return Result(
             model=self.meta.get("model", ""), machine=self.machine, workload=self.workload, structures=self.structures,
             points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved, fused=self.fused,
-            report=self.report, steps=steps, goals=tuple(asked), bound=self.bound, choices=self.choices,
-            left_out=left_out, laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
-
-    def within(self, asked: Sequence[Goal], memory: float | None) -> list[Point]:
-        """The verified points that keep the goals and, as measured, the memory; Infeasible says what came closest."""
-        exact = self.points[0]
-        keep = [p for p in self.points if all(goal.kept(p, exact) for goal in asked)]
-        small = [p for p in self.points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
-        if not (allowed := [p for p in keep if any(p is each for each in small)]):
-            least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
-            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: "
-                             "as measured, the smallest that keeps them needs "
-                             f"{min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error within the "
-                             f"memory is {least}")
-        return allowed
+            report=self.report, steps=steps, goals=tuple(asked), memory=memory, bound=self.bound, choices=self.choices,
+            left_out=left_out, laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy,
+            terms=evaluated(best.program, self.workload.timed, rounds, self.space.prices))

@@ -364,7 +364,8 @@ class Report(Kind):
     def good(self):
         point = dict(measured_s=0.5, measured_bytes=9, predicted_error=0.25, measured_error=None)
         front = [{"name": name, **point} for name in "ab"]
-        said = dict(tokens=128, number_type="float32", without=["fusion"], text=None, chosen=1, front=front)
+        said = dict(tokens=128, number_type="float32", without=["fusion"], text=None, chosen=1, front=front,
+                    error=0.02, memory=5e6)
         self.path.write_text(json.dumps(said | {"laws": {"file": "/some/laws.py", "sha256": "0" * 64}}))
 
     def read(self): return repr(Reported.read(self.path))

@@ -187,7 +187,9 @@ class Machine(Rates):
             if kernel not in names or self.identity != identity(): return self.more.setdefault((way, kernel), own)
             from formats.machine.calibration import calibrate_more
             measure = partial(calibrate_more, names, way)
-            found = kept_or(beside([way, *names]), measure, progress, names, way).rates(way)
+            kept = kept_or(beside([way, *names]), measure, progress, names, way)
+            if kept.busy: self.marks.append(kept.busy)
+            found = kept.rates(way)
             self.more.update(dict.fromkeys([(way, name) for name in names], found))
         return self.more[way, kernel]
 
@@ -203,6 +205,11 @@ class Machine(Rates):
     def more(self) -> dict[tuple[str, str], Rates]:
         """The rates of what was first met later, by way and kernel, each kept in a file beside the calibration."""
         return {}
+
+    @cached_property
+    def marks(self) -> list[str]:
+        """What was seen of others while these prices were measured, and those that were first met later."""
+        return [self.busy] if self.busy else []
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -277,7 +284,7 @@ def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     """This machine's model: read from the cache, else begun and kept there; what it is asked for is measured when it is
     first asked, and kept beside it. What cannot be read, belongs to another machine, or could be somebody else's, is
     measured again, and that is said; so is what cannot be kept. What was measured while the machine was busy is
-    measured again as soon as it is quiet; until then it is used, and that is said."""
+    measured again as soon as it is quiet; until then it is used, with its mark (`marks`)."""
     from formats.machine.calibration import calibrate
     return kept_or(machine_file(), calibrate, progress)
 
@@ -294,17 +301,8 @@ def kept_or(file: Path, measure: Callable[..., Machine], progress: Callable[...,
         try: machine = Machine.load(file, wanted, way)
         except NotThisMachine as error: say(f"measured again: {error}")
         else:
-            if not machine.busy: return machine
-            if probe():
-                say(marked(machine))
-                return machine
-            say(f"measured again: {marked(machine)}")
+            if not machine.busy or probe(): return machine
+            say("measured again: prices that were measured while the machine was busy, as it is quiet now")
     machine = measure(progress=progress)
     machine.save(file)
-    if machine.busy: say(marked(machine))
     return machine
-
-
-def marked(machine: Machine) -> str:
-    """What is said of a calibration that was taken on a busy machine."""
-    return f"the calibration was taken while busy: {machine.busy}: predicted times are too long, and less certain"

@@ -131,6 +131,15 @@ def describe_noise(seen: str, means: str) -> str:
     return f"busy machine: {seen}: {means}"
 
 
+def warn_busy(seen: str, means: str, calibrated: Sequence[str]) -> list[str]:
+    """The one line of a command whose figures are measured, and predicted by prices that have these marks: of what was
+    seen of others meanwhile, and of what was seen when the prices were measured. None on a quiet machine."""
+    said = [f"{seen}: {means}"] * bool(seen)
+    if calibrated:
+        said.append(f"when it was calibrated, {calibrated[0]}: predicted times are too long, and less certain")
+    return [f"busy machine: {'; '.join(said)}"] * bool(said)
+
+
 def probe(seconds: float = PROBE) -> str:
     """What is seen of others within so many seconds; the same small sum is timed in them again and again."""
     watch, taken = Watch(), list[float]()

@@ -43,6 +43,7 @@ def show_version(asked: Annotated[bool, typer.Option("--version", callback=versi
 
 @app.command()
 def optimize(
+    context: typer.Context,
     model: options.Model,
     error: options.Error = None,
     goals: options.Goals = None,
@@ -71,25 +72,27 @@ def optimize(
     if model.endswith(".json"):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
                          "NAME to predict")
-    from opmatrix.files.saving import attempt
     from rewrites.command.report import Report, silence_stdout
-    from rewrites.compiler.mixed import parse_mix
-    from rewrites.front.reported import Named
-    from rewrites.front.results import printed, save
-    from rewrites.laws import EXACT_LAWS
-    from rewrites.run import optimize as find
-    target = out or Path(f"{Path(model).resolve().name}.opmatrix")
-    refuse(memory, number_type, output)
-    possible({"--out": (target, attempt), "--json": (results, writable)},
-             model, text, workload, pairs, calibrate, adapter, own)
-    declared, laws = declarations(own), Named.of(own)
+    report = Report(quiet=quiet, began=context.obj)
+    with report.phase("start", brief=True):
+        from opmatrix.files.saving import attempt
+        from rewrites.compiler.mixed import parse_mix
+        from rewrites.front.reported import Named
+        from rewrites.front.results import printed, save
+        from rewrites.laws import EXACT_LAWS
+        from rewrites.run import optimize as find
+        target = out or Path(f"{Path(model).resolve().name}.opmatrix")
+        refuse(memory, number_type, output)
+        possible({"--out": (target, attempt), "--json": (results, writable)},
+                 model, text, workload, pairs, calibrate, adapter, own)
+        declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
         result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
                       text=str(text) if text else None, tokens=tokens, workload=workload and parse_mix(workload),
                       number_type=number_type, pairs=pairs, drop=drop, output=output, adapter=adapter,
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
-                      approximations=declared.approximations, report=Report(quiet=quiet))
+                      approximations=declared.approximations, report=report)
         found = save(result, target, laws)
     say(printed(found, target))
     write_results(found, results)
@@ -128,13 +131,15 @@ def refuse(memory: float | None, number_type: str, output: str) -> None:
 
 
 @app.command()
-def calibrate() -> None:
+def calibrate(context: typer.Context) -> None:
     """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows
     with."""
-    from rewrites.command.calibrate import calibrate_machine
     from rewrites.command.report import Report, silence_stdout
+    report = Report(began=context.obj)
+    with report.phase("start", brief=True):
+        from rewrites.command.calibrate import calibrate_machine
     with silence_stdout():
-        found = calibrate_machine(Report())
+        found = calibrate_machine(report)
     say(found)
 
 
@@ -262,6 +267,7 @@ def laws(
 
 @app.command()
 def explain(
+    context: typer.Context,
     directory: options.Saved,
     own: options.Laws = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
@@ -274,9 +280,11 @@ def explain(
     """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
     a report names it: your own files are named again, and compared by SHA-256."""
     from rewrites.command.report import Report, silence_stdout
-    from rewrites.derivations.explain import explain as told
+    report = Report(began=context.obj)
+    with report.phase("start", brief=True):
+        from rewrites.derivations.explain import explain as told
     with silence_stdout():
-        found = told(directory, Report(), model=model, full=full, laws=own, text=text, texts=workload)
+        found = told(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
     say(found)
 
 

@@ -1,6 +1,8 @@
 """What a command prints, and the files that it writes where a user says: whether they can be written is known before
 the work."""
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.cache import location
 from formats.disk.files import reason, replacing, shown
+from opmatrix.display.tables import fit_width
 
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
 
@@ -21,7 +24,8 @@ def printable(words: str) -> str:
 
 
 def say(words: str) -> None:
-    """On the standard output."""
+    """On the standard output; on a terminal with tables that fit it."""
+    if sys.stdout.isatty(): words = fit_width(words, shutil.get_terminal_size().columns)
     typer.echo(printable(words))
 
 

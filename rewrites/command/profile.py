@@ -5,7 +5,7 @@ from statistics import median
 import numpy as np
 
 from formats.core.errors import InputError
-from formats.machine.quiet import Watch, describe_noise
+from formats.machine.quiet import Watch, warn_busy
 from opmatrix.display.tables import ms, table
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
@@ -25,7 +25,8 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
     inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
-    prices = Prices(Running.of(calibrated(lambda *_: None), batch.starts, program.stored_bytes), program.extents(batch))
+    machine = calibrated(lambda *_: None)
+    prices = Prices(Running.of(machine, batch.starts, program.stored_bytes), program.extents(batch))
     rows = [(what, str(len(names)), ahead, sum(inside[name] for name in names))
             for what, (names, ahead) in group_steps(program, prices).items()]
     rows.sort(key=lambda row: -row[-1])
@@ -33,7 +34,7 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     ahead = beside + sum(row[2] for row in rows)
     rows += [("before and after", "", beside, whole - sum(inside.values())), ("a run", "", ahead, whole)]
     lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
-    noise = [describe_noise(busy, "measured times are too long")] if (busy := watch.seen()) else []
+    noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
     return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
                       table(lines, HEADER)])
 

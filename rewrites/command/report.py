@@ -26,21 +26,41 @@ def silence_stdout() -> Iterator[None]:
 
 @dataclass
 class Report:
-    """Says on stderr what is being done, with progress, and keeps the seconds of every phase."""
+    """Says on stderr what is being done, with progress, and keeps the seconds of every phase; those of one name add up.
+    `began` is when the command did (time.perf_counter), and its first phase with it: by default now."""
 
     quiet: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+    began: float | None = None
+    running: dict[str, float] = field(default_factory=dict)     # phases that go on, with when they began
+    ended: float = 0.0
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Any]:
-        """One phase; the value is called with (done, of) or with words as it goes."""
-        start, line = time.perf_counter(), Line(name, self.quiet)
+    def phase(self, name: str, brief: bool = False) -> Iterator[Any]:
+        """One phase; the value is called with (done, of) or with words as it goes. A `brief` one is told
+        of on a terminal alone: what is wrong with a command is refused in it, in one line."""
+        start, line = time.perf_counter(), Line(name, self.quiet, brief)
+        if self.began is None: self.began = start
+        self.running[name] = start if self.seconds else self.began
+        before = self.seconds.get(name)
         try:
-            yield line
+            with line.ticking(): yield line
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.ended = time.perf_counter()
+            self.seconds[name] = (before or 0.0) + self.ended - self.running.pop(name)
             line.end()
-        line.end(f"{name} {self.seconds[name]:.1f} s")
+        line.end(f"{name} {self.seconds[name]:.1f} s{'' if before is None else ' in all'}")
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The seconds of every phase up to now."""
+        return self.seconds | {name: self.seconds.get(name, 0.0) + time.perf_counter() - start
+                               for name, start in self.running.items()}
+
+    @property
+    def wall(self) -> float:
+        """Seconds from the beginning to now, or to the end of the last phase."""
+        return (time.perf_counter() if self.running else self.ended) - (self.began or 0.0)
 
     def say(self, line: str) -> None:
         """A line of its own."""

@@ -70,7 +70,7 @@ class Structure:
 
     @property
     def gap(self) -> float:
-        return (self.cost - self.bound) / self.cost if self.cost else 0.0
+        return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0   # rounding may leave less
 
     @property
     def proved(self) -> float | None:

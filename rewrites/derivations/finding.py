@@ -18,6 +18,13 @@ Bound = dict[str, Any]                                      # variable of a law 
 sides = cache(Law.sides)
 
 
+@cache
+def variables(pattern: Operator) -> frozenset[str]:
+    """The names of a pattern's variables, those of its attributes too."""
+    own = [pattern.args[0]] if pattern.kind.name == "symbol" else filter(is_variable, pattern.attributes)
+    return frozenset(map(str, own)).union(*map(variables, pattern.children))
+
+
 class Underivable(Exception):
     """No chain of applications was found; the message says of what."""
 
@@ -60,9 +67,22 @@ class Deriver:
         """Every law instance whose sides are members of a class."""
         if cls not in self.known:
             self.known[cls] = [edge for law in self.laws for index, side in enumerate(sides(law)[0])
-                               for bound in self.guarded(law, self.matches(side, cls, {}))
+                               for bound in self.guarded(law, self.completed(law, self.matches(side, cls, {})))
                                if (edge := self.edge(law, index, bound, cls)) is not None]
         return self.known[cls]
+
+    def completed(self, law: Law, found: Iterator[Bound]) -> Iterator[Bound]:
+        """Those whose sides can all be in the graph, with the variables that only another side names: a side whose
+        variables are known has a class, and the side it equals is among the members of that. What no class tells is
+        left to guards."""
+        for bound in found:
+            for pair in zip(*sides(law), strict=True):
+                known, other = sorted(pair, key=lambda side: len(variables(side) - bound.keys()))
+                if variables(known) <= bound.keys() and not variables(other) <= bound.keys():
+                    if (cls := self.find(known, bound)) is not None:
+                        yield from self.completed(law, self.matches(other, cls, bound))
+                    break
+            else: yield bound
 
     def edge(self, law: Law, index: int, bound: Bound, cls: int) -> Edge | None:
         """The instance, if all its sides are in the graph."""

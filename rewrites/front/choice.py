@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from math import comb, inf
 from typing import Protocol, TypeVar
 
+from rewrites.extraction import Infeasible
+from rewrites.front.goals import Goal, Judged
+
 ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by
                                                             # so much
 LEVEL = 0.9                                                 # of the interval of a ratio
+JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 
 
 class Timed(Protocol):
@@ -27,7 +31,26 @@ class Timed(Protocol):
     def measured_bytes(self) -> float | None: ...
 
 
+class Verified(Timed, Judged, Protocol):
+    """The same with what goals see of it."""
+
+
 P = TypeVar("P", bound=Timed)
+V = TypeVar("V", bound=Verified)
+
+
+def allowed(points: Sequence[V], asked: Sequence[Goal], memory: float | None) -> list[V]:
+    """The verified points that keep the goals and, as measured, the memory; the first is the exact one. Raises
+    Infeasible, which says what came closest."""
+    keep = [p for p in points if all(goal.kept(p, points[0]) for goal in asked)]
+    small = [p for p in points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
+    if not (found := [p for p in keep if any(p is each for each in small)]):
+        least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
+        raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: as "
+                         "measured, the smallest that keeps them needs "
+                         f"{min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error within the "
+                         f"memory is {least}")
+    return found
 
 
 def choose(points: Sequence[P]) -> P:

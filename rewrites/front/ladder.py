@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from opmatrix.display.progress import unheard
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximation import by
@@ -55,16 +56,20 @@ class Front:
                 break
         return found
 
-    def points(self, error: float, memory: float | None) -> list[Structure]:
+    def points(self, error: float, memory: float | None, progress: Any = unheard) -> list[Structure]:
         """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the
         fastest is proved. Where no error is allowed there are the exact ones alone."""
         large = self.exact.stored_bytes > LARGE
         limits = sorted({*(LADDER[1::2] if large else LADDER), error}) if error else []
-        found = [self.within(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
+        asked = [(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
                  for limit in limits for weights in OBJECTIVES]
         if memory is not None:                              # the fastest that fits, whatever its error
-            found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False),
-                      self.within(error, memory - SPARE, OBJECTIVES[0], False)]
+            asked += [(limit, room, OBJECTIVES[0], False)
+                      for limit, room in ((1.0, memory), (0.0, memory), (error, memory - SPARE))]
+        found = list[Structure | None]()
+        for each in asked:
+            progress(len(found), len(asked))
+            found.append(self.within(*each))
         return thin([*undominated([each for each in found if each is not None])], FEWER if large else MEASURED_POINTS,
                     error)
 

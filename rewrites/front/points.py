@@ -66,6 +66,7 @@ class Result:
     fused: Point
     steps: list[Gain]
     goals: tuple[Goal, ...]                                 # that were asked for; the first is the error
+    memory: float | None = None                             # bytes, where a budget was given
     bound: float | None = None                              # predicted seconds that no program within it is below
     choices: Choices | None = None
     left_out: tuple[str, ...] = ()
@@ -73,6 +74,7 @@ class Result:
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
     busy: str = ""                                          # what was seen of others while programs were timed
+    terms: dict[str, Any] | None = None                     # of the answer, steps that evaluate terms (uncompiled.py)
 
     @property
     def error(self) -> float: return self.goals[0].threshold

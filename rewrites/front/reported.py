@@ -3,6 +3,7 @@ is opened. Files that took part are kept as path and SHA-256, and are named agai
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -44,6 +45,8 @@ class Reported:
     inputs: Mapping[str, Named | None]
     front: tuple[Mapping[str, Any], ...]
     chosen: int
+    error: float = 0.0
+    memory: float | None = None
 
     @classmethod
     def read(cls, file: Path) -> "Reported":
@@ -63,7 +66,10 @@ class Reported:
             raise no("front", front)
         if type(chosen := found.get("chosen")) is not int or not 0 <= chosen < len(front): raise no("chosen", chosen)
         inputs = {name: parse_named(name, found.get(name)) for name in INPUTS}
-        return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen)
+        if not positive(error := found.get("error")): raise no("error", error)
+        if not ((memory := found.get("memory")) is None or positive(memory)): raise no("memory", memory)
+        return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen,
+                   error, memory)
 
     def same(self, given: Mapping[str, Path | None]) -> None:
         """Raises InputError where the files given, by entry, are not those that the report is of."""
@@ -80,6 +86,9 @@ class Reported:
 
 
 def no(name: str, value: Any) -> TypeError: return TypeError(f"{name} is {value!r:.80}, which no run writes")
+
+
+def positive(found: Any) -> TypeGuard[float]: return type(found) in (int, float) and 0 <= found < inf
 
 
 def texts(found: Any) -> TypeGuard[list[str]]:
@@ -115,4 +124,4 @@ def point(found: Any) -> dict[str, Any]:
     for key in FIGURES:
         value = found.get(key)
         if value is not None and not (type(value) in (int, float) and value >= 0): raise no(f"front: {key}", value)
-    return {"name": name, **{key: found.get(key) for key in FIGURES}}
+    return {"name": name, "smaller": found.get("removed") is not None, **{key: found.get(key) for key in FIGURES}}

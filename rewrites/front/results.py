@@ -6,33 +6,46 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from formats.machine.quiet import describe_noise
+from formats.machine.quiet import warn_busy
 from opmatrix.display.tables import between, megabytes, ms, percent, table
-from opmatrix.files.saving import FRONT, REPORT, replacing_program, write_front
+from opmatrix.files.saving import DERIVATION, FRONT, REPORT, replacing_program, write_front
+from rewrites.command.report import Report
 from rewrites.compiler.mixed import format_lengths
-from rewrites.derivations.explain import tell
-from rewrites.derivations.gains import SAME, join_names
+from rewrites.derivations.gains import join_names
+from rewrites.derivations.retelling import tell_steps
 from rewrites.front.goals import MEASURES
 from rewrites.front.points import Point, Result
 from rewrites.front.reported import Named
 from rewrites.front.stated import spoken
+from rewrites.front.uncompiled import tell_evaluated
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
 SHOWN_LAWS = 5                                              # entries of laws that a report shows
+TOLD = 5e-5                                                 # share of seconds below which a gap is none
+SCREEN = 110                                                # characters of a line of phases
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
 def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
-    """Saves the chosen program in `target`, beside it the report, and in `target/front` every program of the front,
-    each with the steps that lead to it: all or nothing. The figures of the report."""
-    found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
-    with replacing_program(target) as fresh:
-        places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
-        write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points), strict=True)))
-        tell(result, fresh, places)
-        (fresh / REPORT).write_text(json.dumps(found, indent=1), "utf-8")
-    return found
+    """Saves the chosen program in `target`, beside it the report and the steps that lead to it, and in `target/front`
+    every program of the front: all or nothing. The figures of the report."""
+    report = result.report
+    with report.phase("derive"): steps = tell_steps(result.best, result)
+    with report.phase("save"):
+        found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
+        with replacing_program(target) as fresh:
+            places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
+            write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),
+                                                                strict=True)))
+            (fresh / DERIVATION).write_text(steps, "utf-8")
+            (fresh / REPORT).write_text(json.dumps(found | taken(report), indent=1), "utf-8")
+    return found | taken(report)
+
+
+def taken(report: Report) -> dict[str, Any]:
+    """Seconds of the phases, up to now, and of all together."""
+    return {"phases": report.phases, "wall_s": report.wall}
 
 
 def as_json(result: Result, places: list[Path], laws: Named | None = None) -> dict[str, Any]:
@@ -48,12 +61,13 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "stated": {"like": result.workload.like, "lengths": result.workload.lengths,
                    "uncovered": result.workload.uncovered},
-        "phases": result.report.seconds,
-        "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
+        **taken(result.report),
+        "busy": {"calibration": next(iter(getattr(result.machine, "marks", ())), ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
                    "bound": exact.bound, "cut": exact.cut},
-        "error": result.error, "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "bound": report_bound(result), "prediction": prediction(result),
+        "error": result.error, "memory": result.memory,
+        "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
+        "terms": result.terms, "bound": report_bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
@@ -115,7 +129,7 @@ def figures(point: Point) -> dict[str, Any]:
 
 def printed(found: dict[str, Any], target: Path | None = None) -> str:
     """The report of a run, from its figures (see `as_json`), and where it is saved."""
-    search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]["timing"]
+    search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
     header += [title for name, title in TITLES.items() if front[0][name] is not None]
     rows = [format_point("  imported", found["baseline"]),
@@ -124,11 +138,12 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
             if entry["seconds"] > 0]
     return "\n\n".join([
-        "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()),
+        phases(found),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
-        f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted "
-        f"fastest, proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
-        + f"\n{proof(found)}" + kept(found["goals"]), *([describe_noise(busy, UNSURE)] if busy else []),
+        f"search    {search['nodes']} nodes, {search['classes']} classes" +
+        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{proof(found)}" + kept(found["goals"]) +
+        tell_evaluated(found["terms"]),
+        *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
         "programs: * is chosen\n" + table(rows, header),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n"
@@ -141,6 +156,16 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
                                      f"explain {target}"])])
 
 
+def phases(found: dict[str, Any]) -> str:
+    """The seconds of each phase, and of all, in lines of a screen."""
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()]
+    lines = [""]
+    for part in [*parts, f"in all {found['wall_s']:.1f} s"]:
+        if len(lines[-1]) + len(part) + 2 > SCREEN: lines.append("")
+        lines[-1] += f"  {part}"
+    return "phases" + "\n      ".join(lines)
+
+
 def format_point(name: str, point: dict[str, Any]) -> list[str]:
     return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
             megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
@@ -149,7 +174,7 @@ def format_point(name: str, point: dict[str, Any]) -> list[str]:
 
 
 def proof(found: dict[str, Any]) -> str:
-    """What the search proved of the chosen program, over what, and how far predicted seconds are to be trusted."""
+    """What the search proved, of which programs and over what, and how far predicted seconds are to be trusted."""
     least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
     if least["seconds"] is None:
         said = "none was proved for these budgets: the chosen program is the fastest of those measured"
@@ -157,10 +182,16 @@ def proof(found: dict[str, Any]) -> str:
         said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
                 f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
                 f"chosen one is at {ms(chosen['predicted_s'])} ms, " +
-                (f"of which at most {percent(abs(least['gap']))} could be saved" if least["gap"] > -SAME else
+                (f"of which {at_most(least['gap'])} could be saved" if least["gap"] > -TOLD else
                  "as its errors add to more, and cancel"))
-    return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are off by "
-            f"{percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+    gap = found["search"]["gap"]
+    return ("proved    no program equal to the model that these laws reach is predicted to be "
+            + (f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`")
+            + f"\nbound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are "
+            f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+
+
+def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
 
 
 def kept(goals: list[dict[str, Any]]) -> str:

@@ -39,14 +39,14 @@ CHECKED_ROWS = 64
 CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
 
 
-def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
-    """The lines that rows are made of, and how they are called: of `text`, else of the `file` of texts where it has
-    enough to say how single sentences vary, else those that ship."""
-    if text: return read_lines(text), f"the lines of {text}"
-    if file is None: return sentences(), "the shipped sentences"
+def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str, bool]:
+    """The lines that rows are made of, how they are called, and whether they are ours: of `text`, else of the `file` of
+    texts where it has enough to say how single sentences vary, else those that ship."""
+    if text: return read_lines(text), f"the lines of {text}", False
+    if file is None: return sentences(), "the shipped sentences", True
     lines = [*islice(read(Path(file), open_regular), SCANNED)]
-    if len(lines) >= 2 * MIN_SENTENCES: return lines, f"the lines of {file}"
-    return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines"
+    if len(lines) >= 2 * MIN_SENTENCES: return lines, f"the lines of {file}", False
+    return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines", True
 
 
 def divided(lines: Sequence[str]) -> Parts[str]:
@@ -66,6 +66,19 @@ def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[l
         if count >= tokens and len(text := tokenizer.cut(tokenizer.pooling.prompt + "\n".join(held), tokens)) == tokens:
             yield text
             held, count = [], 0
+
+
+def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[list[Batch], str]:
+    """Lines as rows: some to fit, to choose, to state; and what was done to them, in words. Of lines that are `ours`,
+    as the user gave none, those that the model has no positions for are cut, and those that it cannot read left out.
+    Raises InputError where that leaves a part without any, and for a line of the user's that cannot be read."""
+    reading = Reading(truncate=True, skip_bad=True) if ours else Reading()
+    parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divided(lines)]
+    if not all(parts): raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
+    done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
+    done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
+    batches = [next(Batch(rows).pieces(most)) for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)]
+    return batches, "".join(f", {each}" for each in done) if ours else ""
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
@@ -167,9 +180,9 @@ class Workload:
             raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
         tokenizer = checkpoint.tokenizer()
         if file is not None: timed, said = typical(tokenizer, Path(file))
-        lines, like = drawn_from(text, file)
-        fit, choose, state = (next(tokenizer.encode(part).pieces(rows))
-                              for part, rows in zip(divided(lines), (FIT, CHOOSE, STATE), strict=True))
+        lines, like, ours = drawn_from(text, file)
+        (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
+        like += changed
         if file is None and text and tokens is None:
             timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"

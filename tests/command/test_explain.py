@@ -8,12 +8,13 @@ import checkpoints
 import pytest
 import standin
 
+from formats.core.errors import InputError
 from opmatrix.files.saving import DERIVATION
 from opmatrix.program import Program
 from rewrites import run
 from rewrites.command.report import Report
 from rewrites.compiler.lower import Call, Method, Use
-from rewrites.derivations import explain
+from rewrites.derivations import explain, retelling
 from rewrites.front import results
 from rewrites.front.reported import Reported
 
@@ -37,7 +38,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def told(saved):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
+        patch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
         return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt", full=True)
 
 
@@ -109,14 +110,14 @@ def test_approximations_are_steps_with_errors(saved):
     coarser = replace(exact,
                       extractions=[replace(each, nodes=tuple(map(pruned, each.nodes))) for each in exact.extractions])
     program, _ = coarser.program({})
-    changes = explain.otherwise(coarser, program, batch)
+    changes = retelling.otherwise(coarser, program, batch)
     assert [len(each) for each in changes.values()] == [0, 1, 0]         # embeddings, a layer, pooling
     (words, error, held_out), = changes[1].values()
     assert words == "csr[density=0.5]" and error == pytest.approx(1e-3) and 1e-2 < held_out < 1
-    said = explain.derive(coarser, found.laws, changes)
+    said = retelling.derive(coarser, found.laws, changes)
     assert ("csr[density=0.5] at" in said and f"error 0.001 on calibration rows, {held_out:.2g} on held-out ones, "
                                               "which is more" in said)
-    assert "error 0.001 on calibration rows\n" in explain.derive(coarser, found.laws)
+    assert "error 0.001 on calibration rows\n" in retelling.derive(coarser, found.laws)
 
 
 def test_a_table_in_panels_is_told_beside_one_in_panels(saved):
@@ -128,25 +129,53 @@ def test_a_table_in_panels_is_told_beside_one_in_panels(saved):
     narrowed = replace(exact, extractions=[replace(exact.extractions[0], nodes=tables), *exact.extractions[1:]])
     program, _ = narrowed.program({})
     assert program.steps[0].attributes["turned"]
-    changes = explain.otherwise(narrowed, program, batch)
+    changes = retelling.otherwise(narrowed, program, batch)
     assert changes[0] and all(words == "int8" and 1e-4 < held_out < 0.1 for words, _, held_out in changes[0].values())
 
 
-def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
+def test_the_steps_of_the_chosen_program_are_kept_beside_it(saved, monkeypatch):
     place, found = saved
-    shutil.copytree(place / "out", tmp_path / "copy")
-    explain.tell(found, tmp_path / "copy", sorted((tmp_path / "copy" / "front").iterdir()))
-    kept = (tmp_path / "copy" / DERIVATION).read_text()
-    assert kept == explain.derive(found.structures["exact"],
-                                  found.laws) and (tmp_path / "copy" / "front" / "0" / DERIVATION).exists()
-    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
-    monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
+    kept = (place / "out" / DERIVATION).read_text()
+    assert kept == retelling.derive(found.structures["exact"], found.laws)
+    assert [*(place / "out").rglob(DERIVATION)] == [place / "out" / DERIVATION]
+    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(run.Run, "leaving", lambda run, exact: iter(()))
     given = {"rounds": 1, "text": place / "lines.txt"}
-    assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), full=True, **given)
-    short = explain.explain(tmp_path / "copy", Report(quiet=True), **given)
-    assert "before: one kernel" not in short and "      = " not in short and short.endswith("copy --full")
+    assert kept in explain.explain(place / "out", Report(quiet=True), full=True, **given)
+    short = explain.explain(place / "out", Report(quiet=True), **given)
+    assert "before: one kernel" not in short and "      = " not in short and short.endswith("out --full")
     assert {line for line in kept.splitlines() if line.startswith("part ")} <= {*short.splitlines()}
     assert len(short.splitlines()) < 70, "a screen or two"
+
+
+def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, monkeypatch):
+    """From the model: the program is searched for again, and known by its hash."""
+    result, places = optimized.result, [optimized.out / "front" / str(at) for at in range(len(optimized.result.points))]
+    other = max((at for at in range(len(places)) if at != result.chosen), key=lambda at: len(result.points[at].methods))
+    assert result.points[other].methods and not (places[other] / DERIVATION).exists()
+    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(run.Run, "leaving", lambda run, exact: iter(()))
+    told = explain.explain(places[other], Report(quiet=True), 1, full=True, text=optimized.lines)
+    assert retelling.tell_steps(result.points[other], result) in told and "every one checked in float64" in told
+    assert f"after: {result.points[other].name}\n" in told and f"* {result.points[other].name}" in told
+    own, kept = explain.reported(places[result.chosen])
+    assert own.chosen == result.chosen and kept == optimized.out / DERIVATION and kept.exists()
+    found, _ = explain.reported(places[0])
+    program = Program.load(places[0])
+    again = retelling.again(program, found, given={"text": optimized.lines})
+    exact = result.structures["exact"]
+    assert retelling.find_steps(program, found, again, exact) == retelling.derive(exact, result.laws)
+    monkeypatch.setattr(run.Run, "front", lambda run, *_: None)     # other prices, another front
+    monkeypatch.setattr(run.Run, "approximate", lambda run, *_: None)
+    assert retelling.find_steps(program, replace(found, chosen=other), again, exact).startswith("none: a search finds")
+
+
+def test_a_front_without_its_report_is_no_front(optimized, tmp_path):
+    shutil.copytree(optimized.out / "front" / "1", tmp_path / "front" / "1")
+    with pytest.raises(InputError, match=r"report\.json: No such file"): explain.reported(tmp_path / "front" / "1")
+    (tmp_path / "report.json").write_text(json.dumps(optimized.report | {"front": optimized.report["front"][:1],
+                                                                         "chosen": 0}))
+    with pytest.raises(InputError, match=r"1/report\.json: No such file"): explain.reported(tmp_path / "front" / "1")
 
 
 def test_the_front_is_shown_as_it_was_found(saved, told):
@@ -157,9 +186,9 @@ def test_the_front_is_shown_as_it_was_found(saved, told):
 
 def test_the_search_is_for_the_same_workload(saved, monkeypatch):
     place, found = saved
-    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
     report = Reported.read(place / "out" / "report.json")
-    run = explain.again(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
+    run = retelling.again(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
     assert (run.workload.rows, run.workload.timed.extents(), run.workload.name) == \
         (found.workload.rows, found.workload.timed.extents(), found.workload.name)
     assert "scale_scores" not in {law.name for law in run.laws}
@@ -168,21 +197,27 @@ def test_the_search_is_for_the_same_workload(saved, monkeypatch):
 
 @pytest.mark.parametrize("change", ["{", "[]", "{}", {"chosen": 99}, {"front": 3}, {"without": None}], ids=str)
 def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
     copy = tmp_path / "copy"
     shutil.copytree(saved[0] / "out", copy)
     whole = json.loads((copy / "report.json").read_text())
     (copy / "report.json").write_text(change if isinstance(change, str) else json.dumps(whole | change))
-    with pytest.raises(explain.InputError, match=r"report\.json"):
+    with pytest.raises(InputError, match=r"report\.json"):
         explain.explain(copy, Report(quiet=True), text=saved[0] / "lines.txt")
     (copy / "report.json").unlink()
-    with pytest.raises(explain.InputError, match=r"report\.json: No such file"):
+    with pytest.raises(InputError, match=r"report\.json: No such file"):
         explain.explain(copy, Report(quiet=True))
 
 
 def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
+    """In one line, which says what to do; of a name that is no path, what opening it says."""
     place, _ = saved
-    def gone(name, adapter): raise explain.InputError(f"{name}: gone")
-    monkeypatch.setattr(explain, "open_model", gone)
-    with pytest.raises(explain.InputError, match="model: gone"):
+    shutil.move(place / "model", tmp_path / "elsewhere")
+    try:
+        with pytest.raises(InputError, match=r"model: the model .* is not there any more: .* --model MODEL"):
+            explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")
+    finally: shutil.move(tmp_path / "elsewhere", place / "model")
+    def gone(name, adapter): raise InputError(f"{name}: gone")
+    monkeypatch.setattr(retelling, "open_model", gone)
+    with pytest.raises(InputError, match="model: gone"):
         explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")

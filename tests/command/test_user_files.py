@@ -24,7 +24,7 @@ from opmatrix.files import placing, saving
 from opmatrix.pipelines.embed import MAX_LINE_BYTES, embed_texts, quantity
 from opmatrix.program import Program
 from rewrites.command.report import Report
-from rewrites.derivations import explain
+from rewrites.derivations import explain, retelling
 from rewrites.front.reported import Named, Reported
 
 LINES = ["the bank of the river", "", "a river runs dry"]
@@ -333,7 +333,7 @@ def reported(program, tmp_path, monkeypatch):
     """A saved program whose report is changed by what is given; the model is on hand."""
     model = checkpoints.write(tmp_path / "model", max_position_embeddings=64)
     found = {"tokens": None, "number_type": "int8", "without": [], "text": None, "texts": None, "laws": None,
-             "chosen": 0,
+             "chosen": 0, "error": 0.02,
              "front": [{"name": "exact", "measured_s": 1e-3, "measured_bytes": 5, "predicted_error": 0.0,
                         "measured_error": 1e-7}]}
 
@@ -341,7 +341,7 @@ def reported(program, tmp_path, monkeypatch):
         if not (tmp_path / "place").exists(): program.replace(model="model", source=str(model)).save(tmp_path / "place")
         (tmp_path / "place" / "report.json").write_text(json.dumps(found | changed))
         return tmp_path / "place"
-    monkeypatch.setattr(explain.Run, "structure", lambda *_,
+    monkeypatch.setattr(retelling.Run, "structure", lambda *_,
                         **__: (_ for _ in ()).throw(InputError("the search begins")))
     return change
 
@@ -399,7 +399,8 @@ DAMAGE = [("tokens", 0), ("tokens", True), ("tokens", "9"), ("number_type", "fp8
           ("front", [3]),
           ("front", [{}]), ("front", [{"name": "x", "measured_s": "fast"}]),
           ("front", [{"name": "x", "measured_s": -1}]),
-          ("front", [{"name": "x"}] * 101), ("chosen", 1), ("chosen", -1), ("chosen", False)]
+          ("front", [{"name": "x"}] * 101), ("chosen", 1), ("chosen", -1), ("chosen", False),
+          ("error", None), ("error", -1.0), ("error", True), ("memory", "all"), ("memory", -5)]
 
 
 @pytest.mark.parametrize("key, value", DAMAGE, ids=str)
@@ -412,7 +413,7 @@ def test_every_field_of_a_report_is_checked(reported, key, value):
 
 def test_the_model_is_the_one_that_is_given(reported, monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(explain, "open_model",
+    monkeypatch.setattr(retelling, "open_model",
                         lambda name, adapter: opened.append(name) or (_ for _ in ()).throw(InputError("seen")))
     for given in ("elsewhere", None):
         with pytest.raises(InputError, match="seen"): explain.explain(reported(), Report(quiet=True), model=given)

@@ -2,7 +2,7 @@
 import pytest
 
 from formats.machine import quiet
-from formats.machine.quiet import SIGNS, Watch, describe_noise, missing, probe, width
+from formats.machine.quiet import SIGNS, Watch, describe_noise, missing, probe, warn_busy, width
 
 
 def watch(monkeypatch, load=0.5, ticks=((0, 0, 0, 0), (100, 0, 200, 100)), threads=2, runs=(), speedup=None):
@@ -44,6 +44,17 @@ def test_a_quiet_machine_and_one_that_tells_nothing_show_none(monkeypatch, given
 def test_signs_are_listed_together(monkeypatch):
     seen = watch(monkeypatch, load=9.0, runs=[WILD])
     assert seen.count(", ") == 1 and describe_noise(seen, "so what") == f"busy machine: {seen}: so what"
+
+
+@pytest.mark.parametrize("seen", ["", "the load was 8"])
+@pytest.mark.parametrize("marks", [[], ["the load was 9"], ["the load was 9", "the load was 7"]], ids=len)
+def test_a_command_warns_at_most_once(seen, marks):
+    """Of what was measured now, and of prices that were measured before, in however many tables."""
+    said = warn_busy(seen, "so what", marks)
+    assert len(said) == bool(seen or marks)
+    for line in said:
+        assert line.startswith("busy machine: ") and "\n" not in line
+        assert (f"{seen}: so what" in line) == bool(seen) and ("predicted times" in line) == bool(marks)
 
 
 def test_every_bound_has_a_reason(): assert all(sign.why and sign.most > 0 for sign in SIGNS.values())

@@ -14,10 +14,10 @@ from opmatrix.operators import I, const, heads, over, relu, weight
 from rewrites.compiler.egraph import engine, saturate
 from rewrites.compiler.layers import parts
 from rewrites.compiler.lower import Call, Lowering
-from rewrites.derivations import wording
+from rewrites.derivations import finding, wording
 from rewrites.derivations.chain import chain
 from rewrites.derivations.derivation import Derivation, instance
-from rewrites.derivations.finding import Deriver, Underivable
+from rewrites.derivations.finding import Deriver, Underivable, match_rows
 from rewrites.derivations.trees import READ, STORED, Forest
 from rewrites.law import SIMPLIFY, count, h, law, n, p, value
 from rewrites.laws import EXACT_LAWS
@@ -133,12 +133,17 @@ def test_any_program_of_a_class_is_reached_from_any_other(seed):
     assert derivation.end is goal and derivation.steps and derivation.check(EXACT_LAWS) < 1e-12
 
 
+def spelled_out(edge): return repr((edge.law.name, edge.number, sorted(edge.bound.items()), edge.ends))
+
+
 @pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda each: each.name)
 def test_every_law_makes_a_step(each):
     template = seeded([each], np.random.default_rng(0))
     forest = forest_of(template, EXACT_LAWS)
-    alone, fired = deriver(forest, [each]), 0
+    alone, every, fired = deriver(forest, [each]), deriver(forest, [each]), 0
+    every.completed = lambda law, found: found              # what guards alone say, of every class there is
     for cls in forest.members:
+        assert {*map(spelled_out, alone.edges(cls))} == {*map(spelled_out, every.edges(cls))}
         for edge in alone.edges(cls):
             sides = [side[edge.number] for side in each.sides()]
             variables = {}
@@ -150,6 +155,18 @@ def test_every_law_makes_a_step(each):
             assert back.steps[0].backwards and back.end is start and back.check([each]) < 1e-12
             fired += 1
     assert fired
+
+
+def test_a_law_looks_where_its_sides_can_be(monkeypatch):
+    """What only one side names is looked for in the class of the other: facts are not tried by every pair of
+    classes."""
+    exact, asked = found()[1]["exact"][0], []
+    monkeypatch.setattr(finding, "match_rows", lambda rows, names, bound: asked.append(names) or
+                        match_rows(rows, names, bound))
+    steps = chain(exact, EXACT_LAWS)
+    members = sum(len(part.forest.graph.nodes) for number, part in enumerate(steps.parts)
+                  if steps.like[number] == number)
+    assert 0 < len(asked) < 10 * members
 
 
 def test_a_law_whose_right_side_is_a_variable():

@@ -26,7 +26,7 @@ from rewrites.compiler.lower import plainly
 from rewrites.compiler.representations import NUMBER_TYPES, Representable, forms
 from rewrites.compiler.search import search
 from rewrites.extraction import Infeasible
-from rewrites.front.choice import choose
+from rewrites.front.choice import allowed, choose
 from rewrites.front.differences import difference
 from rewrites.front.goals import goals
 from rewrites.front.results import as_json, printed
@@ -328,16 +328,16 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known
                              for j, b in enumerate(words)))
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
     given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
-    asked, within = [], Run.within
-    monkeypatch.setattr(Run, "within", lambda run, *budgets: asked.append(budgets) or within(run, *budgets))
+    asked = []
+    monkeypatch.setattr("rewrites.run.allowed", lambda points, *budgets: asked.append(budgets) or
+                        allowed(points, *budgets))
     found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
     assert exact.name == "exact" and len(found.points) > 1 and all("spearman" in point.judged for point in found.points)
     assert [[*map(str, kept)]
             for kept, _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
     keep = [point for point in found.points if point.judged["spearman"] >= exact.judged["spearman"]]
-    run = Run(None, found.workload, MACHINE, (), found.report, points=found.points)
-    assert within(run, goals(drop=0.0, file=pairs), None) == keep and len(keep) < len(found.points)
+    assert allowed(found.points, goals(drop=0.0, file=pairs), None) == keep and len(keep) < len(found.points)
     kept = [point.program.meta["certificate"]["verified"]["goals"][1] for point in found.points]
     assert [each["value"] for each in kept] == [point.judged["spearman"] - exact.judged["spearman"]
                                                 for point in found.points]

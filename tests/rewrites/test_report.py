@@ -2,17 +2,27 @@
 what was asked."""
 import copy
 import re
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import searched
+import standin
 
+from formats.kernels.engine import replay
+from opmatrix.monoids import logsumexp
+from opmatrix.operators import I, attention, over, weight
+from opmatrix.patterns import everyone
+from rewrites.compiler.price import Prices
 from rewrites.derivations.gains import group_laws, join_names, only_narrows, saves, steps
 from rewrites.extraction import Infeasible
 from rewrites.front import results
 from rewrites.front.ladder import OBJECTIVES, Front
 from rewrites.front.stated import MIN_SENTENCES
+from rewrites.front.uncompiled import GUIDE, evaluated, tell_evaluated
 from rewrites.laws import EXACT_LAWS, without
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
@@ -48,7 +58,8 @@ def test_every_number_of_the_report_is_a_figure_of_the_json(ran):
     _, found, target = ran
     text = results.printed(found, target)
     assert len(NUMBER.findall(text)) > 60 and untraced(text, found, target) == []
-    assert len(results.printed(found | {"busy": {"timing": ""}}, target).splitlines()) <= 50     # a screen
+    quiet = found | {"busy": {"calibration": "", "timing": ""}}
+    assert len(results.printed(quiet, target).splitlines()) <= 50     # a screen
 
 
 @pytest.mark.parametrize("path", [
@@ -160,6 +171,56 @@ def test_a_report_says_where_nothing_was_proved(ran):
     assert "none was proved" in said and "could be saved" in results.proof(found)
     beyond = results.proof(found | {"bound": {"seconds": 1.0, "gap": -0.1}})
     assert "could be saved" not in beyond and "add to more" in beyond
+
+
+@pytest.mark.parametrize("gap, words", [(0.0, "to be faster than `exact`"), (1.6e-7, "to be faster than `exact`"),
+                                        (0.034, "to be faster than `exact` by more than 3.4 %")])
+def test_what_is_proved_names_what_about(ran, gap, words):
+    """In digits that say something, and never below nothing."""
+    _, found, _ = ran
+    for bound in (gap, -1.6e-7):
+        search = found["search"] | {"gap": gap}
+        said = results.proof(found | {"search": search, "bound": {"seconds": 1.0, "gap": bound}})
+        assert f"no program equal to the model that these laws reach is predicted {words}\n" in said
+        bounded = said[said.index("bound "):said.index("prices ")]
+        assert f"{'at most 3.4 %' if bound == 0.034 else 'nothing'} could be saved" in bounded and "e-" not in bounded
+
+
+@pytest.mark.parametrize("cost, bound, gap", [(1.0, 1.0, 0), (1.0, 1.0 + 1e-9, 0), (1.0, 0.9, 0.1), (0.0, 0.0, 0)])
+def test_a_gap_is_never_below_nothing(cost, bound, gap):
+    """Sums of the same seconds differ by rounding."""
+    made = replace(searched.found()[1]["exact"][0], cost=cost, bound=bound)
+    assert made.gap == pytest.approx(gap, rel=1e-12, abs=0.0)
+
+
+# ---- what is evaluated as terms
+
+@pytest.fixture(scope="module")
+def uncovered():
+    """A program with a step that reads a term: no kernel has this pattern, and none a sum of exponentials."""
+    def program(operator): return searched.structure(operator).program({})[0]
+    attending = searched.model() @ attention(*(np.eye(24) for _ in range(3)), 2, everyone)
+    return {"no": program(searched.model()), "composed": program(attending),
+            "kind": program(searched.model() @ weight(np.eye(24)) @ over(I, logsumexp))}
+
+
+@pytest.mark.parametrize("clock", [True, False], ids=["measured", "predicted"])
+@pytest.mark.parametrize("kind", ["no", "composed", "kind"])
+def test_steps_that_read_terms_are_counted_and_told(uncovered, clock, kind, monkeypatch):
+    program, batch = uncovered[kind], searched.RAGGED
+    if not clock: monkeypatch.setattr(replay, "clock", lambda: 0)
+    prices = Prices(standin.machine(), program.extents(batch))
+    found = evaluated(program, batch, 2, prices)
+    steps = [step for step in program.steps if step.kernel == "interpret"]
+    if kind == "no":
+        assert found is None and not steps and tell_evaluated(found) == ""
+        return
+    assert (found["steps"], found["of"], found["measured"]) == (len(steps), len(program.steps), clock)
+    assert 0 < found["share"] < 1 and found["kinds"] == (["over(logsumexp)"] if kind == "kind" else [])
+    said = tell_evaluated(found)
+    assert f"of {len(program.steps)}," in said and ("as measured" if clock else "as predicted") in said
+    assert ("no kernel computes over(logsumexp)" if kind == "kind" else "not so composed") in said
+    assert GUIDE in said and (Path(__file__).parents[2] / GUIDE).exists()
 
 
 def test_the_error_of_predictions_is_that_of_this_run():

@@ -8,7 +8,7 @@ from opmatrix.files.checkpoint import open_model
 from opmatrix.operators import I
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import BATCH_ROWS, batches
-from opmatrix.pipelines.text import Parts, sentences
+from opmatrix.pipelines.text import Parts, Tokenizer, sentences
 from rewrites.compiler.sparser import LONG
 from rewrites.front.opening import open_arguments
 from rewrites.front.workload import CHOOSE, FIT, VERIFY, Workload
@@ -68,6 +68,32 @@ def test_rows_are_the_workload_s_own_in_parts_that_share_no_line(model, tmp_path
         for batch, part in zip((found.fit, found.choose, found.state), Parts.of(lines), strict=True):
             assert tokens(batch) == tokens(model.tokenizer().encode(part))
         assert tokens(found.probe) == tokens(found.choose)[:16] and tokens(found.verify) == tokens(found.state)
+
+
+@pytest.mark.parametrize("positions", [3, 4, 9, 20, 80])
+def test_lines_of_ours_are_cut_to_what_a_model_can_read(positions, tmp_path):
+    """Nobody gave them, so nobody can shorten them; what is done to them is said. Lines of the user's are refused."""
+    short = open_model(checkpoints.write(tmp_path / "model", max_position_embeddings=positions))
+    whole = [len(short.tokenizer().tokenizer.encode(line).ids) for line in sentences()]
+    found, longer = Workload.of(short), sum(length > positions for length in whole)
+    for batch, part in zip((found.fit, found.choose, found.state), Parts.of(whole), strict=True):
+        assert np.diff(batch.starts).tolist() == [min(length, positions) for length in part]
+    assert found.like == "the shipped sentences" + f", {longer} of them cut to {positions} tokens" * bool(longer)
+    (tmp_path / "own.txt").write_text("\n".join(["river " * positions] * 3))
+    with pytest.raises(InputError, match=r"text 0, .* has positions for"): Workload.of(short, str(tmp_path / "own.txt"))
+
+
+def test_lines_of_ours_without_tokens_are_left_out(model, monkeypatch):
+    """As of a tokenizer that knows none of their characters; where none is left, somebody has to give lines."""
+    row = Tokenizer.row
+    def deaf(self, text, ids, why, reading): return row(self, text, ids if "the" in text.lower() else [], why, reading)
+    monkeypatch.setattr(Tokenizer, "row", deaf)
+    left = [line for line in sentences() if "the" in line.lower()]
+    found = Workload.of(model)
+    assert len(found.fit) + len(found.choose) + len(found.state) == len(left) < len(sentences())
+    assert f"{len(sentences()) - len(left)} left out" in found.like
+    monkeypatch.setattr(Tokenizer, "row", lambda self, text, ids, why, reading: row(self, text, [], why, reading))
+    with pytest.raises(InputError, match=r"has no tokens.*--text FILE"): Workload.of(model)
 
 
 def test_of_many_rows_the_oracle_reads_the_first_that_state(model, tmp_path):
