@@ -58,7 +58,7 @@ def know_laws() -> None:
     """From here on the laws alone, which no operator changes, are verified once."""
     from rewrites import verify
     found = cache(verify.verify_laws)
-    verify.verify_laws = lambda laws, announce=None: dict(found(tuple(laws)))
+    verify.verify_laws = lambda laws, **told: dict(found(tuple(laws)))
 
 
 def judge(seed: int, error: float | None) -> Outcome:
@@ -87,11 +87,12 @@ def compared(drawn: Drawn, point) -> tuple[str, str]:
     given, found = point.program.run_all(batch), ("right", "")
     for name, term in outputs(drawn.model).items():
         wanted = dense(term, batch)
-        size, off = (np.linalg.norm(each) for each in (wanted, given[name].reshape(wanted.shape) - wanted))
+        sure = np.isfinite(wanted)                          # of what is no number nothing is right or wrong
+        size, off = (np.linalg.norm(each[sure]) for each in (wanted, given[name].reshape(wanted.shape) - wanted))
         if point.methods:
             most, worst = point.stated_error * size, 2 * point.stated_error * size
         else:
-            rough = np.linalg.norm(dense(term, batch, dtype=np.float32) - wanted)
+            rough = np.linalg.norm((dense(term, batch, dtype=np.float32) - wanted)[sure])
             most = worst = max(NEAR * size, ROUGH * rough)
         if not off <= most:
             kind = "beyond" if off <= worst else "wrong"

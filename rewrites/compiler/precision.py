@@ -1,8 +1,10 @@
 """Whether float32 carries a model: numbers beyond its range, or so far apart that the smaller ones are lost, leave
 nothing that a program could agree with."""
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.data import Data
@@ -30,11 +32,7 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
                           for data in list_arrays(model)), default=(0.0, ""))
         if size < LOSES_ONE and all(np.isfinite(each).all() for each in found): return
         wanted = dense(model, batch)                        # slow, and seldom asked
-        if not (sure := np.isfinite(wanted)).all():
-            where = tuple(map(int, np.argwhere(~sure)[0]))
-            raise InputError(f"the model's output is {wanted[where]} at {list(where)} of {list(wanted.shape)}, in "
-                             "float64, too: no error can be measured beside it: give numbers that it is finite for (a "
-                             "maximum over nothing is -inf)")
+        check_finite("the model's output", wanted)
         if size < LOSES_ONE: found = [dense(model, batch, dtype=np.float32)]
         changes = [np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in found]
     if all(change <= LOST for change in changes): return
@@ -45,6 +43,24 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
                          "scale its weights or its inputs")
     raise InputError(f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in "
                      "float32: scale its weights, or train it again")
+
+
+def check_finite(what: str, wanted: NDArray[Any]) -> None:
+    """Raises InputError where what a model gives in float64 is no number: no error can be measured beside it."""
+    if not (sure := np.isfinite(wanted)).all():
+        where = tuple(map(int, np.argwhere(~sure)[0]))
+        raise InputError(f"{what} is {wanted[where]} at {list(where)} of {list(wanted.shape)}, in float64, too, so no "
+                         "error can be measured beside it: give numbers that it is finite for (a maximum over nothing "
+                         "is -inf)")
+
+
+def check_range(what: str, given: NDArray[Any], model: Operator, batch: Batch) -> None:
+    """Raises InputError where a program gives no number, and neither does the model where it is read in float32."""
+    if np.isfinite(given).all(): return
+    with np.errstate(all="ignore"): rough = dense(model, batch, dtype=np.float32)
+    if not np.isfinite(rough).all():
+        raise InputError(f"{what} is not finite in float32, as numbers on the way are beyond 3.4e+38: scale the "
+                         "weights or the inputs of the model")
 
 
 def list_arrays(model: Operator) -> Iterator[Data]:

@@ -13,6 +13,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.term import Operator
+from rewrites.compiler.precision import check_finite, check_range
 from rewrites.front.differences import Change
 from rewrites.front.stated import change_cosines
 
@@ -59,13 +60,16 @@ def looks(programs: Sequence[Program], model: Mapping[str, Operator], batch: Bat
 
 
 def looked(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch, before: int | None) -> Looked:
-    """Of one group, before which so many rows were embedded; None: nothing is stated of it."""
+    """Of one group, before which so many rows were embedded; None: nothing is stated of it. Raises InputError where the
+    model gives what is no number."""
     names = [[name for name in program.outputs if name in model] for program in programs]
-    wanted = {name: dense(model[name], group) for name in dict.fromkeys(chain(*names))}
+    with np.errstate(all="ignore"): wanted = {name: dense(model[name], group) for name in dict.fromkeys(chain(*names))}
+    for name, rows in wanted.items(): check_finite(f"the model's {name}", rows)
     found, starts = Looked([], [], []), programs[0].starts(group)
     first: NDArray[np.float32] | None = None
     for program, own in zip(programs, names, strict=True):
         given = program.run_all(group)
+        for name in own if first is None else (): check_range(f"the model's {name}", given[name], model[name], group)
         found.offs.append({name: Change.of(given[name], wanted[name]) for name in own})
         if before is None: continue
         rows = next(iter(given.values()))

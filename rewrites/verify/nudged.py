@@ -13,7 +13,7 @@ from opmatrix.oracles import Dense, dense, entered
 from opmatrix.patterns import Batch
 from opmatrix.term import Operator, read
 
-DRAWS = 8                                                   # of which the root mean square counts
+NUDGES = 8                                                  # of which the root mean square counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +44,13 @@ def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.f
             apart = np.where(found == wanted, 0.0, found - wanted)
         squared: NDArray[np.float64] = (np.swapaxes(apart, 0, -2).reshape(apart.shape[-2], -1) ** 2).sum(1)
         return squared
-    squares = [np.mean([off(batch, wanted) for _ in range(DRAWS)], axis=0)
+    squares = [np.mean([off(batch, wanted) for _ in range(NUDGES)], axis=0)
                for batch in batches for wanted in [dense(term, batch)]]
     norms: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
     return norms
 
 
-def scale(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.float64]:
+def row_scales(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.float64]:
     """The size of the numbers that each row is computed from, as far as they count for it: what changes of `unit` of
     them move it by, over that."""
     return moved(term, batches, unit) / unit

@@ -21,7 +21,7 @@ from rewrites.compiler.lower import Method, Stored
 from rewrites.compiler.search import Structure
 from rewrites.front.differences import ratio
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.nudged import moved, scale
+from rewrites.verify.nudged import moved, row_scales
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
@@ -117,7 +117,7 @@ def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapp
     outputs = [program.exact(batch, constants, rounded=False) for batch in batches]
     found = Errors.of(outputs, wanted)
     if not found.worst_row <= EQUAL and model is not None:
-        found = Errors.of(outputs, wanted, scale(model, batches, EQUAL))
+        found = Errors.of(outputs, wanted, row_scales(model, batches, EQUAL))
     if not found.worst_row <= EQUAL:
         raise VerificationError(3, name(program), "read in float64 it is not the model", relative=found.relative,
                                 worst_row=found.worst_row, allowed=EQUAL)
@@ -136,7 +136,7 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
             rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
             apart = np.linalg.norm(found[output].reshape(len(rows), -1) - rows.reshape(len(rows), -1))
             off = ratio(apart, size := np.linalg.norm(rows))
-            if not off <= EQUAL: off = ratio(apart, max(size, np.linalg.norm(scale(term, [batch], EQUAL))))
+            if not off <= EQUAL: off = ratio(apart, max(size, np.linalg.norm(row_scales(term, [batch], EQUAL))))
             if not off <= EQUAL:
                 raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's",
                                         relative=float(off),

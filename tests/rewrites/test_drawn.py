@@ -1,0 +1,180 @@
+"""Random operators through the whole of `optimize`, and what is rare in models that people trained: rows of zeros,
+outputs that cancel or are inputs, no arrays, luck in rounding."""
+import sys
+
+import numpy as np
+import pytest
+import standin
+from children import ROOT
+from random_operators import random_operator
+from searched import structure
+
+from formats.core.epilogue import UNIT
+from formats.core.errors import InputError
+from opmatrix.monoids import max as largest
+from opmatrix.monoids import mean
+from opmatrix.operators import I, centre, const, exp, gelu, given, heads, product, relation, relu, row, tanh, weight
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.term import formula
+from rewrites.front.differences import Change, ratio
+from rewrites.front.stated import MIN_SENTENCES, worst
+from rewrites.laws import EXACT_LAWS
+from rewrites.run import optimize
+from rewrites.verify import Errors, VerificationError, check_term, unrounded
+from rewrites.verify.nudged import row_scales
+from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, verify_structure
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+import drawn
+
+SEEDS = 4, 6, 8, 10, 13, 15                                 # quick ones
+RNG = np.random.default_rng(0)
+BATCH = Batch([[0, 1, 2], [3], [4, 4]], inputs={"x": RNG.normal(size=(6, 4)).astype(np.float32)})
+ENTERING = given("x", 4, "T")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Laws alone are verified by other tests; a machine that nobody measured."""
+    monkeypatch.setattr("rewrites.verify.verify_laws", lambda laws, **told: {"laws": len(laws), "draws": 2, "seed": 0})
+    monkeypatch.setattr(drawn, "machine", standin.machine)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_operators_are_right_or_refused(seed, quick):
+    found = drawn.one(seed, 0)
+    assert found.outcome not in drawn.BAD, f"seed {found.seed}: {found.said}"
+
+
+def test_rare_things_are_drawn():
+    models = [random_operator(seed).model for seed in range(60)]
+    assert any(isinstance(model, dict) for model in models)
+    nodes = {node for model in models if not isinstance(model, dict) for node in model.walk()}
+    arrays = [node.args[0] for node in nodes if node.kind.name in ("weight", "const")]
+    assert any(not each.array.any() for each in arrays) and {each.name for each in arrays} >= {"W", "b", None}
+    assert any(random_operator(seed).lengths == (1,) for seed in range(20))
+
+
+# ---- rows of zeros, luck, cancellation
+
+def test_nothing_is_off_by_nothing():
+    assert ratio([0.0, 1.0, 3.0, 0.0], [0.0, 0.0, 2.0, 5.0]).tolist() == [0.0, np.inf, 1.5, 0.0]
+    zeros, rows = np.zeros((2, 3)), np.ones((3, 3))
+    assert Errors.of([zeros, rows], [zeros, rows]) == Errors(0.0, 0.0, 5)
+    assert Errors.of([zeros + 1, rows], [zeros, rows]).worst_row == np.inf
+    assert Errors.of([zeros], [zeros]).relative == 0 and Errors.of([zeros + 1], [zeros]).relative == np.inf
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_stated_of_rare_outputs_are_numbers(seed):
+    """Sentences of zeros, of one row, without any error, with numbers of any size: what is stated is no NaN, and never
+    less than what is seen."""
+    rng = np.random.default_rng(seed)
+    rows = np.where(rng.random(30) < rng.random(), 0.0, 1.0)[:, None] * rng.normal(size=(30, 2)) * 10.0 ** rng.integers(
+        -30, 30, (30, 1)) ** rng.integers(0, 2)
+    rows[0] = 1.0
+    noise = np.where(rng.random((30, 1)) < rng.random(), 0.0, rng.normal(size=(30, 2)) * UNIT)
+    change = Change.of(rows * (1 + noise) + rng.integers(0, 2) * UNIT ** 2 * rng.normal(size=(30, 2)), rows,
+                       np.arange(31))
+    single = worst(change.each)
+    assert not np.isnan([change.relative, change.surely, change.likely, *change.each]).any()
+    assert change.likely >= change.relative and (single is None or single >= change.each.max())
+    assert worst(np.zeros(MIN_SENTENCES)) == 0
+
+
+CANCELS = (I * 1e8 + I) @ weight(np.eye(4)[:, ::-1] * 1.0) - I * 1e8 @ weight(np.eye(4)[:, ::-1] * 1.0)
+
+
+def test_rows_are_compared_beside_what_they_are_computed_from():
+    plain, cancelled, none = (row_scales(ENTERING @ each, [BATCH], EQUAL) for each in (gelu, CANCELS, relu * 0.0))
+    size = np.linalg.norm(dense(ENTERING, BATCH), axis=1)
+    assert (plain < 3 * size).all() and (cancelled > 1e7 * size).all() and not none.any()
+
+
+def test_what_cancels_is_verified_and_what_is_wrong_is_not():
+    """The program of one form of a model stands for another form, in which numbers of 1e8 cancel; one that is off by a
+    share of these does not."""
+    found = structure(ENTERING @ weight(np.eye(4)[:, ::-1] * 1.0), batch=BATCH)
+    program, emitter = found.program({})
+    model = ENTERING @ CANCELS
+    wanted = [dense(model, BATCH)]
+    verify_structure(program, [BATCH], unrounded(found, emitter), wanted, model)
+    with pytest.raises(VerificationError, match="not the model"):
+        verify_structure(program, [BATCH], unrounded(found, emitter), [wanted[0] + 1.0], model)
+    with pytest.raises(VerificationError, match="not the model"):
+        verify_structure(program, [BATCH], unrounded(found, emitter), [wanted[0] * (1 + 1e-9)])
+
+
+def test_an_import_that_happens_to_be_exact_forbids_no_rounding():
+    model = ENTERING @ weight(RNG.normal(size=(4, 3))) @ tanh @ weight(RNG.normal(size=(3, 3)))
+    once = allowed_rounding(UNIT, 0.0, model, [BATCH])
+    assert UNIT < once < 100 * UNIT, "what rounding each number once does"
+    assert allowed_rounding(1e-3, 0.0, model, [BATCH]) == once < 1e-3, "the same whatever asks"
+    assert allowed_rounding(1e-7, 1e-7, model, [BATCH]) == ROUNDING * 1e-7, "an import that rounds is the measure"
+
+
+# ---- whole runs
+
+def whole(model, batch, error=0.0):
+    """The result of `optimize`, whose programs give what the model gives."""
+    result = optimize(model, workload=batch, error=error, machine=standin.machine(), rounds=1)
+    for name, term in model.items() if isinstance(model, dict) else [("output", model)]:
+        wanted = dense(term, batch)
+        for point in result.points:
+            off = ratio(np.linalg.norm(point.program.run_all(batch)[name].reshape(wanted.shape) - wanted),
+                        np.linalg.norm(wanted))
+            assert off <= max(1e-5, point.stated_error), f"{point.name}: {name}"
+    return result
+
+
+def test_a_layer_of_a_graph(quick, laws_known):
+    """Nodes beside the mean of their neighbours: some have none, and of some nothing is left."""
+    rng, nodes = np.random.default_rng(1), 200
+    edges = (rng.random((nodes, nodes)) < 0.01) * 1.0
+    edges[:5] = 0
+    beside = formula(lambda x: row(x, product(given(relation("edges", "T", "T")), x, over=mean)))
+    layer = weight(rng.normal(size=(nodes, 6))) @ beside @ weight(rng.normal(size=(12, 2))) @ relu
+    batch = Batch([range(nodes)], relations={"edges": edges})
+    assert not dense(layer, batch).any(1).all(), "some rows are zeros"
+    whole(layer, batch, 0.02)
+
+
+@pytest.mark.parametrize("model", [ENTERING, ENTERING @ heads(2) @ heads(2).T, ENTERING @ (I + gelu),
+                                   {"same": ENTERING, "other": ENTERING @ relu}], ids=str)
+def test_models_without_arrays(model, quick, laws_known): whole(model, BATCH)
+
+
+def test_a_table_that_one_step_gathers_from_twice(quick, laws_known):
+    """By two fields, and two leaves with equal numbers."""
+    numbers = np.random.default_rng(2).normal(size=(64, 64))
+    model = (weight(numbers) + given("positions", 64) @ weight(numbers.copy())) @ weight(numbers[:, :48])
+    whole(model, Batch([range(40), range(20)]), 0.05)
+
+
+def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_known):
+    """Its leaf has inputs in fours, it has three."""
+    rng = np.random.default_rng(3)
+    model = given("x", 3, "T") @ weight(rng.normal(size=(3, 64))) @ weight(rng.normal(size=(64, 64))) @ relu
+    whole(model, Batch([range(40)], inputs={"x": rng.normal(size=(40, 3)).astype(np.float32)}), 0.3)
+
+
+@pytest.mark.parametrize("model, said", [
+    (product(given(relation("none", "T", "T")), ENTERING, over=largest), "-inf at .*a maximum over nothing is -inf"),
+    (ENTERING @ (I * 100.0) @ exp @ (I * 1e-30), "not finite in float32, as numbers on the way are beyond 3.4e"),
+    (ENTERING * 0.0, "at most 0")], ids=str)
+def test_what_float32_does_not_carry_is_refused(model, said, quick, laws_known):
+    batch = Batch([[0] * 3], relations={"none": np.zeros((3, 3))}, inputs={"x": np.full((3, 4), 1.0, np.float32)})
+    with pytest.raises(InputError, match=said): optimize(model, workload=batch, error=0.0, machine=standin.machine(),
+                                                         rounds=1)
+
+
+@pytest.mark.parametrize("wide", [-I, I + I, I * 2.0, centre, I @ (I * -0.5)], ids=str)
+def test_what_has_as_many_columns_as_it_is_given_is_not_joined(wide):
+    """A gate and what it multiplies, and queries and keys."""
+    join = [law for law in EXACT_LAWS if law.name.startswith("join")]
+    W = weight(RNG.normal(size=(4, 4)))
+    for model in (formula(lambda x: (x @ wide @ tanh) * (x @ wide)), formula(lambda x: (x @ W @ tanh) * (x @ wide)),
+                  formula(lambda x: product((x @ wide) @ (x @ W).T, x @ wide)), const(np.ones(4)) + wide @ W):
+        assert not check_term(ENTERING @ model, join, (1,), 0)
