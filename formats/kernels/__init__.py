@@ -36,16 +36,17 @@ WHERE = {name: module for module, names in {
     "mixing.caches": ("append", "attention_cached"),
     "mixing.heads": ("scores", "softmax", "values"),
 }.items() for name in names}
-SPLIT = "products.linear.ENOUGH", "products.linear.MAX_ITEM_ROWS"        # rows that products are split by
-STRIPS = (*SPLIT, "products.sparse.STRIP")
-NARROW = (*SPLIT, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
+PRODUCT_BORDERS = "products.linear.ENOUGH", "products.linear.MAX_ITEM_ROWS"        # rows that products are split by
+STRIP_BORDERS = (*PRODUCT_BORDERS, "products.sparse.STRIP")
+NARROW_BORDERS = (*PRODUCT_BORDERS, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
 BORDERS = {                                                  # constants at which a module's kernels take another path
-    "products.linear": (*SPLIT, "products.linear.REUSED", "products.gemm.TILE_ROWS"), "products.sparse": STRIPS,
-    "products.places": STRIPS, "products.slices": STRIPS, "products.bits": STRIPS, "products.groups": STRIPS,
-    "products.tiled_blocks": (*SPLIT, "products.tiled_blocks.TALL"),
-    "products.packed_panels": (*SPLIT, "products.packed_panels.FEW_ROWS"),
-    "products.level_panels": (*SPLIT, "products.level_panels.REGISTER_ROWS"), "products.narrow": NARROW,
-    "products.narrow_blocks": NARROW, "products.narrow_pruned": NARROW,
+    "products.linear": (*PRODUCT_BORDERS, "products.linear.REUSED", "products.gemm.TILE_ROWS"),
+    **dict.fromkeys(("products.sparse", "products.places", "products.slices", "products.bits", "products.groups"),
+                    STRIP_BORDERS),
+    **dict.fromkeys(("products.narrow", "products.narrow_blocks", "products.narrow_pruned"), NARROW_BORDERS),
+    "products.tiled_blocks": (*PRODUCT_BORDERS, "products.tiled_blocks.TALL"),
+    "products.packed_panels": (*PRODUCT_BORDERS, "products.packed_panels.FEW_ROWS"),
+    "products.level_panels": (*PRODUCT_BORDERS, "products.level_panels.REGISTER_ROWS"),
     "products.by_head": ("products.gemm.TILE_ROWS",),
     "mixing.heads": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),
     "mixing.masked": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),

@@ -72,7 +72,7 @@ class Declared:
         self.reads, self.fields = reads, fields
         self.mixes, self.held, self.relations = mixes, held, relations
         self.borders, self.telling = borders, telling
-        self.at = at or (None if mixes or moves else probes.rows)
+        self.at = at or (None if mixes or moves else probes.some_rows)
         named = dict(signature(function).parameters)
         self.result = signature(function).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None

@@ -101,7 +101,7 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 
 @kernel(gives=shapes.turned, means=meanings.rotated, bound=bounds.rotate, cost=costs.passed("rotate"),
-        launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)}, at=probes.turned,
+        launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)}, at=probes.some_turned,
         price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate, common=False))
 def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all") -> Heads:
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a
@@ -181,7 +181,7 @@ def attending(call):
 
 
 @kernel(gives=shapes.attended, bound=bounds.attention, cost=costs.attention,
-        means=lambda a: meanings.attended(a, seen.pattern(a)), at=probes.queries, telling=probes.attention,
+        means=lambda a: meanings.attended(a, seen.pattern(a)), at=probes.some_queries, telling=probes.telling_attention,
         borders=lambda a: {a.tile, *compiled.borders("attention", "attention_halves", "attention_blocks")},
         launches=True, mixes=True, reads=meanings.halved, fields=seen.fields, cached="attention_cached",
         prices={"attention": attending(lambda *a: compiled.attention(*a)),

@@ -15,7 +15,7 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.extents import counted, patterns
-from opmatrix.files.certified import LENGTHS
+from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.storage import PROGRAM
 from opmatrix.patterns import Batch
@@ -99,7 +99,7 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
                  bool(batches))
     yield attempted("steps within bounds", lambda: steps(program, batches))
-    lengths = kept.get(LENGTHS, [])
+    lengths = kept.get(LENGTHS_FIELD, [])
     if lengths and batches: yield attempted("steps at other lengths", lambda: at_lengths(program, batches[0], lengths))
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
@@ -216,7 +216,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
 
 def list_errors(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What a certificate says of errors at other lengths: entries of other forms are none."""
-    said = verified.get(LENGTHS)
+    said = verified.get(LENGTHS_FIELD)
     found = said.get("errors") if isinstance(said, Mapping) else None
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
@@ -225,7 +225,7 @@ def errors(program: Program, model: Operator | None, sentences: Batch, kept: Map
            told: Sequence[Mapping[str, Any]]) -> Check:
     """How far it is from the model at other lengths: as much as was found then, up to what machines differ by."""
     if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
-    every = {(len(each), sum(each)): each for each in kept[LENGTHS]}
+    every = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
     batches = batches_at([every[each["sentences"], each["rows"]] for each in told], sentences)
     [now] = errors_at([program], batches, oracle(model, batches))
     holds = all(is_magnitude(then["relative"]) and found["relative"] <= DRIFT * then["relative"]

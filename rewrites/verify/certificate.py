@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.files.certified import LENGTHS
+from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.verify import Errors, VerificationError
@@ -25,7 +25,7 @@ def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[
     """What `verify_laws`, `verify_graphs`, `verify_exact` or `verify_approximate` found, by name, for this program and
     these batches, and on batches of these lengths; `machine` names the one it was found on."""
     return {"program": program.hash, "verified": as_json_value(results), "own": measure_rounding(program, batches),
-            "inputs": [describe_batch(batch) for batch in batches], LENGTHS: [[*each] for each in lengths],
+            "inputs": [describe_batch(batch) for batch in batches], LENGTHS_FIELD: [[*each] for each in lengths],
             "bounds": {"float64": EQUAL, "rounding": ROUNDING}, "seed": seed, "versions": versions(),
             "machine": machine or platform.processor() or platform.machine()}
 

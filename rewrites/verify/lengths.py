@@ -28,10 +28,10 @@ MAX_LENGTH = 4096                                           # tokens of a senten
 SAMPLED = 1024                                              # rows from which steps are looked at in some of them
 DRAWN, MULTIPLES = 64, 8                                    # rows beside borders; of a border's multiples those at most
 TIMED_LENGTHS = 8                                           # of a workload's sentences
-WORK = 5e10                                                 # multiplications of the oracle for a batch, about
+ORACLE_WORK = 5e10                                                 # multiplications of the oracle for a batch, about
 ROW_WORK = 4e9                                              # multiplications of a step of which all rows are looked at
 MAX_ROWS = MAX_INPUT_ROWS // 2                              # of sentences alone, of which a certificate says all
-GROUPS, TOGETHER = 3, 3                                     # groups of a batch of many; long sentences of one of few
+GROUP_COUNT, LONG_COUNT = 3, 3                              # groups of a batch of many; long sentences of one of few
 MEMORY = 2 ** 30                                            # bytes that a run may need for the longest
 Near = dict[str, Any]                                       # how many sentences and rows, and how far off their output
 Lengths = tuple[tuple[int, ...], ...]                       # of each batch those of its sentences
@@ -50,9 +50,9 @@ def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: i
     wanted = dict.fromkeys(n for n in (longest, longest - 1, 1, *reversed(own), *sorted(near)) if 1 <= n <= longest)
     singles = sorted(n for n, rows in zip(wanted, accumulate(wanted), strict=True) if rows <= MAX_ROWS)
     short, several = cycle([n for n in singles if 2 * n <= GROUP_ROWS]), list[int]()
-    while sum(several) <= GROUPS * GROUP_ROWS: several.append(next(short))
+    while sum(several) <= GROUP_COUNT * GROUP_ROWS: several.append(next(short))
     found = [*((n,) for n in singles), tuple(several)]
-    return tuple(found if TOGETHER * longest > MAX_LENGTH else [*found, (longest,) * TOGETHER])
+    return tuple(found if LONG_COUNT * longest > MAX_LENGTH else [*found, (longest,) * LONG_COUNT])
 
 
 def find_longest(programs: Sequence[Program], timed: int, positions: int | None) -> int:
@@ -130,7 +130,7 @@ class Steps:
 
     def look(self, shown: str, call: Call, arguments: dict[str, Any], found: NDArray[Any], batch: Batch) -> None:
         """At a step, on its own operands, on telling ones, and on other numbers of rows. Raises VerificationError."""
-        rows = sampled(call, batch, whole=len(batch) > 1 or batch.rows in self.all)
+        rows = rows_looked_at(call, batch, whole=len(batch) > 1 or batch.rows in self.all)
         meant = Meant.of(call, arguments, batch, rows)
         shares = [meant.compared(shown, found, batch.rows)]
         for more in call.kernel.telling(SimpleNamespace(**arguments), np.random.default_rng(0)):
@@ -208,7 +208,7 @@ def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Len
     """Of these lengths those that errors are told of: one token, what is timed, the longest that the float64 oracle
     reads soon enough, and several sentences together."""
     numbers = (constant.shape for constant in program.constants.values() if len(constant.shape) == 2)
-    most = WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers))
+    most = ORACLE_WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers))
     within = [each for each in lengths if sum(each) <= max(most, 1)]
     told = {1, *(int(n) for batch in timed for n in np.diff(batch.starts)),
             max((*each, 0)[0] for each in within if len(each) == 1)}
@@ -242,7 +242,7 @@ def walk(program: Program, batch: Batch, fresh: set[int], steps: Steps, until: i
     return np.asarray(last)
 
 
-def sampled(call: Call, batch: Batch, whole: bool) -> NDArray[np.int64] | None:
+def rows_looked_at(call: Call, batch: Batch, whole: bool) -> NDArray[np.int64] | None:
     """The rows of a step's result that are looked at: all (None) of few where the `whole` is asked for, and of many
     where each stands for itself and that does not take too long; else of each sentence the first and the last and both
     sides of its borders, and drawn ones."""

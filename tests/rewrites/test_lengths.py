@@ -19,7 +19,7 @@ from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.command.recheck import FAILS, HOLDS, checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certified
-from rewrites.verify.lengths import MAX_LENGTH, Steps, batches_at, lengths_of, sampled
+from rewrites.verify.lengths import MAX_LENGTH, Steps, batches_at, lengths_of, rows_looked_at
 from rewrites.verify.programs import Meant
 
 SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
@@ -107,7 +107,7 @@ def test_a_key_of_the_longest_is_found_by_queries_that_are_drawn(rng):
     program = attending(rng, 2000)
     call = next(call for call in program.schedule.calls if call.kernel.mixes)
     [batch] = batches_at([[2000]], SENTENCES)
-    rows = sampled(call, batch, whole=True)
+    rows = rows_looked_at(call, batch, whole=True)
     assert {0, 47, 48, 1999} <= {*rows.tolist()} and 64 <= len(rows) < 200
     [[_, arguments, found]] = [each for each in program.schedule.walk(batch) if each[0] is call]
     [equal, _] = call.kernel.telling(SimpleNamespace(**arguments), rng)
