@@ -96,6 +96,7 @@ APART = {"paired": "holds two commits against each other", "neighbours": "needs 
          "quality": "fits twelve compressed models, each for a minute",
          "interactions": "fits two dozen compressed models",
          "errors": "measures every method of a model twice, to hold one against the other",
+         "planted": "makes a front with each of dozens of wrong kernels",
          "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures"}
 
 

@@ -337,6 +337,12 @@ class Format:
         order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
         return gamma(self.shape[0]) * multiply_sizes(*operands or self.operands(x)) + self.shape[0] * SMALLEST
 
+    @classmethod
+    def borders(cls) -> frozenset[int]:
+        """Rows at which its product takes another path: those of the kernels that its own calls."""
+        from formats import kernels
+        return kernels.borders(*sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.WHERE}))
+
     def tolerance(self, W: Floats) -> float:
         """How far, in Frobenius norm, rounding may put unpack() from a W that can be held: by default not at all."""
         return 0.0

@@ -314,7 +314,8 @@ class Run:
         from rewrites.verify.certificate import certified
         few, machine = [self.workload.few], str(getattr(self.machine, "name", ""))
         kept = [{"goals": [goal.described(point, self.points[0]) for goal in asked]} for point in self.points]
-        made = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine)
+        made = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine,
+                                  lengths=point.lengths)
                           for point, goals in zip(self.points, kept, strict=True))
         for point, program in zip(self.points, made, strict=True): point.program = program
 

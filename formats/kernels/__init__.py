@@ -36,13 +36,38 @@ WHERE = {name: module for module, names in {
     "mixing.caches": ("append", "attention_cached"),
     "mixing.heads": ("scores", "softmax", "values"),
 }.items() for name in names}
-__all__ = [*WHERE, "digest", "warm"]
+PRODUCT_BORDERS = "products.linear.ENOUGH", "products.linear.MAX_ITEM_ROWS"        # rows that products are split by
+STRIP_BORDERS = (*PRODUCT_BORDERS, "products.sparse.STRIP")
+NARROW_BORDERS = (*PRODUCT_BORDERS, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
+BORDERS = {                                                  # constants at which a module's kernels take another path
+    "products.linear": (*PRODUCT_BORDERS, "products.linear.REUSED", "products.gemm.TILE_ROWS"),
+    **dict.fromkeys(("products.sparse", "products.places", "products.slices", "products.bits", "products.groups"),
+                    STRIP_BORDERS),
+    **dict.fromkeys(("products.narrow", "products.narrow_blocks", "products.narrow_pruned"), NARROW_BORDERS),
+    "products.tiled_blocks": (*PRODUCT_BORDERS, "products.tiled_blocks.TALL"),
+    "products.packed_panels": (*PRODUCT_BORDERS, "products.packed_panels.FEW_ROWS"),
+    "products.level_panels": (*PRODUCT_BORDERS, "products.level_panels.REGISTER_ROWS"),
+    "products.by_head": ("products.gemm.TILE_ROWS",),
+    "mixing.heads": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),
+    "mixing.masked": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),
+    "mixing.attending": ("mixing.attending.QUERIES", "mixing.attending.PACKED"),
+    "mixing.attending_halves": ("mixing.attending.QUERIES",),
+    "mixing.caches": ("mixing.caches.PAGE", "mixing.caches.KEYS_AT_ONCE")}
+__all__ = [*WHERE, "borders", "digest", "warm"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in WHERE: raise AttributeError(f"formats.kernels has no {name!r}; it has {', '.join(__all__)}")
     globals()[name] = found = getattr(import_module(f".{WHERE[name]}", __name__), name)
     return found
+
+
+@cache
+def borders(*names: str) -> frozenset[int]:
+    """Rows, or tokens of a sequence, at which these kernels take another path: their tiles, as their modules have
+    them."""
+    found = [place.rpartition(".") for name in names for place in BORDERS.get(WHERE.get(name, ""), ())]
+    return frozenset(getattr(import_module(f".{module}", __name__), constant) for module, _, constant in found)
 
 
 @cache

@@ -8,13 +8,16 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from weakref import WeakSet
 
 import numpy as np
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
+from formats.disk.cache import say
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.display.progress import Line
+from opmatrix.files.certified import longest_seen
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import Reading, Tokenizer
 
@@ -30,6 +33,7 @@ PIECE = 1 << 20                                             # bytes that are rea
 MAX_LINE_BYTES = 1 << 22                                    # bytes of a line: beyond that it is no text
 PROGRESS_TEXTS = 300                                        # texts from which a terminal is shown how far it is
 ADVICE = "shorten or split it, or cut it: --truncate (truncate=True)"
+MENTIONED: WeakSet["Program"] = WeakSet()                    # programs that were given longer texts than they are for
 NPY_MAGIC = b"\x93NUMPY\x01\x00"                           # of an .npy file, version 1.0 (NEP 1)
 
 
@@ -58,12 +62,22 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: R
     if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
     done = 0
     for batch in batches(program.tokenizer, texts, rows, reading):
+        mention_length(program, batch)
         block = program.vectors(batch)
         first, last = (bisect_left(reading.skipped, at) for at in (done, done + len(block)))
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
         done += len(block)
         yield block
     if len(reading.skipped) == done: raise InputError(f"no text is left: {reading.fault}")
+
+
+def mention_length(program: "Program", batch: Batch) -> None:
+    """Says, once a program, that a text is longer than any that the program was verified on."""
+    if program in MENTIONED or (kept := program.meta.get("certificate")) is None: return
+    if (longest := int(np.diff(batch.starts).max())) > (seen := longest_seen(kept)):
+        MENTIONED.add(program)
+        say(f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
+            f"stated: make it anew for such texts (optimize --tokens {longest})")
 
 
 def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from formats.core.epilogue import UNIT, Epilogue, gamma
 from opmatrix.relations import parse_relation
 from opmatrix.runtime import meanings
-from opmatrix.runtime.meanings import chosen, grouped, held, looked, pooled, sentences, squares, unseen
+from opmatrix.runtime.meanings import asked, chosen, grouped, held, looked, pooled, sentences, squares, unseen
 from opmatrix.runtime.seen import pattern
 
 Bound = NDArray[np.float64]
@@ -94,16 +94,18 @@ def values(a: Arguments) -> Bound:
 
 def attention(a: Arguments) -> Bound:
     """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile.
-    bfloat16 rounds the shares, too."""
+    bfloat16 rounds the shares, too, but for those of queries all of whose scores are surely 0: e^0 is 1, which nothing
+    rounds."""
     parts, (q, k), rounding = [], pair(a), 0.0 if a.number_type == "float32" else BF16
-    for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
-        exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.exact.scale
-        doubt = gamma(a.q.shape[2] + 2) * abs(a.exact.scale) * size
-        share, doubt = shares(exact, doubt, unseen(a.batch, rows, pattern(a)))
+    for at, queries, keys in asked(a):
+        exact = meanings.products(q[at], k[keys]) * a.exact.scale
+        size = meanings.products(abs(q[at]), abs(k[keys])) * abs(a.exact.scale)
+        hidden = unseen(a.batch, keys, pattern(a), queries)
+        rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
+        share, doubt = shares(exact, gamma(a.q.shape[2] + 2) * size, hidden)
         merges = -(-share.shape[-1] // a.tile) - 1           # each fades mass and values once more
-        total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounding) * (share + doubt)
-        parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))) + (rounding > 0)
-                     * FLUSHED)
+        total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
+        parts.append(meanings.sums(total, abs(grouped(a.exact.v[keys], len(share)))) + (rounding > 0) * FLUSHED)
     return np.concatenate(parts)
 
 

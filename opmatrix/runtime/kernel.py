@@ -1,5 +1,5 @@
 """A kernel is a Python function, its signature the declaration: operands with their types, attributes with defaults."""
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from inspect import Parameter, signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
@@ -8,6 +8,7 @@ from formats.format import Format
 from formats.machine.prices import Price
 from opmatrix.extents import T
 from opmatrix.relations import Relation
+from opmatrix.runtime import probes
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value
 
@@ -46,7 +47,11 @@ class Declared:
     kernels and does nothing else, so its launches may be recorded; `fields` are those of the batch that it reads, each
     with the number that all must be below, `relations` those relations. `mixes`: a row depends on others; `held`: its
     value enters, and lies with a batch or a session; `cached`: the kernel that computes the same of new rows alone,
-    over caches of the others."""
+    over caches of the others.
+
+    What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `at`, its
+    arguments for some rows of the result alone, None where there are none such (see opmatrix.runtime.probes); `telling`
+    operands beside those of a run, by which every number that it reads shows."""
 
     def __init__(self, function: Callable[..., Any], *, gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  bound: Callable[[Any], Any] | None = None, cost: Callable[..., Costs] = lambda *_: [],
@@ -56,7 +61,9 @@ class Declared:
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
                  fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
                  moves: bool = False, bounded: bool = False, cached: str = "",
-                 relations: Callable[[Any], tuple[Relation, ...]] = lambda _: ()):
+                 relations: Callable[[Any], tuple[Relation, ...]] = lambda _: (),
+                 borders: Callable[[Any], Collection[int]] = lambda _: (), at: probes.Restrict | None = None,
+                 telling: Callable[[Any, Any], Iterator[dict[str, Any]]] = lambda *_: iter(())):
         self.bound = bound or self.unbounded
         self.moves, self.bounded, self.cached = moves, bounded, cached
         self.prices = dict(prices or {}) | ({function.__name__: price} if price else {})
@@ -64,6 +71,8 @@ class Declared:
         self.cost, self.room, self.over, self.launches = cost, room, over, launches
         self.reads, self.fields = reads, fields
         self.mixes, self.held, self.relations = mixes, held, relations
+        self.borders, self.telling = borders, telling
+        self.at = at or (None if mixes or moves else probes.some_rows)
         named = dict(signature(function).parameters)
         self.result = signature(function).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None

@@ -18,7 +18,7 @@ from opmatrix.extents import WHOLE, pairs
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import among
 from opmatrix.relations import HELD, SLOTS, parse_relation
-from opmatrix.runtime import bounds, cases, costs, meanings, seen
+from opmatrix.runtime import bounds, cases, costs, meanings, probes, seen
 from opmatrix.runtime import shape_rules as shapes
 from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.operands import Array, Cache, Heads, Rows, Scores, Stack, Tables, Vector, Weight
@@ -50,7 +50,7 @@ def kernel(**readings: Any):
 
 @kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), bound=bounds.linear,
         cost=costs.linear,
-        launches=True, reads=meanings.multiplied, room=shapes.between)
+        launches=True, reads=meanings.multiplied, room=shapes.between, borders=lambda a: a.weight.borders())
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
            gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: Eps = None,
            norm: Norm = "layer") -> Rows:
@@ -101,7 +101,7 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 
 @kernel(gives=shapes.turned, means=meanings.rotated, bound=bounds.rotate, cost=costs.passed("rotate"),
-        launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)},
+        launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)}, at=probes.some_turned,
         price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate, common=False))
 def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all") -> Heads:
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a
@@ -181,7 +181,8 @@ def attending(call):
 
 
 @kernel(gives=shapes.attended, bound=bounds.attention, cost=costs.attention,
-        means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, seen.pattern(a)), a.v, a.batch),
+        means=lambda a: meanings.attended(a, seen.pattern(a)), at=probes.some_queries, telling=probes.telling_attention,
+        borders=lambda a: {a.tile, *compiled.borders("attention", "attention_halves", "attention_blocks")},
         launches=True, mixes=True, reads=meanings.halved, fields=seen.fields, cached="attention_cached",
         prices={"attention": attending(lambda *a: compiled.attention(*a)),
                 "attention.bf16": attending(lambda *a: compiled.attention_halves(*a))})
@@ -199,7 +200,7 @@ def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mas
 
 
 @kernel(gives=shapes.matched, means=meanings.scored, bound=bounds.scores, cost=costs.heads("scores", "q", "k"),
-        mixes=True,
+        mixes=True, borders=lambda a: compiled.borders("scores"),
         price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h),
                     cases.scores, recorded=False))
 def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0) -> Scores:
@@ -208,7 +209,7 @@ def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0) -> Scores:
 
 
 @kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, seen.pattern(a)), bound=bounds.softmax,
-        cost=costs.heads("softmax", "x"), mixes=True, over="x",
+        cost=costs.heads("softmax", "x"), mixes=True, over="x", borders=lambda a: compiled.borders("softmax"),
         price=Price((S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), cases.softmax, recorded=False))
 def softmax(out, batch, x: Scores, *, where: str = "sequence") -> Scores:
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
@@ -216,7 +217,7 @@ def softmax(out, batch, x: Scores, *, where: str = "sequence") -> Scores:
 
 
 @kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), bound=bounds.values,
-        cost=costs.heads("values", "p", "v"), mixes=True,
+        cost=costs.heads("values", "p", "v"), mixes=True, borders=lambda a: compiled.borders("values"),
         price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h),
                     cases.values, recorded=False))
 def values(out, batch, p: Scores, v: Heads) -> Heads:
@@ -233,7 +234,8 @@ def repeat(out, x: Heads, *, heads: Count) -> Heads:
 
 @kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), bound=bounds.headwise,
         cost=costs.headwise,
-        launches=True, price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
+        launches=True, borders=lambda a: compiled.borders("headwise"),
+        price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
             2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)), cases.headwise))
 def headwise(out, x: Heads, weight: Stack) -> Heads:
     """x @ W for each head with its own W; an x of one head serves all."""

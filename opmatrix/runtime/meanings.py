@@ -72,6 +72,15 @@ def sentences(batch: Any) -> Iterator[slice]:
     yield from (slice(lo, hi) for lo, hi in pairwise(batch.starts))
 
 
+def asked(a: Bound) -> Iterator[tuple[Any, NDArray[np.int64], slice]]:
+    """Of each sentence the queries that are asked for: where they lie in q, their rows of the batch, and the rows of
+    its keys. All of them, or those `at` some rows of the batch, which q then has alone."""
+    at = None if getattr(a, "at", None) is None else a.at.astype(np.int64)
+    for keys in sentences(a.batch):
+        if at is None: yield keys, np.arange(keys.start, keys.stop), keys
+        elif len(rows := at[(found := slice(*np.searchsorted(at, (keys.start, keys.stop))))]): yield found, rows, keys
+
+
 def squares(flat: Exact, batch: Any) -> Iterator[tuple[slice, Exact]]:
     """The rows of each sentence, and its scores (heads, length, length)."""
     lengths = np.diff(batch.starts)
@@ -122,10 +131,12 @@ def appended(a: Bound) -> Exact:
     return found
 
 
-def unseen(batch: Any, rows: slice, where: Pattern) -> NDArray[np.bool_]:
-    """Which tokens of a sentence do not see which."""
+def unseen(batch: Any, rows: slice, where: Pattern, queries: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+    """Which tokens of a sentence do not see which: a row for each of these queries, or of all."""
     at = np.arange(rows.start, rows.stop)
-    return np.broadcast_to(~np.asarray(where.sees(batch.token(at[:, None]), batch.token(at))), (len(at), len(at)))
+    queries = at if queries is None else queries
+    return np.broadcast_to(~np.asarray(where.sees(batch.token(queries[:, None]), batch.token(at))),
+                           (len(queries), len(at)))
 
 
 def shared(x: Exact, batch: Any, where: Pattern) -> Exact:
@@ -142,6 +153,26 @@ def softened(scores: Exact) -> Exact:
     shares = np.exp(scores - np.where(top > -np.inf, top, 0))
     mass = shares.sum(-1, keepdims=True)
     return np.asarray(shares / np.where(mass == 0, 1, mass))
+
+
+def attended(a: Bound, where: Pattern) -> Exact:
+    """softmax(q kᵀ · scale) v of the queries that are asked for, over what each sees."""
+    heads, found = max(each.shape[1] for each in (a.q, a.k, a.v)), []
+    for at, queries, keys in asked(a):
+        q, k, v = (grouped(each, heads) for each in (a.q[at], a.k[keys], a.v[keys]))
+        scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, products(q, k) * a.scale)
+        found.append(sums(softened(scores), v))
+    return np.concatenate(found)
+
+
+def products(q: Exact, k: Exact) -> Exact:
+    """(heads, queries, keys): q kᵀ of every head."""
+    return q.swapaxes(0, 1) @ k.transpose(1, 2, 0)
+
+
+def sums(p: Exact, v: Exact) -> Exact:
+    """(queries, heads, columns): p v of every head."""
+    return (p @ v.swapaxes(0, 1)).swapaxes(0, 1)
 
 
 def weighed(p: Exact, v: Exact, batch: Any) -> Exact:

@@ -39,6 +39,12 @@ class Call(NamedTuple):
         given = vars(self.bound) | {name: found[v] for name, v in self.values.items()}
         return given | {"batch": batch} if self.kernel.batched else given
 
+    @property
+    def by_tokens(self) -> bool:
+        """Whether its result and all values that it reads have a row a token."""
+        spaces = [getattr(each, "space", None) for each in (self.shape, *(vars(self.bound)[v] for v in self.values))]
+        return all(space == T for space in spaces)
+
 
 def enter(out: Any) -> None:
     """No step calls it: what enters lies with the batch, or with the session."""

@@ -15,6 +15,7 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.extents import counted, patterns
+from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.storage import PROGRAM
 from opmatrix.patterns import Batch
@@ -32,12 +33,15 @@ from rewrites.front.reported import sha256_hex
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.certificate import measure_rounding, restored, versions
+from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 
 Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # that a certificate may have been made within
 STATED = 1.0                                                # no program is stated to be off by as much as its output
+DRIFT = 1.25                                                # times what an error was found to be, on another machine
+NEEDS_MODEL = "it needs --model MODEL"
 NEGLIGIBLE = UNIT / 64                                      # programs that round less are alike
 FRESH = 64                                                  # rows that no certificate chose
 WRONG = (VerificationError, InputError, ValueError, TypeError, KeyError, IndexError)
@@ -95,9 +99,13 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
                  bool(batches))
     yield attempted("steps within bounds", lambda: steps(program, batches))
+    lengths = kept.get(LENGTHS_FIELD, [])
+    if lengths and batches: yield attempted("steps at other lengths", lambda: at_lengths(program, batches[0], lengths))
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
     yield from of_model(program, model, batches, stated, exact, kept["verified"])
+    told = list_errors(kept["verified"])
+    if told: yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, told))
     yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
     yield from claims(kept)
 
@@ -148,6 +156,14 @@ def steps(program: Program, batches: Sequence[Batch]) -> Check:
                   found["nearest"] <= 1)
 
 
+def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
+    """The same, and whole runs, on batches of other lengths."""
+    kept = tuple(map(tuple, lengths))
+    found = verify_lengths(program, batches_at(kept, sentences), Steps.at(kept, [program]))
+    return judged("steps at other lengths", f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at "
+                  f"{found['nearest']:.2g} of its bound", "1", found["nearest"] <= 1)
+
+
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: Any) -> Check:
     """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the
     whole program may be off."""
@@ -167,8 +183,8 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     single = search_for(verified, "sentence")
     if model is None:
         if single is not None:
-            yield Check("worst sentence against the model", f"stated {single}", "it needs --model MODEL", CLAIMED)
-        yield Check("error against the model", f"stated {stated}", "it needs --model MODEL", CLAIMED)
+            yield Check("worst sentence against the model", f"stated {single}", NEEDS_MODEL, CLAIMED)
+        yield Check("error against the model", f"stated {stated}", NEEDS_MODEL, CLAIMED)
         yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         return
     imported: list[Program] = []
@@ -196,6 +212,25 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     what = f"error on {FRESH} other rows"
     yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
     yield attempted("graphs of the laws", lambda: graphs(model))
+
+
+def list_errors(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a certificate says of errors at other lengths: entries of other forms are none."""
+    said = verified.get(LENGTHS_FIELD)
+    found = said.get("errors") if isinstance(said, Mapping) else None
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def errors(program: Program, model: Operator | None, sentences: Batch, kept: Mapping[str, Any],
+           told: Sequence[Mapping[str, Any]]) -> Check:
+    """How far it is from the model at other lengths: as much as was found then, up to what machines differ by."""
+    if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
+    every = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
+    batches = batches_at([every[each["sentences"], each["rows"]] for each in told], sentences)
+    [now] = errors_at([program], batches, oracle(model, batches))
+    holds = all(is_magnitude(then["relative"]) and found["relative"] <= DRIFT * then["relative"]
+                + ROUNDING * max(kept["own"], NEGLIGIBLE) for found, then in zip(now, told, strict=True))
+    return judged("errors at other lengths", format_errors(now), f"then {format_errors(told)}", holds)
 
 
 def import_program(model: Operator) -> Program:

@@ -14,10 +14,20 @@ from rewrites.front.compared import GROUP_ROWS, compare
 from rewrites.front.differences import difference
 from rewrites.front.stated import Stated
 from rewrites.verify.failure import VerificationError
+from rewrites.verify.lengths import (
+    Steps,
+    batches_at,
+    errors_at,
+    lengths_of,
+    stated_at,
+    verify_lengths,
+    verify_rounding,
+)
 from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
     allowed_rounding,
+    oracle,
     reading,
     unrounded,
     verify_exact,
@@ -59,12 +69,30 @@ def state_errors(run: "Run", few: Batch, near: np.ndarray) -> None:
         point.checks = {"error": {
             "relative": point.measured_error, "stated": point.stated_error,
             "rows": int(exact.starts(workload.verify)[-1]), "like": workload.like, **point.stated.described()}}
+def check_lengths(run: "Run", few: Batch) -> None:
+    """Looks at every program of a run at lengths that its sentences do not have (rewrites.verify.lengths), at each kind
+    of step once, and notes the lengths and how far the program is off at some of them. Raises VerificationError."""
+    timed = [batch for _, batch in run.workload.shares]
+    every = [run.programs["imported"], *(point.program for point in run.points)]
+    lengths = lengths_of(every[1:], timed, run.meta.get("config", {}).get("max_position_embeddings"))
+    if not lengths: return
+    batches, told = batches_at(lengths, few), batches_at(stated_at(every[0], lengths, timed), few)
+    steps = Steps.at(lengths, every[1:], timed)
+    for point in run.points: verify_lengths(point.program, batches, steps)
+    wanted = oracle(run.operator, told)
+    errors = errors_at(every, told, wanted)
+    verify_structure(run.programs["exact"], told, unrounded(run.structures["exact"], run.emitter), wanted,
+                     run.operator)
+    for point, found in zip(run.points, errors[1:], strict=True):
+        if not point.methods: verify_rounding(point.program, found, errors[0], run.operator, told)
+        point.lengths = lengths
+        point.checks |= {"lengths": {"nearest": steps.nearest, "errors": found}}
 
 
 def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batch], near: np.ndarray) -> None:
     """Adds to the checks of every point of a run what level 3 finds on a few rows, for which the model gives `near`:
-    of the exact program, which serves all, then of each other one its structure, equal ones once, and its steps.
-    Raises VerificationError."""
+    of the exact program, which serves all, then of each other one its structure, equal ones once, and its steps; and of
+    all of them what it finds at other lengths. Raises VerificationError."""
     exact, structure = run.programs["exact"], run.structures["exact"]
     constants = unrounded(structure, run.emitter)
     calls: dict[str, Callable[[], Any]] = {"exact": partial(
@@ -97,3 +125,4 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
         point.checks = shared | point.checks
         if at in whose:
             point.checks |= {"exact": None, "steps": found[f"steps {at}"], "structure": structures[whose[at]]}
+    check_lengths(run, few[0])

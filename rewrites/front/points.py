@@ -15,6 +15,7 @@ from rewrites.front.stated import Stated
 from rewrites.front.workload import Workload
 from rewrites.law import Law
 from rewrites.smaller.variants import Variant
+from rewrites.verify.lengths import Lengths
 
 
 @dataclass(repr=False)
@@ -41,6 +42,7 @@ class Point:
                                                                     # smaller
     judged: Mapping[str, float] = field(default_factory=dict)       # figures by measure, of goals beside the error
     checks: dict[str, Any] = field(default_factory=dict)    # what was verified, for the certificate
+    lengths: Lengths = ()                                   # of the batches that it was verified on, beside sentences
 
     def __repr__(self) -> str:
         measured = self.measured_s is not None

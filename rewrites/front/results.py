@@ -124,6 +124,7 @@ def figures(point: Point) -> dict[str, Any]:
             "stored_bytes": point.program.stored_bytes,
             "predicted_error": point.predicted_error, "measured_error": point.measured_error,
             "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
+            "near": point.checks.get("lengths", {}).get("errors", []),
             "verified": point.verified, **{name: point.judged.get(name) for name in TITLES}}
 
 
@@ -151,7 +152,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
-            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']]['stated'])}",
+            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}",
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
                                      f"explain {target}"])])
 

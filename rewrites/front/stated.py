@@ -16,6 +16,7 @@ from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.pipelines.text import Reading, Tokenizer
 from rewrites.front.differences import Change
 from rewrites.front.samples import TEXT_KINDS, make_lines
+from rewrites.verify.lengths import format_errors
 
 ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance
                                                             # that more do
@@ -108,9 +109,10 @@ def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
 
 # ---- as the report says it
 
-def spoken(workload: dict[str, Any], stated: dict[str, Any]) -> str:
-    """What is stated of a program, from the entries `stated` of a report: of the run, and of the program."""
-    low, high = workload["lengths"]
+def spoken(workload: dict[str, Any], program: dict[str, Any]) -> str:
+    """What is stated of a program, from the entries of a report, `stated` of the run and those of the program; and how
+    far off it was found at other lengths."""
+    (low, high), stated, near = workload["lengths"], program["stated"], program["near"]
     single = stated["sentence"]
     worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None
              else
@@ -120,4 +122,5 @@ def spoken(workload: dict[str, Any], stated: dict[str, Any]) -> str:
             f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines "
             f"by {stated['cosine_mean']:.2g} on average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs"
             +
+            (f"\n          at other lengths it was found off by {format_errors(near)}" if near else "") +
             (f"\n          not covered: {', '.join(lacks)}" if lacks else ""))

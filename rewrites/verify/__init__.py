@@ -1,6 +1,7 @@
 """Verification: of laws, of the graphs that they make, of programs (levels 1, 2, 3). What fails raises."""
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded
+from rewrites.verify.lengths import verify_lengths
 from rewrites.verify.levels import verify_graphs, verify_laws
 from rewrites.verify.programs import (
     Errors,
@@ -15,7 +16,5 @@ from rewrites.verify.programs import (
 from rewrites.verify.shrink import check_term, reproducer
 
 __all__ = ["Disagreement", "Errors", "VerificationError", "check_graph", "check_seeded", "check_term", "reading",
-           "reproducer",
-           "unrounded", "verify_approximate", "verify_exact", "verify_graphs", "verify_laws", "verify_outputs",
-           "verify_steps",
-           "verify_structure"]
+           "reproducer", "unrounded", "verify_approximate", "verify_exact", "verify_graphs", "verify_laws",
+           "verify_lengths", "verify_outputs", "verify_steps", "verify_structure"]

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.verify import Errors, VerificationError
+from rewrites.verify.lengths import Lengths
 from rewrites.verify.programs import EQUAL, ROUNDING
 
 PACKAGES = "opmatrix", "numpy", "scipy", "sympy", "numba", "egglog"
@@ -19,18 +21,20 @@ Certificate = dict[str, Any]
 
 
 def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
-                machine: str = "") -> Certificate:
+                machine: str = "", lengths: Lengths = ()) -> Certificate:
     """What `verify_laws`, `verify_graphs`, `verify_exact` or `verify_approximate` found, by name, for this program and
-    these batches; `machine` names the one it was found on."""
+    these batches, and on batches of these lengths; `machine` names the one it was found on."""
     return {"program": program.hash, "verified": as_json_value(results), "own": measure_rounding(program, batches),
-            "inputs": [describe_batch(batch) for batch in batches], "bounds": {"float64": EQUAL, "rounding": ROUNDING},
-            "seed": seed, "versions": versions(), "machine": machine or platform.processor() or platform.machine()}
+            "inputs": [describe_batch(batch) for batch in batches], LENGTHS_FIELD: [[*each] for each in lengths],
+            "bounds": {"float64": EQUAL, "rounding": ROUNDING}, "seed": seed, "versions": versions(),
+            "machine": machine or platform.processor() or platform.machine()}
 
 
 def certified(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
-              machine: str = "") -> Program:
+              machine: str = "", lengths: Lengths = ()) -> Program:
     """The program with its certificate."""
-    return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine))
+    return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine,
+                                                   lengths=lengths))
 
 
 def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:

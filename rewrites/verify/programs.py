@@ -2,7 +2,7 @@
 import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from opmatrix.data import Data
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.schedule import bound, widen_arguments
+from opmatrix.runtime.schedule import Call, bound, widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
 from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
@@ -165,23 +165,53 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
     nearest, at = 0.0, ""
     for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
-            exact = widen_arguments(call.kernel, arguments, batch)
-            meant = call.kernel.means(exact)
-            with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not
-                                                            # apart
-                off = np.where(found == meant, 0.0, abs(found - meant))
-            allowed = np.broadcast_to(bound(call.kernel, arguments, exact), off.shape)
-            if not (off <= allowed).all():
-                worst = np.unravel_index(np.argmax(np.nan_to_num(off - allowed, nan=np.inf)), off.shape)
-                raise VerificationError(3, step.show(program.constants), "it is not what its kernel means",
-                                        off=off[worst], allowed=allowed[worst], entry=[int(i) for i in worst])
-            share = float((off[allowed > 0] / allowed[allowed > 0]).max(initial=0.0))
+            share = Meant.of(call, arguments, batch, None).compared(step.show(program.constants), found, batch.rows)
             nearest, at = max((nearest, at), (share, step.output))
             if step.output == program.output: last = found
         with limit(1): whole = program.run(batch)
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
     return {"count": len(program.steps), "nearest": nearest, "step": at}
+
+
+class Meant(NamedTuple):
+    """What a step's kernel means, in float64, how far it may be from that, and of which rows: of all (None)."""
+
+    numbers: NDArray[np.float64]
+    allowed: NDArray[np.float64]
+    rows: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, call: Call, arguments: Mapping[str, Any], batch: Batch, rows: NDArray[np.int64] | None) -> "Meant":
+        """Of these rows alone, where its result has a row for each token and its kernel can be read so."""
+        chosen: tuple[Mapping[str, Any], Any] | None = None
+        if rows is not None and call.kernel.at and call.by_tokens:
+            chosen = call.kernel.at(arguments, [*call.values], batch, rows)
+        if chosen: arguments, batch = chosen
+        exact = widen_arguments(call.kernel, arguments, batch)
+        numbers = call.kernel.means(exact)
+        allowed = np.broadcast_to(bound(call.kernel, arguments, exact), numbers.shape)
+        return cls(numbers, allowed, rows if chosen else None)
+
+    def compared(self, shown: str, found: NDArray[Any], rows: int) -> float:
+        """How much of its bound what was found takes, of a step on so many rows. Raises VerificationError."""
+        own = found if self.rows is None else found[self.rows]
+        with np.errstate(invalid="ignore"):                 # equal infinities, such as a maximum over nothing, are not
+                                                            # apart
+            off = np.where(own == self.numbers, 0.0, abs(own - self.numbers))
+        if not (off <= self.allowed).all():
+            worst = np.unravel_index(np.argmax(np.nan_to_num(off - self.allowed, nan=np.inf)), off.shape)
+            at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
+            raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
+                                    allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)
+        return float((off[self.allowed > 0] / self.allowed[self.allowed > 0]).max(initial=0.0))
+
+    def repeated(self, rows: int, of: int) -> "Meant":
+        """Of a step on so many rows, those of the other one, of so many, again and again."""
+        at = np.arange(rows) % of
+        if self.rows is None: return Meant(self.numbers[at], self.allowed[at], None)
+        here, there = np.nonzero(at[:, None] == self.rows[None])
+        return Meant(self.numbers[there], self.allowed[there], here)
 
 
 def name(program: Program) -> str:

@@ -1,0 +1,130 @@
+"""Kernels that are wrong beyond a threshold alone: which does `verify` of a saved program find, which `optimize`?
+
+    python benchmarks/planted.py [--count 60] [--positions 300] [--model DIR] [--seed 0] [--csv OUT]
+
+Faults are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
+wrong scale, wrong bits; of products, attention in float32 and in bfloat16, pooling and embeddings. Each appears only in
+sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list. The model is a
+random BERT of so many positions, or one of your own; its front is made once without faults, and its programs are
+verified with each fault, those that have the kernel; then `optimize` runs with it. `sentences` says how many the checks
+on short sentences find alone."""
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, folder, say, tabled, takes, whole
+
+WORDS = "the bank of river runs dry a ? . bank river runs of the dry".split()
+COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
+
+
+class Found(NamedTuple):
+    """What found a fault: the checks on sentences alone, `verify`, `optimize`."""
+    kind: str
+    sentences: bool
+    verify: bool
+    optimize: bool
+
+
+def main() -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("--count", type=count, default=60)
+    parser.add_argument("--positions", type=count, default=300)
+    parser.add_argument("--model", type=folder, help="a checkpoint")
+    parser.add_argument("--seed", type=whole, default=0)
+    given = parser.parse_args()
+    takes(30 + 8 * given.count)
+    with tempfile.TemporaryDirectory() as place:
+        found = judged(Path(place), given.model, given.positions, given.count, given.seed)
+    rows = table(found)
+    for row in rows: print(" ".join(f"{cell!s:>9}" for cell in row))
+    tabled(given.csv, rows)
+    _, faults, _, verified, optimized = rows[-1]
+    concluded(given, [Figure(f"of {faults} faults those that verify does not find", faults - verified, most=0),
+                      Figure(f"of {faults} faults those that optimize does not find", faults - optimized, most=0)])
+    return int(min(verified, optimized) < faults)
+
+
+def table(found: list[Found]) -> list[tuple]:
+    """A row a kind, and all of them."""
+    counted = {kind: Counter[str]() for kind in (*dict.fromkeys(each.kind for each in found), "all")}
+    for each in found:
+        for kind in (each.kind, "all"):
+            counted[kind] += Counter(faults=1, sentences=each.sentences, verify=each.verify, optimize=each.optimize)
+    return [COLUMNS, *((kind, *(row[column] for column in COLUMNS[1:])) for kind, row in counted.items())]
+
+
+def judged(place: Path, model: Path | None, positions: int, count: int, seed: int) -> list[Found]:
+    """What becomes of so many faults."""
+    import standin
+    import wrong_kernels
+    from checkpoints import write
+
+    from opmatrix.program import Program
+    model = model or write(place / "model", hidden_size=64, intermediate_size=128, num_attention_heads=2,
+                           num_hidden_layers=1, max_position_embeddings=positions)
+    with mock.patch("rewrites.run.Run.saved", lambda run: []):
+        optimized = front(model, standin.machine())
+    kernels = kernels_of(optimized)
+    longest = max(max(each) for each in optimized[0].meta["certificate"]["lengths"])
+    places = [place / f"{at}" for at in range(len(optimized))]
+    for each, program in zip(places, optimized, strict=True): program.save(each)
+    found = []
+    for fault in wrong_kernels.drawn(np.random.default_rng(seed), count, longest, kernels):
+        with fault.planted():
+            programs = [Program.load(each) for each in places]
+            names = [checked(program) for program in programs if has(program, fault)]
+            found.append(Found(fault.kind, all("steps within bounds" in each for each in names), all(map(bool, names)),
+                               refused(model, standin.machine())))
+        if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
+        elif len(found) % 10 == 0: say(f"{len(found)} of {count}")
+    return found
+
+
+def front(model: Path, machine) -> list:
+    """The programs of a front, within 2 %."""
+    from rewrites import run
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as place:
+        text = Path(place, "lines.txt")
+        text.write_text("\n".join(" ".join(rng.choice(WORDS, rng.integers(3, 20))) for _ in range(80)))
+        result = run.optimize(str(model), error=0.05, text=str(text), tokens=60, machine=machine, rounds=1)
+    return [point.program for point in result.points]
+
+
+def refused(model: Path, machine) -> bool:
+    """Whether `optimize` ends for what verification found."""
+    from rewrites.verify import VerificationError
+    try: front(model, machine)
+    except VerificationError: return True
+    return False
+
+
+def kernels_of(programs: list) -> dict[str, list[bool]]:
+    """The kernels that programs have; of attention whether in bfloat16."""
+    found: dict[str, set[bool]] = {}
+    for program in programs:
+        for call in program.schedule.calls[program.schedule.first:]:
+            narrow = getattr(call.bound, "number_type", "float32") != "float32"
+            found.setdefault(call.kernel.name, set()).add(narrow)
+    return {name: sorted(each) for name, each in found.items()}
+
+
+def has(program, fault) -> bool:
+    """Whether a program has the kernel of a fault."""
+    return fault.narrow in kernels_of([program]).get(fault.kernel, ()) or (
+        not fault.narrow and fault.kernel in kernels_of([program]))
+
+
+def checked(program) -> set[str]:
+    """What fails of a program that is verified."""
+    from rewrites.command import recheck
+    with mock.patch.object(recheck, "verify_laws", lambda laws: {"laws": len(laws)}):
+        return {check.what for check in recheck.checks(program) if check.verdict == recheck.FAILS}
+
+
+if __name__ == "__main__": command.run(main)

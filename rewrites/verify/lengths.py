@@ -1,0 +1,272 @@
+"""The lengths that programs are looked at, beside the sentences that they are judged by: what is timed, one token, one
+less and one more than whatever crosses a tile of a kernel or a group of rows, and the longest that is ever given.
+
+Batches are made of the tokens of the sentences that a certificate holds, so that their lengths say all of them."""
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, cycle, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.format import Format
+from formats.machine.threads import limit, threads
+from opmatrix.files.certified import MAX_INPUT_ROWS
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.runtime.recorded import least_limits
+from opmatrix.runtime.schedule import Call
+from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
+from opmatrix.term import Operator
+from rewrites.verify.failure import VerificationError
+from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, name
+
+MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
+SAMPLED = 1024                                              # rows from which steps are looked at in some of them
+DRAWN, MULTIPLES = 64, 8                                    # rows beside borders; of a border's multiples those at most
+TIMED_LENGTHS = 8                                           # of a workload's sentences
+ORACLE_WORK = 5e10                                                 # multiplications of the oracle for a batch, about
+ROW_WORK = 4e9                                              # multiplications of a step of which all rows are looked at
+MAX_ROWS = MAX_INPUT_ROWS // 2                              # of sentences alone, of which a certificate says all
+GROUP_COUNT, LONG_COUNT = 3, 3                              # groups of a batch of many; long sentences of one of few
+MEMORY = 2 ** 30                                            # bytes that a run may need for the longest
+Near = dict[str, Any]                                       # how many sentences and rows, and how far off their output
+Lengths = tuple[tuple[int, ...], ...]                       # of each batch those of its sentences
+
+
+def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: int | None = None) -> Lengths:
+    """The lengths of the batches that these programs are looked at, where these batches are timed and sentences have no
+    more positions than those. None where batches cannot be made: of relations, inputs, a session's caches."""
+    timed = [*timed]
+    if any(program.inputs or program.state or program.schedule.elsewhere for program in programs): return ()
+    if any(batch.alone for batch in timed): return ()
+    own = sorted({int(n) for batch in timed for n in np.diff(batch.starts)})
+    own = [own[i] for i in {*np.linspace(0, len(own) - 1, TIMED_LENGTHS).astype(int).tolist()}]
+    longest = find_longest(programs, max(own), positions)
+    near = {n for border in (*borders(programs), GROUP_ROWS) for n in (border - 1, border, border + 1)}
+    wanted = dict.fromkeys(n for n in (longest, longest - 1, 1, *reversed(own), *sorted(near)) if 1 <= n <= longest)
+    singles = sorted(n for n, rows in zip(wanted, accumulate(wanted), strict=True) if rows <= MAX_ROWS)
+    short, several = cycle([n for n in singles if 2 * n <= GROUP_ROWS]), list[int]()
+    while sum(several) <= GROUP_COUNT * GROUP_ROWS: several.append(next(short))
+    found = [*((n,) for n in singles), tuple(several)]
+    return tuple(found if LONG_COUNT * longest > MAX_LENGTH else [*found, (longest,) * LONG_COUNT])
+
+
+def find_longest(programs: Sequence[Program], timed: int, positions: int | None) -> int:
+    """The longest sentence: all positions, at most MAX_LENGTH or as long as those timed; less where a run would need
+    too much memory, or a step cannot be read in some rows alone."""
+    limits = [positions, *(least_limits(program.schedule.calls).get("positions") for program in programs)]
+    longest = min([max(timed, MAX_LENGTH), MAX_ROWS // 2, *(each for each in limits if each is not None)])
+    if any(call.kernel.mixes and call.kernel.at is None for program in programs for call in program.schedule.calls):
+        longest = min(longest, max(timed, SAMPLED))
+    while longest > max(timed, SAMPLED):
+        if max(program.peak_bytes(Batch([np.zeros(longest, int)])) for program in programs) <= MEMORY: break
+        longest = max(timed, SAMPLED, longest // 2)
+    return longest
+
+
+def borders(programs: Iterable[Program]) -> set[int]:
+    """Rows, or tokens of a sentence, at which some kernel takes another path."""
+    return {border for program in programs for call in program.schedule.calls
+            for border in call.kernel.borders(call.bound)}
+
+
+def batches_at(lengths: Sequence[Sequence[int]], sentences: Batch) -> list[Batch]:
+    """Batches of these lengths, of the tokens of these sentences again and again."""
+    def made(each: Sequence[int]) -> Batch:
+        cuts = np.cumsum(each)[:-1]
+        return Batch(np.split(np.resize(sentences.tokens, sum(each)), cuts),
+                     np.split(np.resize(sentences.kinds, sum(each)), cuts))
+    return [made(each) for each in lengths]
+
+
+@dataclass
+class Steps:
+    """The steps that were looked at, whichever program has them: a kernel, what its operands are, its attributes, and
+    the batch. Every step is looked at on single sentences of the lengths that count for `all`, and of those that cross
+    a border of its own kernel; several together, where a row depends on others. Where each stands for itself, what it
+    means is asked once, on the longest sentence, and its rows are multiplied as many at a time as anywhere."""
+
+    lengths: Lengths
+    all: frozenset[int]
+    seen: set[Any] = field(default_factory=set)
+    nearest: float = 0.0
+
+    @classmethod
+    def at(cls, lengths: Lengths, programs: Sequence[Program], timed: Iterable[Batch] = ()) -> "Steps":
+        """For these programs: what counts for all is one token, what is timed, the two longest, and whatever else
+        crosses no border."""
+        alone = [each[0] for each in lengths if len(each) == 1]
+        near = {border + more for border in (*borders(programs), GROUP_ROWS) for more in (-1, 0, 1)}
+        return cls(lengths, frozenset({1, *alone[-2:], *({*alone} - near),
+                                       *(int(n) for batch in timed for n in np.diff(batch.starts))}))
+
+    def fresh(self, program: Program, batch: Batch) -> set[int]:
+        """The steps of a program that are to be looked at on this batch and were not, each kind once."""
+        asked = [(at, call) for at, call in enumerate(calls(program)) if self.asks(call, batch)]
+        kinds = {kind_of(call, batch): at for at, call in reversed(asked)}
+        return {at for kind, at in kinds.items() if kind not in self.seen}
+
+    def asks(self, call: Call, batch: Batch) -> bool:
+        """Whether such a step is to be looked at there."""
+        if call.kernel.view or call.kernel.by_rows: return len(batch) == 1 and batch.rows == max(map(max, self.lengths))
+        return len(batch) > 1 or self.counts(call, batch.rows)
+
+    def runs(self, batch: Batch, fresh: set[int]) -> bool:
+        """Whether a program's run is looked at on this batch, where these steps are: on very many rows only there."""
+        shorter = max(map(max, self.lengths)) - 1           # than the longest: for what steps leave over
+        return bool(fresh or batch.rows < SAMPLED) and (len(batch) > 1 or batch.rows in self.all - {shorter})
+
+    def counts(self, call: Call, length: int) -> bool:
+        """Whether a sentence of this length tells something of such a step."""
+        return length in self.all or any(abs(length - border) < 2 for border in call.kernel.borders(call.bound))
+
+    def noted(self, program: Program, batch: Batch) -> None:
+        """They were looked at."""
+        self.seen |= {kind_of(call, batch) for call in calls(program)}
+
+    def look(self, shown: str, call: Call, arguments: dict[str, Any], found: NDArray[Any], batch: Batch) -> None:
+        """At a step, on its own operands, on telling ones, and on other numbers of rows. Raises VerificationError."""
+        rows = rows_looked_at(call, batch, whole=len(batch) > 1 or batch.rows in self.all)
+        meant = Meant.of(call, arguments, batch, rows)
+        shares = [meant.compared(shown, found, batch.rows)]
+        for more in call.kernel.telling(SimpleNamespace(**arguments), np.random.default_rng(0)):
+            out = launched(call, told := arguments | more, found.shape)
+            shares.append(Meant.of(call, told, batch, rows).compared(shown, out, batch.rows))
+        if call.kernel.by_rows and call.by_tokens:
+            for count in {sum(each) for each in self.lengths if len(each) > 1 or self.counts(call, each[0])}:
+                at = np.arange(count) % batch.rows
+                own = arguments | {name: np.ascontiguousarray(arguments[name][at]) for name in call.values}
+                out = launched(call, own, (count, *found.shape[1:]))
+                shares.append(meant.repeated(count, batch.rows).compared(shown, out, count))
+        self.nearest = max(self.nearest, *shares)
+
+
+def launched(call: Call, arguments: dict[str, Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """What a kernel gives for these arguments."""
+    out = np.empty(shape, np.float32)
+    call.kernel.function(out, **arguments)
+    return out
+
+
+def calls(program: Program) -> list[Call]:
+    """Those of its steps, without what enters."""
+    return program.schedule.calls[program.schedule.first:]
+
+
+def kind_of(call: Call, batch: Batch) -> Any:
+    """What a step is there, whatever its numbers are."""
+    operands = tuple((name, described(value)) for name, value in vars(call.bound).items())
+    return batch.starts.tobytes(), call.kernel.name, operands, tuple(sorted(call.values)), str(call.shape)
+
+
+def described(value: Any) -> Any:
+    """An operand or an attribute: of a constant its form."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
+    if isinstance(value, Format): return value.name, value.shape, tuple(value.remembered.items())
+    return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
+
+
+def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> dict[str, Any]:
+    """On each batch those steps that nobody looked at against what their kernels mean, within their bounds: of many
+    rows some, and on operands that tell more; and on those that count for all the whole run, as it is for whoever uses
+    it, against its steps to the bit. Raises VerificationError."""
+    for batch in batches:
+        fresh = steps.fresh(program, batch)
+        # what is called between recordings is of the whole batch, and they are of groups: these are taken one by one
+        apart = len(batch) > 1 and len(program.schedule.segments) > 1
+        for part in batch.pieces(GROUP_ROWS) if apart else [batch]:
+            if steps.runs(batch, fresh): compare_run(program, part, fresh, steps)
+            elif fresh: walk(program, part, fresh, steps, until=max(fresh) + 1)
+        steps.noted(program, batch)
+    return {"batches": len(batches), "nearest": steps.nearest}
+
+
+def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -> None:
+    """The steps, group by group, and then a whole run against them. Raises VerificationError."""
+    workers, last = threads(), []
+    groups = make_groups(batch.starts, workers)
+    for group in groups:
+        part = batch if len(groups) == 1 else sentences(batch, group)
+        with limit(workers if len(groups) == 1 else 1): last.append(walk(program, part, fresh, steps))
+    if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
+        raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows,
+                                sentences=len(batch))
+
+
+def sentences(batch: Batch, group: Group) -> Batch:
+    """Those of a group."""
+    cuts = batch.starts[group.first + 1:group.last] - group.low
+    rows = slice(group.low, group.high)
+    return Batch(np.split(batch.tokens[rows], cuts), np.split(batch.kinds[rows], cuts))
+
+
+def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Lengths:
+    """Of these lengths those that errors are told of: one token, what is timed, the longest that the float64 oracle
+    reads soon enough, and several sentences together."""
+    numbers = (constant.shape for constant in program.constants.values() if len(constant.shape) == 2)
+    most = ORACLE_WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers))
+    within = [each for each in lengths if sum(each) <= max(most, 1)]
+    told = {1, *(int(n) for batch in timed for n in np.diff(batch.starts)),
+            max((*each, 0)[0] for each in within if len(each) == 1)}
+    return tuple(each for each in within if len(each) > 1 or each[0] in told)
+
+
+def errors_at(programs: Sequence[Program], batches: Sequence[Batch], wanted: Outputs) -> list[list[Near]]:
+    """How far each program is from what is wanted of it, batch by batch."""
+    def near(program: Program, batch: Batch, rows: NDArray[Any]) -> Near:
+        off = Errors.of([program.run(batch)], [rows]).relative
+        return {"sentences": len(batch), "rows": batch.rows, "relative": off}
+    return [[near(program, *each) for each in zip(batches, wanted, strict=True)] for program in programs]
+
+
+def verify_rounding(program: Program, found: Sequence[Near], imported: Sequence[Near], model: Operator,
+                    batches: Sequence[Batch]) -> None:
+    """An exact program's errors, batch by batch, against those of the imported one. Raises VerificationError."""
+    for mine, theirs, batch in zip(found, imported, batches, strict=True):
+        off, base = mine["relative"], theirs["relative"]
+        if not off <= allowed_rounding(off, base, model, [batch]):
+            raise VerificationError(3, name(program), "it rounds more than the imported program", relative=off,
+                                    imported=base, times=ROUNDING, sentences=len(batch), rows=batch.rows)
+
+
+def walk(program: Program, batch: Batch, fresh: set[int], steps: Steps, until: int | None = None) -> NDArray[Any]:
+    """The output of a program step by step, or of so many steps; fresh ones are looked at."""
+    last: Any = None
+    for at, (call, arguments, found) in enumerate(program.schedule.walk(batch, until=until)):
+        if at in fresh: steps.look(program.steps[at].show(program.constants), call, arguments, found, batch)
+        if program.steps[at].output == program.output: last = found
+    return np.asarray(last)
+
+
+def rows_looked_at(call: Call, batch: Batch, whole: bool) -> NDArray[np.int64] | None:
+    """The rows of a step's result that are looked at: all (None) of few where the `whole` is asked for, and of many
+    where each stands for itself and that does not take too long; else of each sentence the first and the last and both
+    sides of its borders, and drawn ones."""
+    weight = getattr(call.bound, "weight", None)
+    work = batch.rows * (1 if weight is None else math.prod(weight.shape))
+    if whole and (batch.rows < SAMPLED or not (call.kernel.mixes or work > ROW_WORK)): return None
+    rows = {*np.random.default_rng(batch.rows).integers(0, batch.rows, DRAWN).tolist()}
+    for low, high in pairwise(batch.starts.tolist()):
+        rows |= {low, high - 1}
+        for border in call.kernel.borders(call.bound):
+            times = np.unique(np.linspace(1, max(1, (high - low - 1) // border), MULTIPLES).astype(int))
+            rows |= {at for n in times for at in (low + n * border - 1, low + n * border) if at < high}
+    return np.array(sorted(rows), np.int64)
+
+
+def describe_lengths(lengths: Sequence[Sequence[int]]) -> str:
+    """From the shortest to the longest sentence."""
+    every = [n for each in lengths for n in each]
+    return f"sentences of {min(every)} to {max(every)} tokens"
+
+
+def format_errors(found: Sequence[Mapping[str, Any]]) -> str:
+    """Errors, batch by batch, as words."""
+    def named(one: Mapping[str, Any]) -> str:
+        rows = f"{one.get('rows')} token{'s' * (one.get('rows') != 1)}"
+        return rows if one.get("sentences") == 1 else f"{one.get('sentences')} sentences of {rows}"
+    return ", ".join(f"{one.get('relative'):.2g} on {named(one)}" for one in found)

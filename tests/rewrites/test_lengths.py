@@ -1,0 +1,230 @@
+"""Lengths that programs are looked at: what is listed, what shows only there, and what is said beyond them."""
+import json
+import logging
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import wrong_kernels
+from test_certificate import once  # noqa: F401, laws are verified once a process
+
+from formats import FORMATS
+from opmatrix.patterns import Batch
+from opmatrix.pipelines import embed
+from opmatrix.program import Program, Step
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.schedule import widen_arguments
+from opmatrix.runtime.scheme import GROUP_ROWS
+from rewrites.command.recheck import FAILS, HOLDS, checks
+from rewrites.verify import VerificationError, verify_lengths, verify_steps
+from rewrites.verify.certificate import certified
+from rewrites.verify.lengths import MAX_LENGTH, Steps, batches_at, lengths_of, rows_looked_at
+from rewrites.verify.programs import Meant
+
+SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
+TIMED = Batch([np.arange(60) % 17])
+
+
+def attending(rng, positions=None, number_type="bf16", form="int8", pooled=False):
+    """Attention of two heads over embeddings, a product in some format, perhaps a row a sequence."""
+    def array(*shape): return rng.standard_normal(shape, np.float32)
+    tables, fields, constants = {"table0": "E"}, "tokens", {"E": FORMATS["dense"].pack(array(17, 64))}
+    if positions:
+        tables, fields = tables | {"table1": "P"}, "tokens,positions"
+        constants["P"] = FORMATS["dense"].pack(array(positions, 64))
+    constants |= {name: FORMATS[form].approximate(array(64, 64) / 8) for name in "QKVU"} | {"g": 1 + array(64) / 5}
+    steps = [Step("embed", tables, {"fields": fields}, "x"),
+             *(step for name in "QKV" for step in (Step("linear", {"x": "x", "weight": name}, {}, name.lower()),
+                                                   Step("heads", {"x": name.lower()}, {"heads": 2}, f"{name}h"))),
+             Step("attention", {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.2, "number_type": number_type}, "a"),
+             Step("join", {"x": "a"}, {}, "j"),
+             Step("linear", {"x": "j", "weight": "U", "residual": "x", "gain": "g"}, {"eps": 1e-5}, "z")]
+    if pooled: steps.append(Step("pool", {"x": "z"}, {"how": "mean"}, "s"))
+    return Program(steps, constants, steps[-1].output)
+
+
+def looked(program, timed=TIMED):
+    lengths = lengths_of([program], [timed])
+    return verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program], [timed]))
+
+
+def test_lengths_cross_what_kernels_declare(rng):
+    program = attending(rng, 300)
+    found = lengths_of([program], [TIMED])
+    alone = {each[0] for each in found if len(each) == 1}
+    declared = {border for call in program.schedule.calls for border in call.kernel.borders(call.bound)}
+    assert {1, 60, 299, 300} <= alone and max(max(each) for each in found) == 300 and len(declared) > 4
+    for border in (*declared, GROUP_ROWS): assert {n for n in (border - 1, border, border + 1) if n <= 300} <= alone
+    [several] = [each for each in found if len(set(each)) > 1]
+    assert sum(several) > 2 * GROUP_ROWS and several[0] == 1                # groups; sequences begin anywhere
+    assert [batch.rows for batch in batches_at(found, SENTENCES)] == [*map(sum, found)]
+
+
+@pytest.mark.parametrize("positions, timed, longest", [
+    (None, 9, MAX_LENGTH), (7, 3, 7), (1, 1, 1), (5000, 9, MAX_LENGTH), (None, 5000, 5000), (5000, 5000, 5000),
+    (2000, 5, 2000)])
+def test_the_longest_is_all_positions_or_as_many_as_anybody_needs(rng, positions, timed, longest):
+    found = lengths_of([attending(rng, positions, form="dense")], [Batch([np.zeros(timed, int)])])
+    assert max(map(max, found)) == longest and (timed,) in found and (1,) in found
+
+
+def test_what_a_batch_alone_gives_is_not_made_longer(rng):
+    program = attending(rng)
+    assert lengths_of([program], [Batch([[1]], relations={"r": np.eye(1)})]) == ()
+
+
+@pytest.mark.parametrize("number_type, form, pooled", [("bf16", "int8", False), ("float32", "dense", True),
+                                                       ("float32", "csr", False), ("bf16", "bf16", True)])
+def test_right_kernels_pass(rng, number_type, form, pooled):
+    said = looked(attending(rng, 150, number_type, form, pooled))
+    assert said["batches"] > 12 and 0 < said["nearest"] <= 1
+
+
+def test_a_key_lost_by_long_sentences_alone_is_found(rng):
+    """In attention in bfloat16, the last of over 40 tokens: no sentence that ships is as long."""
+    with wrong_kernels.Fault("key", "attention", 40, 0, narrow=True).planted():
+        program = attending(rng, 130)
+        verify_steps(program, [SENTENCES])
+        with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means.*rows"):
+            looked(program)
+
+
+KINDS = {"attention": [False, True], "linear": [False], "pool": [False], "embed": [False]}
+
+
+@pytest.mark.parametrize("fault", [*wrong_kernels.drawn(np.random.default_rng(5), 24, 200, KINDS)],
+                         ids=str)
+def test_a_fault_beyond_a_threshold_is_found(rng, fault):
+    with fault.planted():
+        program = attending(rng, 200, "bf16" if fault.narrow else "float32", "int8", pooled=True)
+        with pytest.raises(VerificationError, match=rf"= {fault.kernel}\(.*is not what its kernel means"):
+            looked(program)
+
+
+def test_a_key_of_the_longest_is_found_by_queries_that_are_drawn(rng):
+    """Of 1,024 rows and more some are looked at, and every key shows in each of them."""
+    program = attending(rng, 2000)
+    call = next(call for call in program.schedule.calls if call.kernel.mixes)
+    [batch] = batches_at([[2000]], SENTENCES)
+    rows = rows_looked_at(call, batch, whole=True)
+    assert {0, 47, 48, 1999} <= {*rows.tolist()} and 64 <= len(rows) < 200
+    [[_, arguments, found]] = [each for each in program.schedule.walk(batch) if each[0] is call]
+    [equal, _] = call.kernel.telling(SimpleNamespace(**arguments), rng)
+    Meant.of(call, arguments, batch, rows).compared("", found, 2000)
+    for lost in (1999, 1000, 777):
+        given, out = arguments | equal, np.empty_like(found)
+        given["v"] = given["v"] * (np.arange(2000) != lost)[:, None, None]
+        call.kernel.function(out, **given)
+        with pytest.raises(VerificationError, match="is not what its kernel means"):
+            Meant.of(call, arguments | equal, batch, rows).compared("", out, 2000)
+
+
+@pytest.mark.parametrize("number_type", ["float32", "bf16"])
+def test_some_rows_mean_what_they_mean_among_all(rng, number_type):
+    """Of every kernel that can be asked for some rows."""
+    batch, at = Batch([[1, 2, 3], [4], [5, 6, 7, 8]]), np.array([0, 2, 3, 6])
+    asked = 0
+    for call, arguments, _ in attending(rng, 9, number_type).schedule.walk(batch):
+        arguments_at, some = call.kernel.at(arguments, [*call.values], batch, at)
+        every, few = (call.kernel.means(widen_arguments(call.kernel, given, rows))
+                      for given, rows in ((arguments, batch), (arguments_at, some)))
+        np.testing.assert_allclose(few, every[at], rtol=1e-12, atol=1e-12)
+        asked += call.by_tokens
+    assert asked > 8
+
+
+def test_kinds_of_steps_are_looked_at_once(rng):
+    """And the run of every program all the same."""
+    one, other = attending(rng, 60), attending(rng, 60)
+    lengths = lengths_of([one], [TIMED])
+    batches, steps = batches_at(lengths, SENTENCES), Steps.at(lengths, [one])
+    assert 0 < len(steps.fresh(one, batches[0])) < len(one.steps)
+    verify_lengths(one, batches, steps)
+    assert not any(steps.fresh(other, batch) for batch in batches)
+    assert steps.fresh(attending(rng, 60, form="dense"), Batch([[1] * 60]))
+
+
+def test_a_step_is_looked_at_where_its_kernel_takes_another_path(rng):
+    """And at the lengths that count for all; where rows stand for themselves on the longest alone."""
+    program = attending(rng, 60, form="dense")
+    steps = Steps.at(lengths_of([program], [TIMED]), [program])
+    def kernels(length): return {program.steps[at].kernel for at in steps.fresh(program, Batch([[1] * length]))}
+    assert kernels(60) == {step.kernel for step in program.steps} and kernels(1) == {"embed", "attention"}
+    assert kernels(47) == {"attention"} and kernels(16) == set()
+
+
+@pytest.mark.parametrize("rows", [1, 15, 17, 31, 33, 40, 61, 180])
+def test_rows_that_are_multiplied_together_are_looked_at_as_many_as_come(rng, rows):
+    """A product that is wrong for one number of rows alone."""
+    program = attending(rng, 60)
+    lengths = (*lengths_of([program], [TIMED]), (rows,)) if rows <= 60 else ((1,), (60,), (60, 1), (60, 60, 60))
+    right = KERNELS["linear"].function
+    def wrong(out, x, **given):
+        right(out, x=x, **given)
+        if len(x) == rows: out[-1] *= np.float32(1.01)
+    with mock.patch.object(KERNELS["linear"], "function", wrong), mock.patch.object(KERNELS["linear"], "launches",
+                                                                                    False):
+        program = attending(rng, 60)
+        steps = Steps.at(tuple(lengths), [program])
+        with pytest.raises(VerificationError, match="is not what its kernel means"):
+            verify_lengths(program, batches_at(lengths, SENTENCES), steps)
+
+
+def test_a_run_that_is_not_its_steps_at_some_length_is_found(monkeypatch, rng):
+    program = attending(rng, 80)
+    right = type(program.schedule).run
+    monkeypatch.setattr(type(program.schedule), "run", lambda self, batch: [
+        np.roll(each, int(batch.rows > 50), 0) for each in right(self, batch)])
+    verify_steps(program, [SENTENCES])
+    with pytest.raises(VerificationError, match="its run is not what its steps give"): looked(program)
+
+
+@pytest.fixture
+def kept(rng):
+    """A program with a certificate, which needs no model."""
+    program = attending(rng, 130, pooled=True)
+    return certified(program, {"error": {"stated": 0.5, "relative": 0.1}}, [SENTENCES],
+                     lengths=lengths_of([program], [TIMED]))
+
+
+def verdicts(program): return {check.what: check.verdict for check in checks(program)}
+
+
+def test_a_certificate_lists_the_lengths_and_they_are_looked_at_again(kept, tmp_path, monkeypatch):
+    kept.save(tmp_path / "program")
+    listed = Program.load(tmp_path / "program").meta["certificate"]["lengths"]
+    assert [60] in listed and [130] in listed
+    assert verdicts(kept)["steps at other lengths"] == HOLDS
+    with wrong_kernels.Fault("key", "attention", 40, 0, narrow=True).planted():
+        found = verdicts(Program.load(tmp_path / "program"))
+        assert found["steps at other lengths"] == FAILS and found["steps within bounds"] == HOLDS
+
+
+@pytest.mark.parametrize("lengths", [[[0]], [[]], [["1"]], 3, [[True]], [[70000]]])
+def test_lengths_that_are_none_are_refused(kept, tmp_path, lengths):
+    kept.save(tmp_path / "program")
+    file = tmp_path / "program" / "certificate.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lengths": lengths}))
+    with pytest.raises(ValueError, match=r"certificate\.json"): Program.load(tmp_path / "program")
+
+
+def test_a_certificate_of_before_has_the_lengths_of_its_inputs(kept, tmp_path):
+    old = {name: entry for name, entry in kept.meta["certificate"].items() if name != "lengths"}
+    kept.replace(certificate=old).save(tmp_path / "program")
+    program = Program.load(tmp_path / "program")
+    assert "steps at other lengths" not in verdicts(program)
+    assert embed.longest_seen(program.meta["certificate"]) == 9
+
+
+def test_a_longer_text_is_said_once(kept, caplog):
+    short, long = Batch([[1] * 130]), Batch([[1], [1] * 131])
+    with caplog.at_level(logging.WARNING):
+        for batch in (short, long, long): embed.mention_length(kept, batch)
+    assert [record.getMessage() for record in caplog.records if "131 tokens" in record.getMessage()] == [
+        record.getMessage() for record in caplog.records] and len(caplog.records) == 1
+
+
+def test_every_kernel_with_tiles_declares_them():
+    assert {name for name, each in KERNELS.items() if each.mixes and each.launches and each.at is None} <= {
+        "attention_cached"}
