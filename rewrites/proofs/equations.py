@@ -191,8 +191,8 @@ def encode_size(size: Any, powers: dict[Any, int]) -> int | None:
 
 
 @lru_cache(maxsize=4)
-def prover(kinds: int, laws: tuple[Law, ...]) -> Prover:
-    """The engine that knows these laws, and so many kinds of node."""
+def prover(kinds: tuple[str, ...], laws: tuple[Law, ...]) -> Prover:
+    """The engine that knows these laws, and these kinds of node."""
     return Prover(laws)
 
 
@@ -204,5 +204,5 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
-    proof = prover(len(KINDS), values.LAWS if laws is None else tuple(laws)).prove(left, right, budget)
+    proof = prover(tuple(KINDS), values.LAWS if laws is None else tuple(laws)).prove(left, right, budget)
     return proof if proof else replace(proof, at=refute(left, right))
