@@ -189,8 +189,8 @@ def refuse_own(program: Program) -> None:
     """Raises InputError where a program cannot be loaded again: a file holds no function of one's own."""
     for number, step in enumerate(program.steps):
         if own := own_functions(step.attributes):
-            raise InputError(f"not saved: steps[{number}] computes {own[0]}, a function of one's own, which no file can "
-                             "hold: run the program where it is made, or write the function with those of opmatrix")
+            raise InputError(f"not saved: steps[{number}] computes {own[0]}, a function of one's own, which no file "
+                             "holds: run the program where it is made, or write the function with those of opmatrix")
 
 
 def format_json(value: Any, depth: int = 0) -> str:

@@ -162,7 +162,7 @@ def step(file: Path, i: int, row: Any) -> Step:
 def own_functions(attributes: Mapping[str, Any]) -> list[str]:
     """The functions of one's own that a step computes, by their names."""
     if not isinstance(term := attributes.get("term"), str): return []
-    from opmatrix.runtime.terms import find_own             # imported here: it needs sympy, and most programs do not
+    from opmatrix.runtime.terms import find_own  # imported here: it needs sympy, and most programs do not
     return find_own(term)
 
 
