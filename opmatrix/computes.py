@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-PLAIN = int, str, bytes, bool, type(None)
+IMMUTABLE = int, str, bytes, bool, type(None)
 
 
 def compute_alike(one: Any, other: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
@@ -41,4 +41,4 @@ def equal_values(one: Any, other: Any, compared: frozenset[tuple[int, int]]) -> 
         case np.generic(): return one.tobytes() == other.tobytes()
         case float(): return one.hex() == other.hex()
         case FunctionType() | MethodType(): return compute_alike(one, other, compared)
-    return isinstance(one, (*PLAIN, Data, Pattern, Relation)) and bool(one == other)
+    return isinstance(one, (*IMMUTABLE, Data, Pattern, Relation)) and bool(one == other)

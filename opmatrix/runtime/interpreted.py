@@ -24,7 +24,7 @@ from opmatrix.term import Operator, read
 
 Doubles = NDArray[np.float64]
 MAX_OPERANDS = 8                                            # values of a step, and arrays
-OWN = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"
+UNWRITABLE = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"
 
 
 def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
@@ -38,11 +38,11 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
             if given not in arrays: arrays.append(given)
             return {"array": arrays.index(given)}
         if isinstance(given, Pattern):
-            if not given.stated: raise InputError(f"pattern {given}: {OWN}")
+            if not given.stated: raise InputError(f"pattern {given}: {UNWRITABLE}")
             return {"pattern": given.form, "arrays": [attribute(data)["array"] for data in given.data]}
         if isinstance(given, Relation): return {"relation": [given.name, given.rows, given.cols]}
         if not isinstance(given, type): return given
-        if not is_known(given): raise InputError(f"monoid {given.__name__}: {OWN}")
+        if not is_known(given): raise InputError(f"monoid {given.__name__}: {UNWRITABLE}")
         return {"over": given.__name__}
 
     def add(node: Operator) -> int:
@@ -56,6 +56,13 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
     add(term)
     return json.dumps(nodes, separators=(",", ":")), arrays
+
+
+def is_writable(term: Operator) -> bool:
+    """Whether a term can be written: monoids and patterns of one's own have no text."""
+    attributes = [each for node in term.walk() for each in node.attributes]
+    return all(is_known(each) if isinstance(each, type) else not isinstance(each, Pattern) or each.stated
+               for each in attributes)
 
 
 @dataclass(frozen=True, eq=False)

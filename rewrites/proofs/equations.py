@@ -20,6 +20,7 @@ from rewrites.compiler.egraph import SCHEDULE, engine, rules
 from rewrites.compiler.template import Template
 from rewrites.law import Law
 from rewrites.proofs.laws import values
+from rewrites.proofs.reading import read_both
 from rewrites.proofs.refute import Counterexample, refute
 
 PROOFS_PER_ENGINE = 100                                     # proofs that one engine makes
@@ -204,5 +205,6 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
-    proof = prover(tuple(KINDS), values.LAWS if laws is None else tuple(laws)).prove(left, right, budget)
+    proof = prover(tuple(KINDS), values.LAWS if laws is None else tuple(laws)).prove(
+        *read_both(left, right), budget)
     return proof if proof else replace(proof, at=refute(left, right))

@@ -23,7 +23,7 @@ from rewrites.verify.graphs import batch as draw_batch
 
 MIN_DIFFERENCE = 1e-6                                       # relative: far above what float64 rounds
 FREE = (N, T, H)                                            # sizes that an input gives
-PLAIN = 1 << 10                                             # drawn numbers are parts of this
+GRID = 1 << 10                                             # drawn numbers are parts of this
 FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StopIteration, RuntimeError
 
 
@@ -71,7 +71,7 @@ def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple
     agree, or where it cannot be told. Raises where something does not fit."""
     columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
     given = draw_batch(Template.of({"one": one, "other": other}), rng)
-    x = plain(2 * rng.normal(size=(given.rows, columns)))
+    x = coarsen(2 * rng.normal(size=(given.rows, columns)))
     with np.errstate(all="ignore"):
         a, b = (np.asarray(dense(term, x, given)) for term in (one, other))
         if any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False)):
@@ -117,9 +117,9 @@ def is_sure(term: Operator) -> bool:
     return all(around(number).low == around(number).high for array in arrays for number in array.flat)
 
 
-def plain(numbers: NDArray[Any]) -> NDArray[np.float64]:
+def coarsen(numbers: NDArray[Any]) -> NDArray[np.float64]:
     """Numbers of few bits near these: products of them do not round."""
-    return np.round(numbers * PLAIN) / PLAIN
+    return np.round(numbers * GRID) / GRID
 
 
 def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Any, Any]:
@@ -143,7 +143,7 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
     columns, names = INPUT if into.cols is N else into.cols, count(1)
 
     def matrix(rows: int, cols: int) -> Operator:
-        made: Operator = weight(Data(plain(rng.normal(size=(*stack, rows, cols))),
+        made: Operator = weight(Data(coarsen(rng.normal(size=(*stack, rows, cols))),
                                            f"{leaf.args[0]}{next(names)}"))
         return made
     if out.rows is not T:                                   # numbers of any rows, not one for each token
@@ -151,7 +151,7 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         return
     if out.cols is T:                                       # a column for each token
         yield product(matrix(columns, 3) @ bent, turn(matrix(columns, 3) @ bent))
-        yield product(matrix(columns, 3) @ bent, turn(const(Data(plain(rng.normal(size=3)),
+        yield product(matrix(columns, 3) @ bent, turn(const(Data(coarsen(rng.normal(size=3)),
                                                                               f"{leaf.args[0]}{next(names)}"))))
         return
     if out.cols is N or (into.cols is not N and into.cols == out.cols):
@@ -160,7 +160,7 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         yield matrix(columns, out.cols) @ bent
         if into.cols is N: yield ones @ matrix(1, out.cols) @ bent
         yield matrix(columns, out.cols)
-        row: Operator = const(Data(plain(rng.normal(size=out.cols * (stack or (1,))[0])),
+        row: Operator = const(Data(coarsen(rng.normal(size=out.cols * (stack or (1,))[0])),
                                    f"{leaf.args[0]}{next(names)}"))
         yield row @ heads(stack[0]) if stack else row
 
