@@ -14,7 +14,7 @@ from opmatrix.data import Data
 from opmatrix.operators import const, gelu, heads, ones, product, relu, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch
-from opmatrix.shapes import H, N, Shape, Space, T
+from opmatrix.shapes import H, N, Shape, Space, T, untaken
 from opmatrix.term import Operator
 from rewrites.compiler.template import Template
 from rewrites.law import INPUT, Name, bent
@@ -30,13 +30,16 @@ FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, St
 @dataclass(frozen=True)
 class Counterexample:
     """Where two operators differ: at x (rows, columns), with these operators for their symbols, the entry (row, column)
-    of the result is `left` of one and `right` of the other; or, with no entry, the shape is."""
+    of the result is `left` of one and `right` of the other; or, with no entry, the shape is. `sides` are the two over
+    those operators, `batch` what they were given."""
 
     x: NDArray[np.float64]
     symbols: dict[str, Operator]
     entry: tuple[int, ...]
     left: Any
     right: Any
+    sides: tuple[Operator, Operator]
+    batch: Batch
 
     def __str__(self) -> str:
         said = ", ".join(f"{name} = {term}" for name, term in self.symbols.items())
@@ -61,21 +64,24 @@ def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Co
         except FAULTS:                                      # no sizes, operators or numbers that fit
             continue
         if found is not None:
-            return Counterexample(found[0], {str(leaf.args[0]): term for leaf, term in symbols.items()
-                                             if isinstance(leaf, Operator)}, *found[1:])
+            names = dict[str, Operator]()
+            for leaf, term in symbols.items():
+                if isinstance(leaf, Operator):
+                    names[untaken(str(leaf.args[0]), names)] = term
+            return Counterexample(found[0], names, *found[1:])
     return None
 
 
 def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple[Any, ...] | None:
-    """(x, entry, the number of one, of the other) where two operators without symbols differ most; none where they
-    agree, or where it cannot be told. Raises where something does not fit."""
+    """(x, entry, the number of one, of the other, both, the batch) where two operators without symbols differ most;
+    none where they agree, or where it cannot be told. Raises where something does not fit."""
     columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
     given = draw_batch(Template.of({"one": one, "other": other}), rng)
     x = coarsen(2 * rng.normal(size=(given.rows, columns)))
     with np.errstate(all="ignore"):
         a, b = (np.asarray(dense(term, x, given)) for term in (one, other))
         if any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False)):
-            return x, (), a.shape, b.shape
+            return x, (), a.shape, b.shape, (one, other), given
         a, b = np.broadcast_arrays(a, b)
         far = abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))
         if not (far & np.isfinite(a) & np.isfinite(b)).any():
@@ -84,7 +90,7 @@ def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple
     if not (gaps > 0).any():
         return None
     at = tuple(int(i) for i in np.unravel_index(np.argmax(gaps), gaps.shape))
-    return x, at, float(a[at]), float(b[at])
+    return x, at, float(a[at]), float(b[at]), (one, other), given
 
 
 def gaps_of(one: Operator, other: Operator, x: NDArray[Any], given: Batch) -> NDArray[np.float64]:
