@@ -231,6 +231,9 @@ class High:
             try: return wrap(OPERATIONS[ufunc.__name__](*map(bare, inputs)))
             except ZeroDivisionError: return High(mpmath.nan)
 
+    def __array_function__(self, function, types, inputs, more):
+        return inputs[1 if inputs[0] else 2] if function is np.where else NotImplemented
+
 
 def bare(number):
     number = number.item() if isinstance(number, np.ndarray | np.generic) else number

@@ -57,7 +57,7 @@ class Reader:
             read = (self.read(child, at) for child in term.children[:term.kind.at_x])
             found: Operator = term.kind(*read, *term.args[term.kind.at_x:])
         else:
-            alone = term.constant and not term.children and at.out[:2] == self.x.out[:2]
+            alone = term.constant and at.out[:2] == self.x.out[:2]
             found = term if alone else at @ term
         return found
 
