@@ -2,7 +2,7 @@
 kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even where extraction would not choose it."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -98,9 +98,7 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
 
 def spell_values(template: Template, laws: Sequence[Law]) -> Template:
     """The template with the numbers, monoids and patterns that laws speak of called as they call them."""
-    spoken = {spelled(value): value for law in laws for side in law.sides() for root in side
-              for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
-              if not isinstance(value, Name | Symbol)}
+    spoken = find_spoken(tuple(laws))
     text, entries = template.text, template.entries
     for label in [label for label, value in template.values.items() if isinstance(value, Data)
                   and spelled(value) in spoken]:
@@ -109,6 +107,14 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
         entries = tuple(entry._replace(attributes=tuple(called if a == label else a for a in entry.attributes))
                         for entry in entries)
     return Template(text, template.values | spoken, entries)
+
+
+@cache
+def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
+    """The numbers, monoids and patterns that laws speak of, as they call them."""
+    return {spelled(value): value for law in laws for side in law.sides() for root in side
+            for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
+            if not isinstance(value, Name | Symbol)}
 
 
 def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
