@@ -38,7 +38,7 @@ def equal_values(one: Any, other: Any, compared: frozenset[tuple[int, int]]) -> 
             return len(one) == len(other) and all(equal_values(a, b, compared)
                                                   for a, b in zip(one, other, strict=True))
         case np.ndarray(): return Data(one) == Data(other) if one.dtype.kind in "fiub" else False
-        case np.generic(): return one.tobytes() == other.tobytes()
-        case float(): return one.hex() == other.hex()
+        case np.generic(): return bool(one.tobytes() == other.tobytes())
+        case float(): return bool(one.hex() == other.hex())
         case FunctionType() | MethodType(): return compute_alike(one, other, compared)
     return isinstance(one, (*IMMUTABLE, Data, Pattern, Relation)) and bool(one == other)

@@ -36,8 +36,8 @@ class Maybe:
     def __and__(self, other: Any) -> Any: return self if isinstance(other, Maybe) or other else False
     def __or__(self, other: Any) -> Any: return True if not isinstance(other, Maybe) and other else self
     def __invert__(self) -> Maybe: return self
-    def __mul__(self, other: Any) -> Between: return Between(0.0, 1.0) * other      # type: ignore[override]
-    __rand__, __ror__, __rmul__ = __and__, __or__, __mul__                          # type: ignore[assignment]
+    def __mul__(self, other: Any) -> Any: return Between(0.0, 1.0) * other
+    __rand__, __ror__, __rmul__ = __and__, __or__, __mul__
 
 
 MAYBE = Maybe()
@@ -68,8 +68,8 @@ class Between:
     def __add__(self, other: Any) -> Between:
         o = as_between(other)
         return outward(self.low + o.low, self.high + o.high)
-    def __sub__(self, other: Any) -> Between: return self + -as_between(other)
-    def __rsub__(self, other: Any) -> Between: return -self + other
+    def __sub__(self, other: Any) -> Any: return self + -as_between(other)
+    def __rsub__(self, other: Any) -> Any: return -self + other
     def __mul__(self, other: Any) -> Between:
         o = as_between(other)
         if other is self and not self.unknown:
@@ -78,12 +78,12 @@ class Between:
         if (self.low == self.high == 0 and o.finite) or (o.low == o.high == 0 and self.finite): return Between(0.0)
         ends = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
         return outward(min(ends), max(ends)) if not any(map(isnan, ends)) else Between(nan)
-    def __truediv__(self, other: Any) -> Between:
+    def __truediv__(self, other: Any) -> Any:
         o = as_between(other)
         if o.unknown or o.holds(0.0): return Between(nan)
-        return self * outward(*sorted((1 / o.low, 1 / o.high)))
-    def __rtruediv__(self, other: Any) -> Between: return as_between(other) / self
-    def __pow__(self, power: Any) -> Between:
+        return self * outward(1 / o.high, 1 / o.low)
+    def __rtruediv__(self, other: Any) -> Any: return as_between(other) / self
+    def __pow__(self, power: Any) -> Any:
         if power == 0.5: return FUNCTIONS["sqrt"](self)
         if isinstance(power, Between) or power != int(power): return Between(nan)
         if power < 0: return 1.0 / self ** -power
@@ -129,7 +129,8 @@ def around(number: Any) -> Between:
     if isinstance(number, Between): return number
     mantissa, _ = math.frexp(found := float(number))
     if not isfinite(found) or (mantissa * 2 ** SURE_BITS).is_integer(): return Between(found)
-    return outward(*sorted((found * (1 - UNSURE), found * (1 + UNSURE))))
+    off = abs(found) * UNSURE
+    return outward(found - off, found + off)
 
 def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: float = inf) -> Between:
     """From low to high, each off by at most so many steps of float64."""

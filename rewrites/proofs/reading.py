@@ -50,7 +50,8 @@ class Reader:
                 return self.read(then, self.read(first, at))
             case "mul", (a, b) if is_number(a) or is_number(b):         # as laws write it
                 a, b = (b, a) if is_number(a) else (a, b)
-                return self.read(a, at) @ (I * b)
+                made: Operator = self.read(a, at) @ (I * b)
+                return made
             case "given", _:
                 return seen_from(term, at.out.rows, at)
         if term.kind in PURE and term.kind.at_x:

@@ -105,8 +105,9 @@ def gaps_of(one: Operator, other: Operator, x: NDArray[Any], given: Batch) -> ND
     if not all(is_sure(term) for term in (one, other)):
         return np.zeros(np.broadcast_shapes(*(dense(term, x, given).shape for term in (one, other))))
     a, b = (entrywise(term, x, given, Fraction) for term in (one, other))
-    return np.vectorize(lambda u, v: float(abs(u - v) > MIN_DIFFERENCE * max(abs(u), abs(v))) * float(abs(u - v)),
-                        [float])(*np.broadcast_arrays(a, b))
+    pairs = np.vectorize(lambda u, v: float(abs(u - v)) if abs(u - v) > MIN_DIFFERENCE * max(abs(u), abs(v)) else 0.0,
+                         [float])
+    return np.asarray(pairs(*np.broadcast_arrays(a, b)))
 
 
 def gap(a: Between, b: Between) -> float:

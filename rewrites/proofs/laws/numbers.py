@@ -1,11 +1,11 @@
-"""Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number. `SAME` asks
-for equal rows, columns and heads, where nothing spreads. What becomes a part of itself is looked at no longer: a times
-one is a, and so times one times one."""
+"""Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number. `EQUAL`
+asks for equal rows, columns and heads, where nothing spreads. What becomes a part of itself is looked at no longer: a
+times one is a, and so times one times one."""
 from opmatrix.nodes import compose
 from opmatrix.operators import I, const, mean
 from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar, varying
 
-SAME = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
+EQUAL = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
 SPREADING = ("(column r)", "(= (tall a) (tall r))", "(= (deep a) (deep r))")
 RING, AVERAGE = "ring axioms", "an average of a sum is the sum of the averages"
 
@@ -26,13 +26,13 @@ def minus_twice(a: array[k, n]):
     return minus(minus(a)), a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, when=SAME)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
 def nothing_added(a: array[k, n], b: array[k, n]):
     """Zeros of the same size add nothing."""
     return a + none(b), a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, when=SAME)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
 def nothing_before(a: array[k, n], b: array[k, n]):
     """The same in the other order."""
     return none(b) + a, a
