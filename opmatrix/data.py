@@ -87,6 +87,15 @@ def check_numbers(numbers: Any) -> NDArray[Any]:
     return array
 
 
+def ids(sentence: Any, where: str) -> NDArray[np.int64]:
+    """A sentence as a row of int64."""
+    found = np.asarray(sentence)
+    if found.ndim != 1: raise ValueError(f"{where} has shape {found.shape}: one row of token ids is needed")
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"{where} holds {found.dtype}: token ids are integers")
+    return found.astype(np.int64)
+
+
 class Promised(Data):
     """An array of which only the name and the shape are known yet; it is equal to itself by its name. It is taken to
     have no special numbers: no zeros that a sparse format leaves out, none that a narrower type holds, no gain of

@@ -14,7 +14,7 @@ from opmatrix.properties import PROPERTIES
 from opmatrix.relations import Relation
 from opmatrix.shapes import N, Shape, ShapeError, brief
 from opmatrix.signature import Port
-from opmatrix.term import Kind, Operator, adjoint
+from opmatrix.term import KINDS, Kind, Operator, adjoint
 
 
 def matrix(shape, dense, linear=True, **more):
@@ -353,3 +353,5 @@ def pick(x, relation: Relation):
 def symbol(x, name: str, into: Shape, out: Shape, facts: tuple):             # type: ignore[type-arg]
     """An operator of which only name, sizes and properties are known."""
     return x.symbol(name, into, out)
+
+LASTING = dict(KINDS)                                       # kinds that files may name: those of one's own come and go

@@ -55,3 +55,9 @@ def parse(text: str, arrays: Sequence[Any] = ()) -> Pattern:
     found = several()
     if words: raise ValueError(f"{text!r}: {words[-1]!r} follows a whole pattern")
     return found
+
+
+def states(pattern: Pattern) -> bool:
+    """Whether the text of a pattern, with its arrays, is that of this pattern: one's own has any text."""
+    try: return parse(pattern.form, pattern.data) == pattern
+    except ValueError: return False

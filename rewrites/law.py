@@ -125,11 +125,6 @@ def is_variable(attribute: Any) -> bool:
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
 
 
-def spelled(attribute: Any) -> str:
-    """An attribute that is no variable, as nodes of graphs and trees have it."""
-    return getattr(attribute, "__name__", None) or str(attribute)
-
-
 def stand_in(variable: str, sort: Sort) -> Any:
     """The symbol that stands for a variable in a rewrite."""
     *heads, last = sort.sizes or (None,)

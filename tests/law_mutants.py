@@ -12,7 +12,7 @@ from opmatrix.operators import const, heads, join, turn
 from opmatrix.shapes import N
 from opmatrix.term import KINDS, Operator
 from rewrites.compiler.kinds import adjoint, left, right
-from rewrites.law import Law, Name, Sides, Sort, h, k, n, p, q, stand_in
+from rewrites.law import Law, Name, Sides, Sort, h, is_variable, k, n, p, q, stand_in
 from rewrites.laws.kernel_law import Implementation
 from rewrites.proofs.refute import instance
 
@@ -59,10 +59,18 @@ def make_law(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law
 
     def body(**variables: Any) -> Sides:
         by = variables | {symbol: variables[name] for name, symbol in counts.items()}
-        first, second = (tuple(instance(term, by) for term in side) for side in sides)
+        first, second = (tuple(instance(term, keyed(term, by)) for term in side) for side in sides)
         return first, second
     body.__name__, body.__annotations__, body.__doc__ = law.name, sorts, law.doc
     return replace(law, body=body, without=(), canonical=False, **more)
+
+
+def keyed(term: Operator, by: dict[str, Any]) -> dict[Any, Any]:
+    """What stands for the variables of a term, by their names, by what they are there."""
+    leaves = {node: node.args[0] for node in term.walk() if node.kind.name == "symbol"}
+    leaves |= {each: str(each) for node in term.walk() for each in node.attributes
+               if node not in leaves and is_variable(each)}
+    return {leaf: by[name] for leaf, name in leaves.items() if name in by}
 
 
 def resized(sorts: dict[str, Sort], sizes: dict[Any, Any]) -> dict[str, Sort]:

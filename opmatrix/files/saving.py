@@ -16,7 +16,7 @@ from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory
-from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
+from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS, own_functions
 from opmatrix.program import Program
 
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
@@ -163,6 +163,7 @@ def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
 def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
     """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie
     in files of their own, one for each set."""
+    refuse_own(program)
     directory.mkdir(parents=True, exist_ok=True)
     described = program.described()
     meta = described["meta"]
@@ -182,6 +183,14 @@ def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] 
         if (entry := program.meta.get(name)) is not None:
             text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
             (directory / f"{name}.json").write_text(text, "utf-8")
+
+
+def refuse_own(program: Program) -> None:
+    """Raises InputError where a program cannot be loaded again: a file holds no function of one's own."""
+    for number, step in enumerate(program.steps):
+        if own := own_functions(step.attributes):
+            raise InputError(f"not saved: steps[{number}] computes {own[0]}, a function of one's own, which no file "
+                             "holds: run the program where it is made, or write the function with those of opmatrix")
 
 
 def format_json(value: Any, depth: int = 0) -> str:

@@ -153,8 +153,17 @@ def read_meta(directory: Path, name: str) -> Any:
 def step(file: Path, i: int, row: Any) -> Step:
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
+            if strange := own_functions(attributes):
+                raise InputError(f"{file}: steps[{i}]: {strange[0]!r} is a function of one's own: {AGAIN}")
             if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
+
+
+def own_functions(attributes: Mapping[str, Any]) -> list[str]:
+    """The functions of one's own that a step computes, by their names."""
+    if not isinstance(term := attributes.get("term"), str): return []
+    from opmatrix.runtime.terms import find_own  # imported here: it needs sympy, and most programs do not
+    return find_own(term)
 
 
 def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Tensor],

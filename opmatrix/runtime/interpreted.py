@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.errors import InputError
 from opmatrix.data import Data
+from opmatrix.monoids import is_known
 from opmatrix.oracles import Dense, needed
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
@@ -22,6 +24,7 @@ from opmatrix.term import Operator, read
 
 Doubles = NDArray[np.float64]
 MAX_OPERANDS = 8                                            # values of a step, and arrays
+UNWRITABLE = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"
 
 
 def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
@@ -35,9 +38,12 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
             if given not in arrays: arrays.append(given)
             return {"array": arrays.index(given)}
         if isinstance(given, Pattern):
+            if not given.stated: raise InputError(f"pattern {given}: {UNWRITABLE}")
             return {"pattern": given.form, "arrays": [attribute(data)["array"] for data in given.data]}
         if isinstance(given, Relation): return {"relation": [given.name, given.rows, given.cols]}
-        return {"over": given.__name__} if isinstance(given, type) else given
+        if not isinstance(given, type): return given
+        if not is_known(given): raise InputError(f"monoid {given.__name__}: {UNWRITABLE}")
+        return {"over": given.__name__}
 
     def add(node: Operator) -> int:
         if node not in numbers:
@@ -50,6 +56,13 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
     add(term)
     return json.dumps(nodes, separators=(",", ":")), arrays
+
+
+def is_writable(term: Operator) -> bool:
+    """Whether a term can be written: monoids and patterns of one's own have no text."""
+    attributes = [each for node in term.walk() for each in node.attributes]
+    return all(is_known(each) if isinstance(each, type) else not isinstance(each, Pattern) or each.stated
+               for each in attributes)
 
 
 @dataclass(frozen=True, eq=False)

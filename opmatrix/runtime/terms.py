@@ -9,6 +9,7 @@ from typing import Any, get_args
 from formats.disk.files import parse_json
 from opmatrix import monoids
 from opmatrix.data import Data
+from opmatrix.nodes import LASTING
 from opmatrix.operators import symbol
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Pattern, everyone
@@ -96,6 +97,15 @@ def check_name(name: str) -> str:
     """The name of a relation or a space."""
     if re.fullmatch(r"[A-Za-z]\w{0,39}", name, re.ASCII): return name
     raise ValueError(f"{name!r:.80} is no name of up to 40 letters, digits and _")
+
+
+def find_own(text: str) -> list[str]:
+    """The functions of one's own that the text of a term names: kinds that are known as long as the process, and to no
+    file."""
+    try: entries = parse_json(text, "term")
+    except ValueError: return []
+    named = [entry[0] for entry in entries if isinstance(entry, list) and entry] if isinstance(entries, list) else []
+    return [name for name in named if isinstance(name, str) and name in KINDS and name not in LASTING]
 
 
 # ---- how large it is

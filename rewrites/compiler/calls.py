@@ -29,7 +29,7 @@ class At(NamedTuple):
 
     def field(self, name: str) -> str:
         """The field of the batch that a one-hot value is made of."""
-        return str(self.lowering.graph.members[self.bound[name]][0].attributes[0])
+        return str(self.lowering.template.values[self.lowering.graph.members[self.bound[name]][0].attributes[0]])
 
 
 def list_kernels(call: "Call") -> list[Declared]:

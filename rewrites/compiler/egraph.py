@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from opmatrix.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
 from rewrites.compiler.template import Template, quoted
-from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable, spelled
+from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable
 from rewrites.laws import facts
+from rewrites.spelling import spelled
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
 GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the

@@ -12,6 +12,7 @@ from opmatrix.signature import Port
 from opmatrix.term import KINDS, PROPERTIES, Operator
 from rewrites.compiler.sizing import asked, shrink
 from rewrites.laws import facts
+from rewrites.spelling import spelled
 
 
 class Entry(NamedTuple):
@@ -24,18 +25,18 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Attributes and their names in the graph. Arrays and sizes are named in order of appearance."""
+    """Attributes and their names in the graph: each thing has its own. Arrays and sizes are named in order of
+    appearance, others as laws spell them."""
 
     def __init__(self) -> None:
         self.names: dict[Any, str] = {}
         self.values: dict[str, Any] = {}
 
     def name(self, value: Any) -> str:
-        numeric = isinstance(value, (Data, Shape, Port, int, float))
-        kind = type(value).__name__.lower()
-        label = f"{kind}{len(self.names)}" if numeric else getattr(value, "__name__", None) or str(value)
-        key = (type(value).__name__, value if numeric else label)
+        key = type(value), value
         if key not in self.names:
+            numeric = isinstance(value, (Data, Shape, Port, int, float))
+            label = f"{type(value).__name__.lower()}{len(self.names)}" if numeric else spelled(value)
             self.names[key], self.values[label] = label, value
         return self.names[key]
 

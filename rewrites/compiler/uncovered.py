@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from opmatrix.data import Data
 from opmatrix.patterns import Pattern
-from opmatrix.runtime.interpreted import MAX_OPERANDS, write_term
+from opmatrix.runtime.interpreted import MAX_OPERANDS, is_writable, write_term
 from opmatrix.runtime.operands import C
 from opmatrix.shapes import Space
 from opmatrix.term import Operator, substitute
@@ -46,6 +46,7 @@ def interpreted(lowering: "Lowering",
             inside = {part: at for part, at in values.items() if part is not term}
             used = [part for part in find_values(term, inside)]
             if not inside.keys() >= {*used}: continue       # caches are for their own kernels
+            if not is_writable(term): continue              # one's own things have no text
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
             if max(len(used), len(arrays)) <= MAX_OPERANDS:

@@ -10,7 +10,8 @@ from opmatrix.term import Operator, substitute
 from rewrites.compiler.egraph import Node, build
 from rewrites.compiler.template import sizes_of
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
-from rewrites.law import APPROXIMATE, Law, is_variable, spelled
+from rewrites.law import APPROXIMATE, Law, is_variable
+from rewrites.spelling import spelled
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Values

@@ -12,7 +12,8 @@ from rewrites.compiler.lower import Lowering
 from rewrites.derivations.derivation import Derivation, Step, same_attributes
 from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
-from rewrites.law import IMPLEMENTATION, Law, is_variable, spelled
+from rewrites.law import IMPLEMENTATION, Law, is_variable
+from rewrites.spelling import spelled
 
 Bound = dict[str, Any]                                      # variable of a law -> class, or name of an attribute
 sides = cache(Law.sides)

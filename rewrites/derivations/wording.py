@@ -5,11 +5,13 @@ from itertools import groupby
 from typing import Any
 
 from opmatrix.data import Data
-from opmatrix.shapes import ShapeError
+from opmatrix.shapes import Shape, ShapeError
+from opmatrix.signature import Port
 from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivations.derivation import Derivation, Step, unify
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.law import APPROXIMATE, Law
+from rewrites.spelling import describe_attribute
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
@@ -84,7 +86,7 @@ class Writer:
 
     def attribute(self, name: str) -> str:
         value = self.values.get(name, name)
-        return str(value) if isinstance(value, int | float) else name
+        return name if isinstance(value, Data | Shape | Port) else describe_attribute(value)
 
 
 def count_common(first: str, last: str) -> int:

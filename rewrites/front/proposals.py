@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from formats import FORMATS
+from opmatrix.files.storage import own_functions
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
@@ -179,19 +180,21 @@ def propose_methods(space: Space, structure: Structure, program: Program, emitte
                     own: Sequence[Approximation] = ()) -> Choices:
     """Proposes methods for every weight of an exact structure, fitted to the rows `fit`, and measures each alone: the
     relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits
-    and prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and
-    never recalled. Where no error is allowed nothing is proposed."""
+    and prices is recalled, but of none that computes functions of one's own, which may be others next time. `own` are
+    approximations that a user declared: these are proposed for every weight, and never recalled. Where no error is
+    allowed nothing is proposed."""
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
                       fitted={structure.route: WeakValueDictionary(emitter.fitted)})
     if not limits.error: return choices
     found, prices = sites(program, structure, emitter), space.prices
     batch = sample(program, batch, len(found) * limits.most)
     file = errors_file(program, (fit, batch), limits, prices)
-    if (measured := None if own else recall(file, [site.name for site in found])) is None:
+    lasting = not own and not any(own_functions(step.attributes) for step in program.steps)
+    if (measured := recall(file, [site.name for site in found]) if lasting else None) is None:
         choices.observe(program, found)
         fitting = Fitter({each.key: choices.seen[each.value] for each in found if each.x}, choices.own)
         measured = proposed(program, found, prices, batch, limits, fitting, progress)
-        if not own:
+        if lasting:
             save_errors(file, measured)
     for site in found:
         leaves = frozenset(keys(structure.lowering(site.part), site.stored.weight))

@@ -68,7 +68,7 @@ single, single_query = (replace(each, space="S") for each in (value, shared))   
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 ATTENDED = attention, attention_scaled, attention_grouped, attention_scaled_grouped
 # patterns that kernels know
-SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach"), "attends", "cached"))
+SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach", "stated"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 PLAIN = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
 SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])

@@ -14,13 +14,16 @@ from typing import Any
 import sympy
 
 from opmatrix import monoids
-from opmatrix.shapes import N
+from opmatrix.shapes import H, N
 from opmatrix.term import KINDS, Operator
 from rewrites.compiler.egraph import SCHEDULE, engine, rules
-from rewrites.compiler.template import Template
+from rewrites.compiler.template import Template, quoted
 from rewrites.law import Law
-from rewrites.proofs.laws import values
+from rewrites.proofs.laws import numbers, values
+from rewrites.proofs.reading import read_both
 from rewrites.proofs.refute import Counterexample, refute
+from rewrites.spelling import spelled
+from rewrites.verify.graphs import spell_values
 
 PROOFS_PER_ENGINE = 100                                     # proofs that one engine makes
 BASE = 1 << 32                                              # above any number of equal sizes in a sum
@@ -46,11 +49,26 @@ SIZED = {
     "unit a": ("", "n", "n"),
 }
 DERIVED = {node.split()[0] for node in SIZED}
+# Heads of a class, as those of its parts, where these have as many as each other; and behind a function of entries.
+AS_MANY = ("add a b", "mul a b", "row a b", "below a b", 'product a b "sum" w', "turn a")
+ANY_HEADS = BASE                                            # of what gives as many heads as come in
 FACTS = "\n".join([
-    "(function tall (Op) BigInt :merge old) (function wide (Op) BigInt :merge old)",
+    *(f"(function {fact} (Op) BigInt :merge old)" for fact in ("tall", "wide", "deep")),
+    *(f"(rule ((= e (K_{node})) (= h (deep a)) {'(= h (deep b))' if ' b' in node else ''}) ((set (deep e) h)) :ruleset "
+      "facts)" for node in AS_MANY),
+    "(rule ((= e (K_compose a f)) (entrywise f) (= h (deep a)) (= i (deep f)) (= i (from-string "
+    f'"{ANY_HEADS}"))) ((set (deep e) h)) :ruleset facts)',
     *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset "
       "facts)"
       for node, (where, rows, columns) in SIZED.items())])
+
+
+def literal_facts(laws: Sequence[Law]) -> str:
+    """What is known of the numbers that laws write: each is one column, of as many heads as come in."""
+    written = {quoted(spelled(term.args[0])) for law in laws for side in law.sides() for root in side
+               for term in root.walk() if term.kind.name == "const" and term.args[0].shape == (1,)}
+    return "\n".join(f'(rule ((= e (K_{leaf}))) ({fact} (set (deep e) (from-string "{ANY_HEADS}"))) :ruleset facts)'
+                     for leaf, fact in (("I", ""), *((f"const {name}", "(column e)") for name in sorted(written))))
 
 
 ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
@@ -92,7 +110,7 @@ class Prover:
         """A fresh engine: one proof was seen to be missed after 399 others in one engine, never after a few."""
         used = {law.phase for law in self.laws}
         self.engine, self.proofs = engine((), later=self.laws), 0
-        self.run("\n".join([FACTS, *(rule for law in self.laws for rule in rules(law))]))
+        self.run("\n".join([FACTS, literal_facts(self.laws), *(rule for law in self.laws for rule in rules(law))]))
         self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE)
                        if phase in used]
 
@@ -109,7 +127,8 @@ class Prover:
         self.refresh()
         self.proofs += 1
         start, roots = time.perf_counter(), {"left": left, "right": right}
-        self.run("(push)\n" + add_sizes(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)
+        template = spell_values(Template.of(roots, inputs(left, right) if self.acts else ()), self.laws)
+        self.run("(push)\n" + add_sizes(template, roots).text)
         try:
             search = Search(self.engine, budget)
             search.saturate(self.phases)
@@ -158,10 +177,11 @@ def inputs(*terms: Operator) -> list[Operator]:
 def add_sizes(template: Template, roots: dict[str, Operator]) -> Template:
     """The template of these operators, with the rows and columns that the engine does not find itself."""
     found: dict[Any, int | None] = {}
-    powers, lines = {sympy.S.One: 0}, []
+    powers, lines = {sympy.S.One: 0, H: 1}, []
     terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
     for entry, term in zip(template.entries, terms, strict=True):
-        for fact, size in () if is_derived(term) else (("tall", term.out.rows), ("wide", term.out.cols)):
+        sizes = () if is_derived(term) else (("tall", term.out.rows), ("wide", term.out.cols))
+        for fact, size in (*sizes, ("deep", term.out.heads)):
             if size not in found:
                 found[size] = encode_size(size, powers)
             if found[size] is not None:
@@ -191,18 +211,28 @@ def encode_size(size: Any, powers: dict[Any, int]) -> int | None:
 
 
 @lru_cache(maxsize=4)
-def prover(kinds: int, laws: tuple[Law, ...]) -> Prover:
-    """The engine that knows these laws, and so many kinds of node."""
+def prover(kinds: tuple[str, ...], laws: tuple[Law, ...]) -> Prover:
+    """The engine that knows these laws, and these kinds of node."""
     return Prover(laws)
 
 
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
     """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than
     the budget, refuted where numbers differ, else not found. Without `laws` they are those of values
-    (`rewrites.proofs.laws.values.LAWS`, blocks included), to which laws of one's own may be added; those of the search,
-    `opmatrix.laws`, speak of operators between a model's products. Raises TypeError for what is no operator."""
+    (`rewrites.proofs.laws.values.LAWS`, blocks included), to which laws of one's own may be added, and where these do
+    not reach those of numbers that cancel, too; those of the search, `opmatrix.laws`, speak of operators between a
+    model's products. Both are read at one value of which nothing is known. Raises TypeError for what is no
+    operator."""
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
-    proof = prover(len(KINDS), values.LAWS if laws is None else tuple(laws)).prove(left, right, budget)
-    return proof if proof else replace(proof, at=refute(left, right))
+    sides = read_both(left, right)
+
+    def by(known: Sequence[Law]) -> Proof:
+        return prover(tuple(KINDS), tuple(known)).prove(*sides, budget)
+    proof = by(values.LAWS if laws is None else laws)
+    if proof or (at := refute(left, right)) is not None:
+        return proof if proof else replace(proof, at=at)
+    if laws is None and (cancelled := by(values.LAWS + numbers.LAWS)):      # whose rounds grow where nothing cancels
+        return cancelled
+    return proof

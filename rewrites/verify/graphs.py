@@ -2,7 +2,7 @@
 kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even where extraction would not choose it."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from opmatrix.relations import GIVEN, Relation
 from opmatrix.shapes import Shape, T, brief
 from opmatrix.signature import Port
 from opmatrix.term import PROPERTIES, Operator
-from rewrites.compiler.egraph import Graph, Node, attribute, build, fitting, saturate
+from rewrites.compiler.egraph import Graph, Node, build, fitting, saturate
 from rewrites.compiler.flat import flat
 from rewrites.compiler.lower import Lowering
 from rewrites.compiler.template import Template, quoted
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
+from rewrites.spelling import spelled
 from rewrites.verify.numbers import Exact, Values
 
 TOLERANCE = 1e-9
@@ -97,17 +98,23 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
 
 def spell_values(template: Template, laws: Sequence[Law]) -> Template:
     """The template with the numbers, monoids and patterns that laws speak of called as they call them."""
-    spoken = {attribute(value).strip('"'): value for law in laws for side in law.sides() for root in side
-              for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
-              if not isinstance(value, Name | Symbol)}
+    spoken = find_spoken(tuple(laws))
     text, entries = template.text, template.entries
     for label in [label for label, value in template.values.items() if isinstance(value, Data)
-                  and str(value) in spoken]:
-        called = str(template.values[label])
+                  and spelled(value) in spoken]:
+        called = spelled(template.values[label])
         text = text.replace(quoted(label), quoted(called))
         entries = tuple(entry._replace(attributes=tuple(called if a == label else a for a in entry.attributes))
                         for entry in entries)
     return Template(text, template.values | spoken, entries)
+
+
+@cache
+def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
+    """The numbers, monoids and patterns that laws speak of, as they call them."""
+    return {spelled(value): value for law in laws for side in law.sides() for root in side
+            for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
+            if not isinstance(value, Name | Symbol)}
 
 
 def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
@@ -230,8 +237,11 @@ def width(template: Template) -> int:
 
 def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] = ROWS) -> Batch:
     """A ragged batch whose ids are within the tables that the template reads."""
-    limits = {e.attributes[0]: template.values[e.attributes[1]] for e in template.entries if e.kind == "given"}
+    limits: dict[str, int] = {}
+    for field, limit in ((template.values[at] for at in e.attributes) for e in template.entries if e.kind == "given"):
+        limits[field] = min(limit, limits.get(field, limit))
     placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
+    placed += [each.limit for each in template.values.values() if isinstance(each, Pattern) and each.limit is not None]
     lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
                  [rng.integers(0, limits.get("kinds", 1), length) for length in lengths],

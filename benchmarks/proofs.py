@@ -1,0 +1,67 @@
+"""Random pairs of terms, and what `prove` says of them.
+
+    python benchmarks/proofs.py [--count 10000] [--processes 2] [--seed 0] [--csv OUT]
+
+A pair is a term and what becomes of it by identities of the algebra, or by one change besides, as tests/proof_pairs.py
+makes them: monoids, patterns, functions, tables and symbols of one name that are not one thing; numbers that cancel;
+tokens, positions, relations and inputs that a batch gives. What is proved is evaluated with 150 digits at a random
+input, what is refuted at the place that the refutation names: a proof is false where finite entries differ there, a
+refutation where they do not, or where the pair was made by identities alone. What raises is a fault."""
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+import command
+from command import Figure, Parser, concluded, count, say, tabled, takes, whole
+from proof_pairs import tabulated
+
+SHARE = 100                                                 # pairs that a process judges before it tells
+VERDICTS = "proved", "refuted", "not found", "fault"
+COLUMNS = ("pair", "pairs", *VERDICTS, "false")
+
+
+def measure(pairs: int, processes: int, seed: int) -> tuple[Counter[tuple[str, str]], dict[int, str]]:
+    """How many pairs of each kind met each verdict, and by its number what is wrong with a pair; these are printed as
+    they come."""
+    counts, wrong = Counter[tuple[str, str]](), dict[int, str]()
+    shares = [range(low, min(low + SHARE, seed + pairs)) for low in range(seed, seed + pairs, SHARE)]
+    with ProcessPoolExecutor(processes) as pool:
+        for number, (found, said) in enumerate(pool.map(tabulated, shares), 1):
+            counts += found
+            wrong |= said
+            for at, words in said.items(): print(f"pair {at}: {words}", flush=True)
+            if number % 10 == 0: say(f"{number * SHARE} pairs")
+    return counts, wrong
+
+
+def table(counts: Counter[tuple[str, str]], wrong: dict[int, str]) -> list[tuple[str | int, ...]]:
+    """A row for each way in which pairs are made, and their sum."""
+    false = Counter(words.partition(": ")[0] for words in wrong.values())
+    rows: list[tuple[str | int, ...]] = [
+        (how, sum(counts[how, verdict] for verdict in VERDICTS), *(counts[how, verdict] for verdict in VERDICTS),
+         false[how]) for how in sorted({how for how, _ in counts})]
+    columns = list(zip(*rows, strict=True))[1:]
+    return [*rows, ("all", *(sum(map(int, column)) for column in columns))]
+
+
+def main() -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("--count", type=count, default=10_000)
+    parser.add_argument("--processes", type=count, default=2)
+    parser.add_argument("--seed", type=whole, default=0)
+    options = parser.parse_args()
+    takes(5 + 0.08 * options.count * 2 / options.processes)
+    start = time.perf_counter()
+    counts, wrong = measure(options.count, options.processes, options.seed)
+    rows = table(counts, wrong)
+    for how, *cells in (COLUMNS, *rows): print(f"{how:<20}" + "".join(f"{cell:>11}" for cell in cells))
+    print(f"{time.perf_counter() - start:.0f} s")
+    tabled(options.csv, [COLUMNS, *rows])
+    concluded(options, [Figure(f"{what} of {options.count} pairs", sum(words.partition(": ")[2].startswith(start)
+                                                                       for words in wrong.values()), most=0)
+                        for what, start in (("false proofs", "false proof"), ("false refutations", "false refutation"),
+                                            ("faults", ""))])
+    return int(bool(wrong))
+
+
+if __name__ == "__main__": command.run(main)

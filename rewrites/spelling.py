@@ -1,0 +1,33 @@
+"""What attributes are called in graphs, trees and laws: a thing of the algebra by its name, which nothing else has; any
+other by a number of its own beside its name, which is for reading. Equal things are called alike, others never."""
+from typing import Any
+
+from opmatrix.data import Data
+from opmatrix.monoids import is_known
+from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation, parse_relation
+
+NUMBERS: dict[tuple[type, Any], int] = {}                   # of all that was ever called so, for as long as the process
+
+
+def spelled(attribute: Any) -> str:
+    """What nodes call an attribute that is no variable."""
+    match attribute:
+        case None | str() | bool() | int() | float() | tuple(): return repr(attribute)
+        case Data(): return f"data {attribute.key}"
+        case Pattern() if attribute.stated: return attribute.form.format(*(data.key for data in attribute.data))
+        case Relation() if is_relation(attribute): return str(attribute)
+        case type() if is_known(attribute): return attribute.__name__
+    number = NUMBERS.setdefault((type(attribute), attribute), len(NUMBERS) + 1)
+    return f"{describe_attribute(attribute)} #{number}"
+
+
+def describe_attribute(attribute: Any) -> str:
+    """An attribute for reading: others may be called so, too."""
+    return getattr(attribute, "__name__", None) or str(attribute)
+
+
+def is_relation(relation: Relation) -> bool:
+    """Whether the text of a relation is that of this one."""
+    try: return parse_relation(str(relation)) == relation
+    except ValueError: return False
