@@ -3,7 +3,7 @@ what they are asked go through the shape rules of kinds (concolic execution: God
 ones are found of which every question has the answer that it had."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,8 +17,13 @@ from opmatrix.signature import Port
 from opmatrix.term import Operator
 
 Terms = tuple[tuple[tuple[int, ...], int], ...]             # of a polynomial in sizes: factors, how many times
-LARGEST, FIRST = 64, 4                                      # of small sizes, and that tried first for what is no factor
-TRIES = 3000                                                # sizes that may be given before all stay as they are
+LARGEST = (64, False), (256, False), (64, True)             # of small sizes, and whether others may stay: in this order
+FIRST, FACTOR = 4, 2                                        # what is tried first, and for what others are made of
+TRIES = 1000                                                # numbers that may be given in each
+
+
+Asked = tuple["Question", bool, set[int]]                   # with its answer, and the sizes that it is about
+About = Mapping[int, Sequence[Asked]]
 
 
 def divides(a: int, b: int) -> bool: return b != 0 and a % b == 0
@@ -180,43 +185,51 @@ def asked(values: Mapping[str, Any], instance: Callable[[dict[str, Any]], Mappin
 
 
 def shrink(answers: Answers) -> dict[int, int]:
-    """A small number for each size, another for each, so that every answer is what it was; sizes that have none stay as
-    they are. Nothing where that is not found soon."""
+    """A small number for each size, another for each, so that every answer is what it was; where that is not found
+    soon, sizes may stay as they are. Nothing where that is not found soon either."""
     products = {size for question in answers for terms in question[1:] for factors, _ in terms
                 if len(factors) > 1 or question.asked is divides for size in factors}
-    domains = {size: candidates(size, 2 if size in products else FIRST) for size in answers.sizes}
-    about = {size: [(question, question.sizes()) for question in answers if size in question.sizes()]
-             for size in answers.sizes}
-    left = [TRIES]
+    about = {size: [(question, answer, question.sizes()) for question, answer in answers.items()
+                    if size in question.sizes()] for size in answers.sizes}
+    tried = ({size: candidates(size, FACTOR if size in products else FIRST, largest, stays) for size in answers.sizes}
+             for largest, stays in LARGEST)
+    return next((found for domains in tried if (found := search(about, domains)) is not None), {})
 
-    def search(small: dict[int, int], domains: dict[int, list[int]]) -> dict[int, int] | None:
+
+def candidates(size: int, first: int, largest: int, stays: bool) -> list[int]:
+    """The numbers that a size may become, those tried first first: none is larger than itself."""
+    most = min(size, largest)
+    return [*range(first, most + 1), *range(min(first, most + 1) - 1, 1, -1), *[size] * (stays and size > most)]
+
+
+def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | None:
+    """Sizes given one after another, first those of which fewest numbers are left, each with a look at what it leaves
+    others."""
+    left = TRIES
+
+    def give(small: dict[int, int], domains: Mapping[int, list[int]]) -> dict[int, int] | None:
+        nonlocal left
         if not domains: return small
         size = min(domains, key=lambda each: (len(domains[each]), each))
         for number in domains[size]:
-            left[0] -= 1
-            if left[0] < 0: return None
+            left -= 1
+            if left < 0: return None
             more = small | {size: number}
             rest = {each: [n for n in able if n != number] for each, able in domains.items() if each != size}
-            for question, sizes in about[size]:
-                narrow(question, answers[question], sizes, more, rest)
-            if all(rest.values()) and (found := search(more, rest)) is not None: return found
+            if narrowed(about[size], more, rest) and (found := give(more, rest)) is not None: return found
         return None
 
-    start = {size: [n for n in able if all(question.answer({size: n}) == answers[question]
-                                           for question, sizes in about[size] if sizes == {size})]
-             for size, able in domains.items()}
-    return search({}, start) or {}
+    start = dict(domains)
+    return give({}, start) if all(narrowed(each, {}, start) for each in about.values()) else None
 
 
-def narrow(question: Question, answer: bool, sizes: Iterable[int], small: Mapping[int, int],
-           domains: dict[int, list[int]]) -> None:
-    """Leaves the last size that a question is about the numbers that answer it so."""
-    open_sizes = [size for size in sizes if size not in small]
-    if len(open_sizes) == 1:
-        size = open_sizes[0]
-        domains[size] = [n for n in domains[size] if question.answer({**small, size: n}) == answer]
-
-
-def candidates(size: int, first: int) -> list[int]:
-    """The numbers that a size may become, those tried first first: none is larger, and it may stay."""
-    return [*range(first, min(size, LARGEST + 1)), *range(min(first, size) - 1, 1, -1), size]
+def narrowed(about: Sequence[Asked], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
+    """Whether a number is left for each size, where questions about one that has none yet leave it those that answer
+    them so."""
+    for question, answer, sizes in about:
+        waiting = [size for size in sizes if size not in small]
+        if len(waiting) == 1:
+            size = waiting[0]
+            domains[size] = [n for n in domains[size] if question.answer({**small, size: n}) == answer]
+            if not domains[size]: return False
+    return all(domains.values())

@@ -2,6 +2,7 @@
 structure have equal text and share one graph."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +128,7 @@ def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[st
 
 def sizes_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Data):
-        return tuple(value.array.shape)
+        return tuple(value.shape)
     if isinstance(value, Port):
         return value.columns, value.heads
     if not isinstance(value, Shape):
@@ -136,11 +137,11 @@ def sizes_of(value: Any) -> tuple[int, ...]:
 
 
 def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]], Any]) -> Any:
-    if isinstance(value, Data) and value.array.size == 1:   # an eps that nobody would see becomes one that is seen
+    if isinstance(value, Data) and prod(value.shape) == 1:  # an eps that nobody would see becomes one that is seen
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw((1,))))
     if isinstance(value, Data):
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
-        return Data(draw(tuple(small.get(s, s) for s in map(int, value.array.shape))), name)   # what errors call it
+        return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)   # what errors call it
     if isinstance(value, Port):
         return replace(value, columns=small.get(value.columns, value.columns),
                        heads=small.get(value.heads, value.heads))

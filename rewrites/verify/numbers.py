@@ -11,7 +11,7 @@ from opmatrix.patterns import Batch
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, read
 
-FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
+FREE_COLUMNS, MOST_COLUMNS = 12, 1 << 14                    # of an input that may have any: heads divide it
 Exact = NDArray[np.float64]
 
 
@@ -24,8 +24,9 @@ class AtBorder(Dense):
 
 
 def widest(term: Operator) -> int:
-    """So many columns that an operator takes which takes any: a place in n columns takes n at most."""
-    for columns in range(FREE_COLUMNS, 0, -1):
+    """So many columns that an operator takes which takes any: a place in n columns takes n at most, heads what they
+    divide, a cut what it lies within."""
+    for columns in (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, MOST_COLUMNS)):
         try:
             term(Shape(1, T, columns))
             return columns
