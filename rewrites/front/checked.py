@@ -69,6 +69,8 @@ def state_errors(run: "Run", few: Batch, near: np.ndarray) -> None:
         point.checks = {"error": {
             "relative": point.measured_error, "stated": point.stated_error,
             "rows": int(exact.starts(workload.verify)[-1]), "like": workload.like, **point.stated.described()}}
+
+
 def check_lengths(run: "Run", few: Batch) -> None:
     """Looks at every program of a run at lengths that its sentences do not have (rewrites.verify.lengths), at each kind
     of step once, and notes the lengths and how far the program is off at some of them. Raises VerificationError."""
