@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_PAGE = -1                                                # the page before the first
-Key = TypeVar("Key")
+K = TypeVar("K")
 
 
-class Rows(NamedTuple):
+class Holding(NamedTuple):
     """How many rows a sequence has, and the page that the last of them is in."""
     length: int = 0
     page: int = NO_PAGE
 
 
-class State(NamedTuple, Generic[Key]):
+class State(NamedTuple, Generic[K]):
     """What a session holds: each sequence's rows, and how many sequences there ever were. It is never changed."""
-    sequences: Mapping[Key, Rows]
+    sequences: Mapping[K, Holding]
     made: int = 0
 
 

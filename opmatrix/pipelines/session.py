@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.extents import Extents, collect_needs, pairs
 from opmatrix.patterns import Batch, Ids, Pattern
-from opmatrix.pipelines.pages import NO_PAGE, Rows, State, Usage, pages_of
+from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.meanings import held
 from opmatrix.runtime.operands import C
@@ -23,7 +23,7 @@ from opmatrix.signature import Port
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-Call = TypeVar("Call", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
@@ -35,13 +35,13 @@ class Held:
     @property
     def length(self) -> int:
         """Its rows; none once it has left."""
-        return self.session.state.sequences.get(self, Rows()).length
+        return self.session.state.sequences.get(self, Holding()).length
 
     def __len__(self) -> int: return self.length
     def __repr__(self) -> str: return f"<sequence {self.number}, {self.length} rows>"
 
 
-def alone(call: Call) -> Call:
+def alone(call: F) -> F:
     """A call of a session: one at a time, others wait, and one within another is refused. Python itself lets go of the
     lock and leaves the context, wherever the call is interrupted."""
     def entered(session: "Pages", *args: Any, **named: Any) -> Any:
@@ -53,7 +53,7 @@ def alone(call: Call) -> Call:
     @wraps(call)
     def called(session: "Pages", *args: Any, **named: Any) -> Any:
         with session.lock: return copy_context().run(entered, session, *args, **named)
-    return cast(Call, called)
+    return cast(F, called)
 
 
 class New(Batch):
@@ -127,9 +127,9 @@ class Pages:
     def join(self) -> Held:
         """A new sequence, without rows."""
         self.begin()
-        return self.joined(Rows())
+        return self.joined(Holding())
 
-    def joined(self, rows: Rows) -> Held:
+    def joined(self, rows: Holding) -> Held:
         """A new sequence that has these rows."""
         held = Held(self, self.state.made + 1)
         self.commit({**self.state.sequences, held: rows}, held.number)
@@ -165,12 +165,12 @@ class Pages:
 
     # ---- new rows
 
-    def batch(self, new: Mapping[Held, Ids]) -> tuple[New, dict[Held, Rows]]:
+    def batch(self, new: Mapping[Held, Ids]) -> tuple[New, dict[Held, Holding]]:
         """New rows, in slots of their own, and what their sequences have with them, once that is committed."""
         slots, has = self.take({each: len(ids) for each, ids in new.items()})
         return New(new.values(), [each.length for each in new], slots, self), has
 
-    def take(self, counts: Mapping[Held, int]) -> tuple[NDArray[np.int64], dict[Held, Rows]]:
+    def take(self, counts: Mapping[Held, int]) -> tuple[NDArray[np.int64], dict[Held, Holding]]:
         """Slots for so many new rows of sequences, in turn, and what the sequences have with them. What others see of a
         page that is written to is copied to another one before."""
         had = {each: self.rows(each, "step") for each in counts}
@@ -184,7 +184,7 @@ class Pages:
         slots = np.array([slot for slots, _ in taken for slot in slots], np.int64)
         return slots, dict(zip(counts, (rows for _, rows in taken), strict=True))
 
-    def rows(self, sequence: Held, doing: str) -> Rows:
+    def rows(self, sequence: Held, doing: str) -> Holding:
         """What a sequence of this session has. Raises InputError for any other."""
         if not isinstance(sequence, Held):
             raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
@@ -197,7 +197,7 @@ class Pages:
                              "sequences")
         return self.state.sequences[sequence]
 
-    def room(self, had: Mapping[Held, Rows], counts: Mapping[Held, int], writers: Mapping[int, int]) -> None:
+    def room(self, had: Mapping[Held, Holding], counts: Mapping[Held, int], writers: Mapping[int, int]) -> None:
         """Raises InputError where new rows need more pages than are free, given how many sequences write to pages."""
         usage, side = self.usage, self.side
         need = sum(pages_of(rows.length + counts[each], side) - pages_of(rows.length, side)
@@ -225,18 +225,18 @@ class Pages:
         usage.of = None
         return usage
 
-    def commit(self, sequences: Mapping[Held, Rows], made: int = 0) -> None:
+    def commit(self, sequences: Mapping[Held, Holding], made: int = 0) -> None:
         """All that a call changes that has begun, at once: what sequences have from here on, and how many were made."""
         self.state = State(sequences, made or self.state.made)
         self.latest.of = self.state
 
-    def staying(self, usage: Usage, writers: Sequence[Held], had: Mapping[Held, Rows]) -> Held | None:
+    def staying(self, usage: Usage, writers: Sequence[Held], had: Mapping[Held, Holding]) -> Held | None:
         """Of the sequences that write to a page the one that may write where it is: nobody else sees what lies behind
         its rows. Where others use the page, too, there is none."""
         if len(writers) < usage.users[had[writers[0]].page]: return None
         return max(reversed(writers), key=lambda each: had[each].length)
 
-    def grown(self, usage: Usage, rows: Rows, count: int, stays: bool) -> tuple[list[int], Rows]:
+    def grown(self, usage: Usage, rows: Holding, count: int, stays: bool) -> tuple[list[int], Holding]:
         """Slots of so many new rows of a sequence, and what it has with them."""
         (length, page), side = rows, self.side
         begun, pages = length % side, list[int]()
@@ -245,7 +245,7 @@ class Pages:
             pages.append(page)
         for _ in range(pages_of(length + count, side) - pages_of(length, side)): pages.append(page := usage.add(page))
         slots = [pages[at // side] * side + at % side for at in range(begun, begun + count)]
-        return slots, Rows(length + count, page)
+        return slots, Holding(length + count, page)
 
     def moved(self, usage: Usage, page: int, rows: int) -> int:
         """A page of its own for a sequence, with a copy of these first rows of its last page."""
@@ -253,10 +253,10 @@ class Pages:
         for cache in self.caches.values(): cache[own * self.side:][:rows] = cache[page * self.side:][:rows]
         return own
 
-    def cut(self, sequence: Held, length: int) -> Rows:
+    def cut(self, sequence: Held, length: int) -> Holding:
         """What a sequence has that gives back the rows from `length` on, and the pages behind them."""
         rows, pages = self.state.sequences[sequence], pages_of(length, self.side)
-        return Rows(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
+        return Holding(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
 
     # ---- what it takes
 
