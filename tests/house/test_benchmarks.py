@@ -231,3 +231,18 @@ def test_two_techniques_against_each_alone():
                                                    ("units", "2:4"): Outcome(0.4, 0.1, 0.6, 0.15, 0.0)})
     assert [each.value for each in found[:3]] == pytest.approx([1.5, 1.0, 1.1])
     assert found[-1].value == pytest.approx(2.0)
+
+
+def test_families_are_tried_at_several_sizes():
+    """All that transformers has, and openPangu under its own name."""
+    import families
+
+    from opmatrix.models import FAMILIES
+    made = [*families.cases([*families.FAMILIES])]
+    known = {families.FAMILIES[each.family].says.get("model_type", each.family) for each in made}
+    assert known == FAMILIES.keys() - {"gpt_pangu", "transformer"}
+    assert all(sum(each.family == name for each in made) >= 2 for name in families.FAMILIES)
+    assert families.right(families.Found("exact", 9e-6, 0.0), 0.0) and not families.right(
+        families.Found("exact", 2e-5, 0.0), 0.0)
+    assert families.right(families.Found("int8", 0.02, 0.011), 0.02)
+    assert not families.right(families.Found("int8", 0.03, 0.011), 0.02)

@@ -10,7 +10,22 @@ from searched import Round, model
 from opmatrix.data import Data
 from opmatrix.extents import counted
 from opmatrix.monoids import softmax
-from opmatrix.operators import I, centre, cols, const, gelu, given, heads, product, row, square, symbol, turn, weight
+from opmatrix.operators import (
+    I,
+    centre,
+    cols,
+    const,
+    gelu,
+    given,
+    heads,
+    layernorm,
+    product,
+    row,
+    square,
+    symbol,
+    turn,
+    weight,
+)
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, sequence
 from opmatrix.shapes import Shape, T
@@ -20,7 +35,7 @@ from rewrites.compiler.flat import factors, flat
 from rewrites.compiler.layers import parts
 from rewrites.compiler.lower import Lowering
 from rewrites.compiler.price import Prices
-from rewrites.compiler.template import Template, shrink
+from rewrites.compiler.template import Template
 from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS, ring
 from rewrites.verify.numbers import AtBorder
@@ -96,17 +111,19 @@ def test_columns_side_by_side_stay_a_sum(a, b):
 
 
 def test_shrunken_tables_keep_what_sizes_say():
-    table = {"vocabulary": 30522, "heads": 12, "lo": 0, "w": numbers(384, 1536), "v": numbers(1536, 384),
-             "b": numbers(384), "eps": Data(1e-12), "scale": Data(0.35), "shape": Shape(1, T, 384), "factor": 0.5,
-             "sum": "sum"}
-    small = shrink(table, lambda shape: np.ones(shape))
-    hidden, wide = small["w"].shape
-    assert small["v"].shape == (wide, hidden) and small["b"].shape == (hidden,)
-    assert small["shape"] == Shape(1, T, hidden)
-    assert small["heads"] == 2 and hidden % 2 == wide % 2 == 0
-    assert len({small["vocabulary"], hidden, wide}) == 3 and max(small["vocabulary"], hidden, wide) <= 16
-    assert small["eps"].array > 0.1
-    assert small["lo"] == 0 and small["scale"] is table["scale"] and small["factor"] == 0.5 and small["sum"] == "sum"
+    """And numbers, scales that are seen, words."""
+    x = border(384)
+    term = layernorm(1e-12) @ weight(numbers(384, 1536)) @ heads(12) @ heads(12).T @ weight(numbers(1536, 384)) * 0.35
+    template = Template.of({"full": flat(term + given("tokens", 30522) @ weight(numbers(30522, 384)), x)}, [x])
+    small = template.shrunken(lambda shape: np.ones(shape))
+    to = {old: new for name, value in template.values.items() if isinstance(value, Data) and value.array.size > 1
+          for old, new in zip(value.shape, small[name].shape, strict=True)}
+    assert len({*to.values()}) == 3 and max(to.values()) <= 16 and to[1536] == 2 * (to[1536] // 2)
+    changed = {value: small[name] for name, value in template.values.items()}
+    assert changed[30522] == to[30522] and changed[12] == 2
+    assert changed[Data(0.35)] == Data(0.35) and changed[Data(1e-12)].array > 0.1
+    shapes = {small[name] for name, value in template.values.items() if isinstance(value, Shape)}
+    assert shapes == {Shape(1, T, to[384])}
 
 
 # ---- what laws make of it
