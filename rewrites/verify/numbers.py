@@ -11,7 +11,9 @@ from opmatrix.patterns import Batch
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, read
 
-FREE_COLUMNS, MOST_COLUMNS = 12, 1 << 14                    # of an input that may have any: heads divide it
+FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
+TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),
+                          *(FREE_COLUMNS << more for more in range(5, 13)))
 Exact = NDArray[np.float64]
 
 
@@ -26,7 +28,7 @@ class AtBorder(Dense):
 def widest(term: Operator) -> int:
     """So many columns that an operator takes which takes any: a place in n columns takes n at most, heads what they
     divide, a cut what it lies within."""
-    for columns in (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, MOST_COLUMNS)):
+    for columns in TRIED:
         try:
             term(Shape(1, T, columns))
             return columns
