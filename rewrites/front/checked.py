@@ -26,6 +26,7 @@ from rewrites.verify.lengths import (
 from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
+    Outputs,
     allowed_rounding,
     oracle,
     reading,
@@ -80,11 +81,15 @@ def check_lengths(run: "Run", few: Batch) -> None:
     if not lengths: return
     batches, told = batches_at(lengths, few), batches_at(stated_at(every[0], lengths, timed), few)
     steps = Steps.at(lengths, every[1:], timed)
-    for point in run.points: verify_lengths(point.program, batches, steps)
-    wanted = oracle(run.operator, told)
-    errors = errors_at(every, told, wanted)
-    verify_structure(run.programs["exact"], told, unrounded(run.structures["exact"], run.emitter), wanted,
-                     run.operator)
+
+    def look() -> None:
+        for point in run.points: verify_lengths(point.program, batches, steps)
+
+    def read() -> Outputs:
+        wanted, constants = oracle(run.operator, told), unrounded(run.structures["exact"], run.emitter)
+        verify_structure(run.programs["exact"], told, constants, wanted, run.operator)
+        return wanted
+    errors = errors_at(every, told, in_threads([look, read])[1])
     for point, found in zip(run.points, errors[1:], strict=True):
         if not point.methods: verify_rounding(point.program, found, errors[0], run.operator, told)
         point.lengths = lengths

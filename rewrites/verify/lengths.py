@@ -130,12 +130,12 @@ class Steps:
 
     def look(self, shown: str, call: Call, arguments: dict[str, Any], found: NDArray[Any], batch: Batch) -> None:
         """At a step, on its own operands, on telling ones, and on other numbers of rows. Raises VerificationError."""
-        rows = rows_looked_at(call, batch, whole=len(batch) > 1 or batch.rows in self.all)
-        meant = Meant.of(call, arguments, batch, rows)
+        some, whole = rows_looked_at(call, batch), len(batch) > 1 or batch.rows in self.all
+        meant = Meant.of(call, arguments, batch, None if whole and reads_all(call, batch) else some)
         shares = [meant.compared(shown, found, batch.rows)]
         for more in call.kernel.telling(SimpleNamespace(**arguments), np.random.default_rng(0)):
             out = launched(call, told := arguments | more, found.shape)
-            shares.append(Meant.of(call, told, batch, rows).compared(shown, out, batch.rows))
+            shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
         if call.kernel.by_rows and call.by_tokens:
             for count in {sum(each) for each in self.lengths if len(each) > 1 or self.counts(call, each[0])}:
                 at = np.arange(count) % batch.rows
@@ -205,14 +205,13 @@ def sentences(batch: Batch, group: Group) -> Batch:
 
 
 def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Lengths:
-    """Of these lengths those that errors are told of: one token, what is timed, the longest that the float64 oracle
-    reads soon enough, and several sentences together."""
+    """Of these lengths those of single sentences that errors are told of: one token, what is timed, the longest that
+    the float64 oracle reads soon enough."""
     numbers = (constant.shape for constant in program.constants.values() if len(constant.shape) == 2)
-    most = ORACLE_WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers))
-    within = [each for each in lengths if sum(each) <= max(most, 1)]
-    told = {1, *(int(n) for batch in timed for n in np.diff(batch.starts)),
-            max((*each, 0)[0] for each in within if len(each) == 1)}
-    return tuple(each for each in within if len(each) > 1 or each[0] in told)
+    most = max(1, ORACLE_WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers)))
+    within = [each for each in lengths if len(each) == 1 and each[0] <= most]
+    told = {1, *(int(n) for batch in timed for n in np.diff(batch.starts)), max(within)[0]}
+    return tuple(each for each in within if each[0] in told)
 
 
 def errors_at(programs: Sequence[Program], batches: Sequence[Batch], wanted: Outputs) -> list[list[Near]]:
@@ -242,13 +241,17 @@ def walk(program: Program, batch: Batch, fresh: set[int], steps: Steps, until: i
     return np.asarray(last)
 
 
-def rows_looked_at(call: Call, batch: Batch, whole: bool) -> NDArray[np.int64] | None:
-    """The rows of a step's result that are looked at: all (None) of few where the `whole` is asked for, and of many
-    where each stands for itself and that does not take too long; else of each sentence the first and the last and both
-    sides of its borders, and drawn ones."""
+def reads_all(call: Call, batch: Batch) -> bool:
+    """Whether all rows of a step's result are looked at: of few, and of many where each stands for itself and that does
+    not take too long."""
     weight = getattr(call.bound, "weight", None)
     work = batch.rows * (1 if weight is None else math.prod(weight.shape))
-    if whole and (batch.rows < SAMPLED or not (call.kernel.mixes or work > ROW_WORK)): return None
+    return batch.rows < SAMPLED or not (call.kernel.mixes or work > ROW_WORK)
+
+
+def rows_looked_at(call: Call, batch: Batch) -> NDArray[np.int64]:
+    """Some rows of a step's result: of each sentence the first and the last and both sides of its borders, and drawn
+    ones."""
     rows = {*np.random.default_rng(batch.rows).integers(0, batch.rows, DRAWN).tolist()}
     for low, high in pairwise(batch.starts.tolist()):
         rows |= {low, high - 1}

@@ -107,7 +107,7 @@ def test_a_key_of_the_longest_is_found_by_queries_that_are_drawn(rng):
     program = attending(rng, 2000)
     call = next(call for call in program.schedule.calls if call.kernel.mixes)
     [batch] = batches_at([[2000]], SENTENCES)
-    rows = rows_looked_at(call, batch, whole=True)
+    rows = rows_looked_at(call, batch)
     assert {0, 47, 48, 1999} <= {*rows.tolist()} and 64 <= len(rows) < 200
     [[_, arguments, found]] = [each for each in program.schedule.walk(batch) if each[0] is call]
     [equal, _] = call.kernel.telling(SimpleNamespace(**arguments), rng)
