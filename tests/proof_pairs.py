@@ -22,6 +22,7 @@ from opmatrix.operators import (
     product,
     relation,
     relu,
+    rotary,
     square,
     symbol,
     tanh,
@@ -55,6 +56,7 @@ PATTERNS = (everyone, causal, sequence, window(1), sequence & causal, mask(Data(
             Pattern("mine", lambda q, k: q.position >= k.position, reflexive=True),
             Pattern("causal", lambda q, k: q.position == k.position, reflexive=True),
             Pattern("everyone", lambda q, k: q.position != k.position + 1, reflexive=True))
+BACKWARDS = relation("backwards", "T", "T")
 LINKS = relation("links", "T", "T"), relation("links", "V", "T")
 
 
@@ -87,6 +89,7 @@ class Drawer:
         if n == p and choice < 2: return self.pick((I, centre, I * self.pick(NUMBERS)))
         if n == p and choice < 4: return self.pick(functions())
         if choice == 4 and isinstance(p, int) and isinstance(n, int):
+            if n == p == 4 and self.rng.integers(3) == 0: return rotary(5, 4)
             return self.pick((given("tokens", 6) @ weight(self.numbers(6, p)), given("feature", 3, "T")
                               @ weight(self.numbers(3, p)), const(self.numbers(p)),
                               given("positions", 5) @ weight(self.numbers(5, p))))
@@ -105,6 +108,7 @@ class Drawer:
             case 7:
                 scores = product(part(n, 3), turn(part(n, 3)))
                 return product(scores, part(n, p), over=self.pick(OURS + OWN), where=self.pick(PATTERNS))
+            case 8 if self.rng.integers(4) == 0: return part(n, n) @ pick(BACKWARDS) @ part(n, p)
             case _: return product(given(self.pick(LINKS[:1])), part(n, p), over=self.pick(OURS + OWN))
 
 
@@ -202,7 +206,7 @@ def changed(drawer):
     """A term, and what it becomes by one to three identities, or by one mutation among them."""
     n = drawer.pick(SIZES)
     left = right = drawer.term(n, drawer.pick((n, n, 3)), drawer.rng.integers(1, 4))
-    if drawer.rng.random() < 0.1: left = right = left @ pick(drawer.pick(("last", "first")))
+    if drawer.rng.random() < 0.1: left = right = left @ pick(drawer.pick(("last", "first", BACKWARDS)))
     false, said = drawer.rng.random() < 0.5, []
     for step in range(count := drawer.rng.integers(1, 4)):
         node = drawer.pick([*right.walk()])

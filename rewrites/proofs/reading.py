@@ -1,12 +1,15 @@
 """Operators as what they give: two are equal where they give the same at every x, so proofs read both at one value of
 which nothing is known. A composition is then applied factor by factor, and a sum of operators is one of values."""
+from collections.abc import Container
 from dataclasses import dataclass, field
 
+from opmatrix import monoids
 from opmatrix.nodes import LASTING
 from opmatrix.operators import I, symbol
-from opmatrix.shapes import H, N, Shape, ShapeError, T, size, untaken
-from opmatrix.term import Operator
-from rewrites.compiler.flat import seen_from
+from opmatrix.patterns import Pattern, everyone
+from opmatrix.relations import Relation
+from opmatrix.shapes import H, N, Shape, ShapeError, T, size, space, untaken
+from opmatrix.term import KINDS, Operator
 from rewrites.compiler.kinds import behind, joined, left, right
 from rewrites.proofs.value_kinds import below
 
@@ -17,6 +20,7 @@ def read_both(one: Operator, other: Operator) -> tuple[Operator, Operator]:
     """What two operators give at a value that nothing else in them is called as; themselves where none fits both."""
     nodes = [node for side in (one, other) for node in side.walk()]
     names = {str(node.args[0]) for node in nodes if node.kind.name == "symbol"}
+    one, other = (hide_absence(side, names) for side in (one, other))
     sizes = {str(one) for node in nodes for each in (*node.attributes, *node.into, *node.out)
              for one in getattr(each, "free_symbols", ())}
     columns = next((side.into.cols for side in (one, other) if side.into.cols is not N), size(untaken("n", sizes)))
@@ -52,15 +56,49 @@ class Reader:
                 a, b = (b, a) if is_number(a) else (a, b)
                 made: Operator = self.read(a, at) @ (I * b)
                 return made
-            case "given", _:
-                return seen_from(term, at.out.rows, at)
         if term.kind in PURE and term.kind.at_x:
             read = (self.read(child, at) for child in term.children[:term.kind.at_x])
             found: Operator = term.kind(*read, *term.args[term.kind.at_x:])
         else:
-            alone = term.constant and at.out[:2] == self.x.out[:2]
+            alone = term.constant and at.out[:2] == self.x.out[:2] and (term.uniform or not is_picked(at))
             found = term if alone else at @ term
         return found
+
+
+def hide_absence(term: Operator, names: Container[str]) -> Operator:
+    """The term with a value of its own for each relation over whose entries a product merges. As the left operand of a
+    product a relation tells what is absent, and over other monoids than the sum that is not zero; laws of values know
+    numbers alone."""
+    made: dict[Operator, Operator] = {}
+    for node in term.walk():
+        children = [made[child] for child in node.children]
+        if node.kind is KINDS["product"] and node.args[2] is not monoids.sum and (told := find_relation(node.args[0])):
+            shape = Shape(1, space(told.rows), space(told.cols))
+            children[0] = symbol(untaken(f"entries of {told}", names), None, shape, constant=True)
+        same = all(new is old for new, old in zip(children, node.children, strict=True))
+        made[node] = node if same else Operator(node.kind, *children, *node.attributes)
+    return made[term]
+
+
+def find_relation(term: Operator) -> Relation | None:
+    """The relation that a term is, whatever comes before it."""
+    while term.kind is KINDS["compose"]:
+        term = term.args[1]
+    return term.args[0] if term.kind is KINDS["related"] else None
+
+
+def are_numbers(*terms: Operator) -> bool:
+    """Whether values of these terms are their numbers alone: rows that were picked have positions and sequences of
+    their own, which a sum takes from its first operand, and something may read."""
+    nodes = {node for term in terms for node in term.walk()}
+    return not any(map(is_picked, terms)) or not any(node.kind in (KINDS["given"], KINDS["rotate"])
+                                 or any(isinstance(each, Pattern) and each != everyone for each in node.attributes)
+                                 for node in nodes)
+
+
+def is_picked(term: Operator) -> bool:
+    """Whether rows of it are not those that come in, or not in their order."""
+    return any(node.kind is KINDS["pick"] for node in term.walk())
 
 
 def is_number(term: Operator) -> bool:
