@@ -20,8 +20,8 @@ def parameters(callback):
     """Name to (whether it is an argument, its first option, whether it may name files)."""
     found = {}
     for name, said in get_type_hints(callback, include_extras=True).items():
-        if name == "return": continue
-        kind, info = get_args(said)[0], get_args(said)[1]
+        if name == "return" or len(get_args(said)) < 2: continue           # not declared as a word of the command line
+        kind, info = get_args(said)[:2]
         argument = type(info).__name__ == "ArgumentInfo"
         words = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
         option = next((each for each in words if each.startswith("--")), f"--{name.replace('_', '-')}")
