@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from math import inf, isfinite, isnan, nan, nextafter
 from typing import Any
 
@@ -108,8 +107,7 @@ class Between:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
         if method != "__call__" or more: return NotImplemented
-        if not all(isinstance(each, Between | float | int | np.number | np.bool_ | Fraction) for each in inputs):
-            return NotImplemented
+        if any(isinstance(each, np.ndarray) and each.ndim for each in inputs): return NotImplemented
         known = FUNCTIONS.get(ufunc.__name__)
         return known(*map(as_between, inputs)) if known else Between(nan)
 

@@ -52,7 +52,7 @@ class Reader:
                 return at
             case "compose", (first, then):
                 return self.read(then, self.read(first, at))
-            case "mul", (a, b) if is_number(a) or is_number(b):         # as laws write it
+            case "mul", (a, b) if not term.constant and (is_number(a) or is_number(b)):     # as laws write it
                 a, b = (b, a) if is_number(a) else (a, b)
                 made: Operator = self.read(a, at) @ (I * b)
                 return made

@@ -3,7 +3,7 @@ asks for equal rows, columns and heads, where nothing spreads. What becomes a pa
 times one is a, and so times one times one."""
 from opmatrix.nodes import compose
 from opmatrix.operators import I, const, mean
-from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar, varying
+from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
 
 EQUAL = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
 SPREADING = ("(column r)", "(= (tall a) (tall r))", "(= (deep a) (deep r))")
@@ -80,9 +80,9 @@ def times_once(s: scalar):
     return s * const(1.0), s
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, without=(dict(s=varying[1]),))
+@law(phase=SIMPLIFY, canonical=True, source=RING)
 def nothing_scaled(a: array[k, n], s: scalar):
-    """No times anything is nothing."""
+    """No times anything is nothing. True of any s."""
     return compose(none(a), I * s), none(a)
 
 
@@ -144,6 +144,18 @@ def mean_shifted(a: array[k, p], r: array[k, 1]):
 def mean_shifted_first(a: array[k, p], r: array[k, 1]):
     """The same in the other order."""
     return compose(r + a, mean), r + compose(a, mean)
+
+
+@law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
+def mean_scaled(a: array[k, p], r: array[k, 1]):
+    """What every number of a row is multiplied by multiplies its average."""
+    return compose(a * r, mean), compose(a, mean) * r
+
+
+@law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
+def mean_scaled_first(a: array[k, p], r: array[k, 1]):
+    """The same in the other order."""
+    return compose(r * a, mean), r * compose(a, mean)
 
 
 @law(phase=SIMPLIFY, canonical=True, source=AVERAGE, when=("(column r)",))
