@@ -19,6 +19,7 @@ from rewrites import run
 from rewrites.compiler.detours import detoured, part_factors
 from rewrites.compiler.search import Space, cheapest
 from rewrites.compiler.sparser import KEPT, LEFT_OUT, LONG, SPARSE, sparser, unseeing
+from rewrites.derivations.retelling import tell_steps
 from rewrites.front.results import save
 from rewrites.front.tolls import Unseen
 from rewrites.front.workload import Workload
@@ -127,7 +128,7 @@ def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_
     assert point.checks["structure"]["worst_row"] < 1e-10 and point.predicted_s < 0.8 * found.points[0].predicted_s
     save(found, tmp_path / "out")
     place = tmp_path / "out" / "front" / str(found.points.index(point))
-    assert f"which sees {taken.where}" in (place / "derivation.txt").read_text()
+    assert f"which sees {taken.where}" in tell_steps(point, found)
     assert str(taken.where) in str(json.loads((tmp_path / "out" / "report.json").read_text())["front"])
     loaded, batch = load(place), tokens(LONG, 70)
     assert (loaded.run(batch) == point.program.run(batch)).all()
