@@ -1,5 +1,7 @@
 """Small sizes that fit one another as a template's own do: whatever shape rules ask, whatever the widths; and where
 there are none, a template is verified at its own."""
+import gc
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,8 @@ from opmatrix.operators import (
 )
 from opmatrix.patterns import causal, sequence
 from opmatrix.shapes import Shape, T
-from opmatrix.term import KINDS
+from opmatrix.term import KINDS, Operator
+from rewrites.compiler import sizing
 from rewrites.compiler.flat import flat
 from rewrites.compiler.layers import parts
 from rewrites.compiler.sizing import asked
@@ -202,3 +205,11 @@ def test_families_shrink_from_the_widths_that_people_have():
         for made in templates(family, config):
             held(made, small := made.small_sizes())
             assert small and max(small.values()) <= 64, (family, small)
+
+
+def test_nothing_that_was_asked_stays_in_terms():
+    """Terms without sizes, such as relu, are those of every template."""
+    for made in templates("gpt2", GPT2_BASE): made.small_sizes()
+    gc.collect()
+    assert not [shape for node in [*Operator.nodes.values()] for shape in [*node.shapes, node.into, node.out]
+                if any(isinstance(size, sizing.Traced) for size in shape)]
