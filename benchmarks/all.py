@@ -86,6 +86,7 @@ BENCHMARKS = {
                         "Do stated errors hold for texts that nobody saw?", "minilm.opmatrix"),
     "berts": Benchmark("--models 1", 9, "", 240, "Are programs what transformers computes?"),
     "mutants": Benchmark("--every 80", 15, "", 270, "Which wrong laws do the checks see?"),
+    "proofs": Benchmark("--count 20", 2, "", 900, "Is what is proved true, and what is refuted false?"),
     "guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
     "hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
     "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),

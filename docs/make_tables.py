@@ -13,6 +13,7 @@ from opmatrix.term import KINDS, PROPERTIES, Kind
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.proofs.laws.cancelling import LAWS as NUMBER_LAWS
 from rewrites.proofs.laws.values import LAWS as VALUE_LAWS
 
 FILE = Path(__file__).with_name("tables.md")
@@ -59,7 +60,8 @@ def tables() -> str:
               "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in CHOOSING_LAWS)),
         table("Laws of values, which prove equations", "law, statement, guard, why it holds or helps, source", (
-            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in VALUE_LAWS)),
+            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
+            for law in VALUE_LAWS + NUMBER_LAWS)),
         table("Formats", "format, arrays, bytes, what it is", (form.row().split(" | ") for form in FORMATS.values())),
         table("Monoids", "monoid, unit, flags, what it is", (
             (m.__name__, str(m.identity), flags(m), first(m)) for m in MONOIDS)),

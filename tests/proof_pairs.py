@@ -184,6 +184,15 @@ def mutations(node, drawer):
         yield "symbol", symbol(node.args[0], *node.args[1:3], **({} if node.linear else dict(linear=True)))
 
 
+def keeps_rows(node, why):
+    """Whether an identity of numbers is one of a value, too: a relation tells what is absent, and a sum has the
+    positions of its first operand, which are others where rows were picked."""
+    last = node
+    while last.kind.name == "compose": last = last.children[1]
+    picked = any(each.kind.name == "pick" for each in node.walk())
+    return last.kind.name != "related" and not (why == "commute" and picked)
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two terms; what was done to one of them to make the other; whether they are equal by that."""
@@ -212,6 +221,8 @@ def changed(drawer):
         node = drawer.pick([*right.walk()])
         mutated = false and step == count - 1
         found = [*(mutations if mutated else identities)(node, drawer)]
+        if not mutated: found = [(why, new) for why, new in found if keeps_rows(node, why)]
+        if not found: continue
         why, new = drawer.pick(found)
         if new.out != node.out and not mutated: continue
         right = substitute(right, {node: new})

@@ -19,7 +19,7 @@ from opmatrix.term import KINDS, Operator
 from rewrites.compiler.egraph import SCHEDULE, engine, rules
 from rewrites.compiler.template import Template, quoted
 from rewrites.law import Law
-from rewrites.proofs.laws import numbers, values
+from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.reading import are_numbers, read_both
 from rewrites.proofs.refute import Counterexample, refute
 from rewrites.spelling import spelled
@@ -57,6 +57,8 @@ FACTS = "\n".join([
     *(f"(function {fact} (Op) BigInt :merge old)" for fact in ("tall", "wide", "deep")),
     *(f"(rule ((= e (K_{node})) (= h (deep a)) {'(= h (deep b))' if ' b' in node else ''}) ((set (deep e) h)) :ruleset "
       "facts)" for node in AS_MANY),
+    "(relation narrow (Op))",
+    *(f'(rule ((= (deep e) (from-string "{heads}"))) ((narrow e)) :ruleset facts)' for heads in (1, ANY_HEADS)),
     "(rule ((= e (K_compose a f)) (entrywise f) (= h (deep a)) (= i (deep f)) (= i (from-string "
     f'"{ANY_HEADS}"))) ((set (deep e) h)) :ruleset facts)',
     *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset "
@@ -236,6 +238,6 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
     proof = by(values.LAWS if laws is None else laws)
     if proof or (at := refute(left, right)) is not None:
         return proof if proof else replace(proof, at=at)
-    if laws is None and (cancelled := by(values.LAWS + numbers.LAWS)):      # whose rounds grow where nothing cancels
+    if laws is None and (cancelled := by(values.LAWS + cancelling.LAWS)):      # whose rounds grow where nothing cancels
         return cancelled
     return proof

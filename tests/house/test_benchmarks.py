@@ -62,6 +62,7 @@ REFUSED = [
     ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
     ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"),
     ("guards.py", ["--doors", "back"], "--doors back: "),
+    ("proofs.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"),
     ("paired.py", ["no-such"], "no-such: no commit of"),
     ("drawn.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),

@@ -14,6 +14,7 @@ from opmatrix.nodes import compose
 from opmatrix.operators import (
     I,
     centre,
+    const,
     gelu,
     given,
     layernorm,
@@ -25,6 +26,7 @@ from opmatrix.operators import (
     rotary,
     square,
     symbol,
+    total,
     turn,
     weight,
 )
@@ -35,10 +37,10 @@ from rewrites.law import INPUT, ROWS, array, k, n, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, chosen, enclose
 from rewrites.proofs.equations import Prover, prove
-from rewrites.proofs.laws import numbers, values
+from rewrites.proofs.laws import cancelling, values
 
-EACH = pytest.mark.parametrize("each", numbers.LAWS, ids=lambda law: law.name)
-PROVER = Prover(values.LAWS + numbers.LAWS)
+EACH = pytest.mark.parametrize("each", cancelling.LAWS, ids=lambda law: law.name)
+PROVER = Prover(values.LAWS + cancelling.LAWS)
 INF = float("inf")
 
 
@@ -69,7 +71,7 @@ def test_guards_say_why(each):
 MISFITS = dict(b=[array[k, 1], array[1, n]], r=[array[k, n], array[1, 1]])
 
 
-@pytest.mark.parametrize("each, name, other", [(law, name, other) for law in numbers.LAWS if law.when
+@pytest.mark.parametrize("each, name, other", [(law, name, other) for law in cancelling.LAWS if law.when
                                                for name, others in MISFITS.items() if name in law.variables
                                                for other in others])
 def test_the_graph_refuses_what_does_not_fit(each, name, other):
@@ -88,6 +90,10 @@ def test_heads_that_spread_are_not_dropped():
     many, one = symbol("a", None, Shape(2, M, K)), symbol("b", None, Shape(1, M, K))
     assert not prove(one + compose(many, I * 0.0), one) and prove(many + compose(symbol("c", None, Shape(2, M, K)),
                                                                                  I * 0.0), many)
+    each, x = weight(np.ones((2, 4, 4))), const(np.full((2, 1, 1), 3.0))    # a number for each of two heads
+    assert prove((I * 0.0 * 5.0 + I) @ total, I @ total)
+    for zeros in (I * 0.0 * x, I * (const(0.0) * x), I * x * 0.0): assert not prove((zeros + I) @ total, I @ total)
+    assert not prove((I * 0.0 @ each + I) @ total, I @ total)
 
 
 # ---- operators are read at one value

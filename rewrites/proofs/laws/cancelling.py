@@ -1,6 +1,6 @@
 """Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number. `EQUAL`
-asks for equal rows, columns and heads, where nothing spreads. What becomes a part of itself is looked at no longer: a
-times one is a, and so times one times one."""
+asks for equal rows, columns and heads, where nothing spreads; a number that is `narrow` is one for all heads. What
+becomes a part of itself is looked at no longer: a times one is a, and so times one times one."""
 from opmatrix.nodes import compose
 from opmatrix.operators import I, const, mean
 from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
@@ -50,13 +50,13 @@ def nothing_spread_before(a: array[k, n], r: array[k, 1]):
     return none(r) + a, a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=("(narrow s)",))
 def nothing_times(s: scalar):
     """Zero times a number is zero. True of any s."""
     return const(0.0) * s, const(0.0)
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=("(narrow s)",))
 def times_nothing(s: scalar):
     """The same in the other order. True of any s."""
     return s * const(0.0), const(0.0)
@@ -80,7 +80,7 @@ def times_once(s: scalar):
     return s * const(1.0), s
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=("(narrow s)",))
 def nothing_scaled(a: array[k, n], s: scalar):
     """No times anything is nothing. True of any s."""
     return compose(none(a), I * s), none(a)
