@@ -348,7 +348,8 @@ class Schedule:
 def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
     """The cheapest kernels that compute a part. Raises InputError for what the laws made of it and none computes."""
     named, part = lowering.graph.named, each.part
-    given, where = [named[part.border]] if part.border else [], f"part {each.number + 1}"
+    given = [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)]
+    where = f"part {each.number + 1}"
     try:
         found = extract(lowering.problem([named[part.roots[FULL]]], given, plainly), families=lowering.leaves)
     except Infeasible as error:
