@@ -139,8 +139,13 @@ class Format:
         return cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
             name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
 
-    def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...], **remembered: int) -> None:
-        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
+    def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...] | None = None,
+                 **remembered: int) -> None:
+        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others.
+        Raises TypeError for a matrix, which is packed."""
+        if not (isinstance(arrays, tuple) and isinstance(shape, tuple)):
+            raise TypeError(f"{self.name}(W): a matrix W of (inputs, outputs) is stored by {type(self).__name__}"
+                            f".pack(W), the nearest that it can hold by {type(self).__name__}.approximate(W)")
         self.shape, self.remembered = shape, remembered
         known = {n: shape[0], p: shape[1]} | {size: remembered[option] for option, size in self.named.items()}
         self.sizes = read_sizes(self.name, self.fields, arrays, known)
