@@ -41,7 +41,7 @@ def pattern_of(given: Any, where: str) -> Any:
     from opmatrix import patterns
     if isinstance(given, str) and hasattr(getattr(patterns, given, None), "sees"):
         raise TypeError(f"{where}: where={given!r} is a text, no pattern: give opmatrix.{given} itself")
-    raise TypeError(f"{where}: where={brief(given)} is no pattern: give one such as sequence & causal, or mask(table)")
+    raise TypeError(f"{where}: where={brief(given.tolist() if isinstance(given, np.ndarray) else given)} is no pattern: give one such as sequence & causal, or mask(table)")
 
 
 def is_term(given: Any) -> bool:
