@@ -22,7 +22,7 @@ from rewrites.approximation import Approximation
 from rewrites.compiler.borders import FULL
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.layers import Part, parts
+from rewrites.compiler.layers import Part, check_possible, parts
 from rewrites.compiler.lower import Call, Lowering, Method, Use, plainly
 from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.search import Structure, search
@@ -388,6 +388,7 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
         from formats.machine.model import this_machine
         machine = this_machine()
     if isinstance(model, Operator):
+        check_possible(model)
         if batch is None:
             raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
         return Schedule(model, batch, Running.of(machine, batch.starts), batch, batch)
