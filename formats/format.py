@@ -60,9 +60,10 @@ def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
 
 
 def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
-    """What the time of a product is a sum of, by default arithmetic, bytes, rows read and written."""
+    """What the time of a product is a sum of, by default arithmetic, bytes, rows read and written. What stores no
+    floating-point numbers multiplies as many as the matrix has."""
     import sympy
-    return tuple(map(sympy.sympify, declared or (cls.flops / 2, cls.bytes, T * (n + p))))
+    return tuple(map(sympy.sympify, declared or (cls.flops / 2 or T * n * p, cls.bytes, T * (n + p))))
 
 
 READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,

@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from formats.core.epilogue import EPS
 from formats.core.errors import InputError
-from opmatrix.shapes import brief
-
-LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+from opmatrix.shapes import Space, brief
 
 
 def bind(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> inspect.BoundArguments:
@@ -41,7 +40,8 @@ def pattern_of(given: Any, where: str) -> Any:
     from opmatrix import patterns
     if isinstance(given, str) and hasattr(getattr(patterns, given, None), "sees"):
         raise TypeError(f"{where}: where={given!r} is a text, no pattern: give opmatrix.{given} itself")
-    raise TypeError(f"{where}: where={brief(given.tolist() if isinstance(given, np.ndarray) else given)} is no pattern: give one such as sequence & causal, or mask(table)")
+    words = brief(given.tolist() if isinstance(given, np.ndarray) else given)
+    raise TypeError(f"{where}: where={words} is no pattern: give one such as sequence & causal, or mask(table)")
 
 
 def is_term(given: Any) -> bool:
@@ -49,12 +49,20 @@ def is_term(given: Any) -> bool:
     return hasattr(given, "kind") or hasattr(type(given), "made")
 
 
+def is_fixed_value(term: Any, columns: Any) -> bool:
+    """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
+    needs no x, whose rows are no tokens, or are what the columns stand for."""
+    if not term.constant or term.uniform: return False
+    return not isinstance(term.out.rows, Space) or term.out.rows is columns
+
+
 def check_eps(name: str, eps: Any) -> None:
-    """Raises InputError unless the number that is added to a mean of squares is above 0 in float32, in which programs
-    compute; what stands for one in a law passes."""
-    if isinstance(eps, str | bool) or (isinstance(eps, Real) and not LEAST <= eps <= MOST):
+    """Raises InputError unless the number that is added to a mean of squares is one that kernels take; what stands for
+    one in a law passes."""
+    least, most = EPS
+    if isinstance(eps, str | bool) or (isinstance(eps, Real) and not least <= eps <= most):
         raise InputError(f"{name}({eps!r}): eps is added to a mean of squares before its root is divided by, in "
-                         f"float32: give a number from {LEAST:.2g} to {MOST:.2g}, such as 1e-5")
+                         f"float32: give a number from {least:.2g} to {most:.2g}, such as 1e-5")
 
 
 def refuse_constant_sum(over: Any) -> NoReturn:

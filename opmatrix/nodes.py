@@ -325,8 +325,8 @@ def total(x):
 
 @combinator(row_wise=True, uniform=True)
 def share(x):
-    """Softmax of each row of each head: e to the power of its numbers, as shares of their sum. The largest of the row is
-    taken from all of it first, so no number is too large."""
+    """Softmax of each row of each head: e to the power of its numbers, as shares of their sum. The largest of the row
+    is taken from all of it first, so no number is too large."""
     grown = (x + x.act(over(ones(), monoids.max)) * x.act(const(-1.0))).act(exp)
     return grown * grown.act(ones()).act(reciprocal)
 

@@ -71,11 +71,12 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
     (lambda: product(A), "product(a, b, over, where): missing a required argument: 'b'"),
     (lambda: prove(A, "p"), "prove: the right side is 'p', no operator: give terms, such as weight(A) @ relu"),
     (lambda: relu.T, "(relu).T: only a linear operator of known sizes has an adjoint"),
-    (lambda: A @ softmax, "x @ softmax: softmax weighs values by scores, and a row of scores alone sums to 1 whatever it "
-                          "holds: give both, product(scores, values, over=softmax); each row's own softmax is x @ share"),
+    (lambda: A @ softmax, "x @ softmax: softmax weighs values by scores, and a row of scores alone sums to 1 whatever "
+                          "it holds: give both, product(scores, values, over=softmax); each row's own softmax is x "
+                          "@ share"),
     (lambda: formula(lambda x: x @ x.T @ softmax), "x @ softmax: softmax weighs values by scores"),
     (lambda: layernorm(0.0), "layernorm(0.0): eps is added to a mean of squares before its root is divided by, in "
-                             "float32: give a number from 1.2e-38 to 3.4e+38, such as 1e-5"),
+                             "float32: give a number from 1.2e-38 to 1.3e+30, such as 1e-5"),
     (lambda: rmsnorm(1e40), "rmsnorm(1e+40): eps is added to a mean of squares"),
     (lambda: rmsnorm(np.nan), "rmsnorm(nan): eps is added to a mean of squares"),
     (lambda: layernorm("1e-5"), "layernorm('1e-5'): eps is added to a mean of squares"),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import random_programs
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import opmatrix as om
 from opmatrix.display.show import ATOM, LATEX, PYTHON, Writer, latex, names, vocabulary
@@ -80,18 +79,21 @@ EVERY_KIND = [
         om.mask([[1, 0], [1, 1]]), om.mask(np.tri(20), 3), om.mask(Data(np.tri(9), "tri")) & om.sequence,
         om.coarse((om.window(1) | om.hubs(1)) & om.causal, 64), even, even & om.sequence, other_causal)),
     W @ om.over(om.ones, om.softmax), om.over(W, om.monoids.topk(2).indices), W @ om.monoids.topk(3),
-    W @ om.mean, W @ mean, W @ om.over(om.ones, softmax), W @ cubes, om.formula(lambda x: om.product(x, x.T @ x, over=cubes)),
+    W @ om.mean, W @ mean, W @ om.over(om.ones, softmax), W @ cubes,
+    om.formula(lambda x: om.product(x, x.T @ x, over=cubes)),
     W @ halved @ om.share @ om.softplus @ om.reciprocal, W @ om.maximum,
     om.layernorm(0.5), layernorm(0.5), twice(W) @ twice(W, 3) @ twice(V, times=2.0), W @ named("relu", om.relu @ W),
     W @ named("block", V @ om.relu), named("not a name", om.relu @ V), om.unit_length(), om.rmsnorm(1e-6),
     om.rotary(5, 4), om.rotary(5, 2, rest=2), om.rotate(RNG.normal(size=(2, 2)).T, np.ones((2, 2))),
     W @ om.cols(1, 3), om.place(1, 5), om.diag(RNG.normal(size=30)), om.diag([1.0, -0.0]), om.zero, om.centre,
-    W * -1.0, -(-W), W - (W - V), W - -W, (W - V) - W, -W @ -W, W * (W * W), W @ (W @ W), W + (W + W), (W + V) * 2,
-    om.const(2.0) * W, om.const(-2.0) @ om.relu + W, W + -1.5, W * float("inf"), om.const([1.0, 2.0]), om.weight([[True, False]]),
+    W * -1.0, W * -1.0 * -1.0, W - (W - V), W - -W, (W - V) - W, -W @ -W, W * (W * W), W @ (W @ W), W + (W + W),
+    (W + V) * 2, om.const(2.0) * W, om.const(-2.0) @ om.relu + W, W + -1.5, W * float("inf"), om.const([1.0, 2.0]),
+    om.weight([[True, False]]),
     om.weight(np.ones((2, 2), np.float32)), om.weight(np.ones((2, 1, 2))), om.weight([[1.0]]),
     om.weight(Data(np.ones((2, 3)), "x")), om.weight(Data(np.ones((2, 3)), "relu")) @ om.relu,
     om.weight(Data(np.ones((2, 3)), "lambda")).T, om.symbol("a b", None, 3), om.symbol("relu", 3, 3, linear=True),
-    W @ om.heads(2) @ om.repeat(4) @ om.total, W @ om.heads(2) @ om.heads(2).T, om.row(om.I, om.relu, om.row(om.I, om.I)),
+    W @ om.heads(2) @ om.repeat(4) @ om.total, W @ om.heads(2) @ om.heads(2).T,
+    om.row(om.I, om.relu, om.row(om.I, om.I)),
     om.row(om.row(om.I, om.I), om.I), abs(W), W ** 3, om.col(W, om.relu @ W), om.blocks([[W, None], [None, V]]),
     om.formula(lambda x: (x @ W).T.T - (x @ x.T @ x) * (x @ V)), om.formula(lambda x: -(x @ x.T @ x) @ V),
     om.formula(lambda x: om.product(x @ x.T, om.product(x @ x.T, x, over="mean"), over="max") * (x @ x.T @ x))]
@@ -145,8 +147,8 @@ def test_messages_hold_no_hashes():
 
 # ---- LaTeX
 
-ATOMS = re.compile(r"\\begin\{bmatrix\}|\\end\{bmatrix\}|\\left\(|\\right\)|\\mapsto|\\odot|\\circledast|\\,|\^\{\\top\}"
-                   r"|\\mathrm|\\operatorname|\\Pi|\\infty|\\times|\\cdot|\\\\|\\[#%&$_]|[-+&_^{},:()]|[^\W\d_]+|\d+(?:\.\d+)?|\S")
+ATOMS = re.compile(r"\\begin\{bmatrix\}|\\end\{bmatrix\}|\\left\(|\\right\)|\\mapsto|\\odot|\\circledast|\\,"
+                   r"|\^\{\\top\}|\\mathrm|\\operatorname|\\Pi|\\infty|\\times|\\cdot|\\\\|\\[#%&$_]|[-+&_^{},:()]|[^\W\d_]+|\d+(?:\.\d+)?|\S")
 
 
 class Reader:
@@ -158,7 +160,7 @@ class Reader:
     def at(self): return self.words[-1] if self.words else ""
 
     def take(self, *wanted):
-        assert not wanted or self.at() in wanted, f"{self.at()!r} where {wanted} should stand, before {self.words[::-1]}"
+        assert not wanted or self.at() in wanted, f"{self.at()!r}, not {wanted}, before {self.words[::-1]}"
         return self.words.pop()
 
     def expression(self):
