@@ -60,7 +60,7 @@ def check_eps(name: str, eps: Any) -> None:
     """Raises InputError unless the number that is added to a mean of squares is one that kernels take; what stands for
     one in a law passes."""
     least, most = EPS
-    if isinstance(eps, str | bool) or (isinstance(eps, Real) and not least <= eps <= most):
+    if isinstance(eps, str | bool) or (isinstance(eps, Real) and not least <= float(eps) <= most):
         raise InputError(f"{name}({eps!r}): eps is added to a mean of squares before its root is divided by, in "
                          f"float32: give a number from {least:.2g} to {most:.2g}, such as 1e-5")
 
