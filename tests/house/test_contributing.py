@@ -65,8 +65,8 @@ def follow(page, root):
     block = re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1]
     file = Path(re.match(r'"""(\S+?):', block)[1])
     (root / file).write_text(block, "utf-8")
-    catalogue, [line, listed, entry] = root / "formats/catalogue.py", re.search(
-        r"`formats/catalogue.py`: `(.*?)` among its imports, `(.*?)` in `__all__`, and `(\w+)` at the end", text).groups()
+    catalogue, where = root / "formats/catalogue.py", r"`(.*?)` among its imports, `(.*?)` in `__all__`, and `(\w+)` at"
+    line, listed, entry = re.search(f"`formats/catalogue.py`: {where}", text).groups()
     said = catalogue.read_text("utf-8")
     said = re.sub(r"^from \.vector", f"{line}\nfrom .vector", said, count=1, flags=re.M)
     said = re.sub(r"(__all__ = \[.*?)\]", rf"\1, {listed}]", said, count=1, flags=re.S)
