@@ -38,7 +38,7 @@ from formats.core.arrays import (
 )
 from formats.core.epilogue import NOTHING, Epilogue, gamma
 from formats.core.layout import Panelled
-from formats.core.sizes import Array, Later, T, n, p, total_bytes
+from formats.core.sizes import Array, Later, T, declared_array, n, p, total_bytes
 
 if TYPE_CHECKING:
     import sympy
@@ -396,10 +396,3 @@ def checked(function: Callable[..., Any], act: Callable[..., Any], cls: type[For
                             f"it has {', '.join(cls.parameters) or 'none'}")
         return act(W, **{name: value for name, value in given.items() if name in options(function)})
     return method
-
-
-def declared_array(cls: type[Format], name: str, given: Any) -> Array:
-    """The annotation of a field; TypeError if it is no array."""
-    if isinstance(given, Array): return given
-    why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__
-    raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")
