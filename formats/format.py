@@ -38,7 +38,7 @@ from formats.core.arrays import (
 )
 from formats.core.epilogue import NOTHING, Epilogue, gamma
 from formats.core.layout import Panelled
-from formats.core.sizes import Array, Later, T, n, p, total_bytes
+from formats.core.sizes import Array, Later, T, declared_array, n, p, total_bytes
 
 if TYPE_CHECKING:
     import sympy
@@ -60,9 +60,10 @@ def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
 
 
 def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
-    """What the time of a product is a sum of, by default arithmetic, bytes, rows read and written."""
+    """What the time of a product is a sum of, by default arithmetic, bytes, rows read and written. What stores no
+    floating-point numbers multiplies as many as the matrix has."""
     import sympy
-    return tuple(map(sympy.sympify, declared or (cls.flops / 2, cls.bytes, T * (n + p))))
+    return tuple(map(sympy.sympify, declared or (cls.flops / 2 or T * n * p, cls.bytes, T * (n + p))))
 
 
 READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,
@@ -139,8 +140,13 @@ class Format:
         return cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
             name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
 
-    def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...], **remembered: int) -> None:
-        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
+    def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...] | None = None,
+                 **remembered: int) -> None:
+        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others.
+        Raises TypeError for a matrix, which is packed."""
+        if not (isinstance(arrays, tuple) and isinstance(shape, tuple)):
+            raise TypeError(f"{self.name}(W): a matrix W of (inputs, outputs) is stored by {type(self).__name__}"
+                            f".pack(W), the nearest that it can hold by {type(self).__name__}.approximate(W)")
         self.shape, self.remembered = shape, remembered
         known = {n: shape[0], p: shape[1]} | {size: remembered[option] for option, size in self.named.items()}
         self.sizes = read_sizes(self.name, self.fields, arrays, known)
@@ -390,10 +396,3 @@ def checked(function: Callable[..., Any], act: Callable[..., Any], cls: type[For
                             f"it has {', '.join(cls.parameters) or 'none'}")
         return act(W, **{name: value for name, value in given.items() if name in options(function)})
     return method
-
-
-def declared_array(cls: type[Format], name: str, given: Any) -> Array:
-    """The annotation of a field; TypeError if it is no array."""
-    if isinstance(given, Array): return given
-    why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__
-    raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")

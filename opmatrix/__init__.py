@@ -24,8 +24,9 @@ What there is; `help(om.NAME)` says more of each:
     laws         laws, prove, symbol, substitute
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
-    functions    relu, gelu, gelu_tanh, silu, tanh, sigmoid, exp, square, rsqrt, magnitude, ACTIVATIONS
-    rows         layernorm, rmsnorm, unit_length, centre, mean, softmax, over, monoids, Monoid
+    functions    relu, gelu, gelu_tanh, silu, softplus, tanh, sigmoid, magnitude, ACTIVATIONS
+    powers       exp, square, rsqrt, reciprocal
+    rows         share, layernorm, rmsnorm, unit_length, centre, mean, maximum, softmax, over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among

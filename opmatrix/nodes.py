@@ -163,6 +163,16 @@ def sigmoid(u):
     """The logistic function, 1 / (1 + e^-u)."""
     return 0.5 * (1 + np.tanh(u / 2))
 
+@scalar_function()
+def softplus(u):
+    """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
+    return np.logaddexp(0, u)
+
+@scalar_function()
+def reciprocal(u):
+    """One over u."""
+    return np.divide(1, u)
+
 @scalar_function(positively_homogeneous=True, maps_zero_to_zero=True)
 def magnitude(u):
     """u without its sign; abs(A) is A @ magnitude."""
@@ -312,6 +322,13 @@ def repeat(x, h: int):
 def total(x):
     """The sum of all heads."""
     return x.total()
+
+@combinator(row_wise=True, uniform=True)
+def share(x):
+    """Softmax of each row of each head: e to the power of its numbers, as shares of their sum. The largest of the row
+    is taken from all of it first, so no number is too large."""
+    grown = (x + x.act(over(ones(), monoids.max)) * x.act(const(-1.0))).act(exp)
+    return grown * grown.act(ones()).act(reciprocal)
 
 @combinator(row_linear=True)
 def rotate(x, cos: Data, sin: Data, rest: int = 0):

@@ -27,6 +27,7 @@ from opmatrix.operators import (
     relu,
     rotate,
     silu,
+    softplus,
     square,
     symbol,
     tanh,
@@ -211,7 +212,7 @@ RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[:
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[Any] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, list[Any]] = dict(
-    entrywise=[gelu, gelu_tanh, relu, silu, square, tanh],
+    entrywise=[gelu, gelu_tanh, relu, silu, softplus, square, tanh],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
            patterns.causal & patterns.sequence,

@@ -21,11 +21,14 @@ from opmatrix.operators import (
     over,
     place,
     product,
+    reciprocal,
     relu,
     rotate,
     row,
     rsqrt,
+    share,
     silu,
+    softplus,
     square,
     tanh,
     total,
@@ -35,7 +38,7 @@ from opmatrix.operators import (
 from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
 from opmatrix.term import Data, formula
 
-FUNCTIONS = (relu, gelu, silu, tanh, square, (square + 0.5) @ rsqrt)
+FUNCTIONS = (relu, gelu, silu, tanh, square, softplus, (square + 0.5) @ rsqrt, (square + 0.5) @ reciprocal)
 POLYNOMIAL = (relu, square)
 SUMS = (monoids.sum, monoids.mean, monoids.softmax, monoids.logsumexp, monoids.moments, monoids.sumsq, monoids.max)
 RATIONAL = (monoids.sum, monoids.mean, monoids.sumsq, monoids.rectify, monoids.moments, monoids.moments.mean)
@@ -98,7 +101,7 @@ class Grower:
         if n == p and n > 2:
             found += [lambda: rotate(self.data(3, 1), self.data(3, 1), n - 2)]
         if n == p and not self.exact:
-            found += [lambda: layernorm(0.25)]
+            found += [lambda: layernorm(0.25), lambda: share]
         if n > p:
             found += [lambda: cols(lo := int(rng.integers(n - p + 1)), lo + p)]
         if n < p:

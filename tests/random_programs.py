@@ -43,7 +43,7 @@ VOCABULARY, LONGEST, TYPES = 9, 6, 3
 WIDTHS = (2, 3, 4, 6)
 LIMIT = 40                                                  # operators of a program, its numbers not counted
 FUNCTIONS = [kind() for kind in KINDS.values() if kind.signature.parameters.keys() == set() and kind().entrywise
-             and kind.name not in ("I", "rsqrt")]
+             and kind.name not in ("I", "rsqrt", "reciprocal")]
 PATTERNS = (everyone, sequence, causal, sequence & causal, sequence & (causal | window(1)), window(2),
             sequence & window(1), sequence & coarse(window(0) | hubs(1) | scattered(1), 2),
             mask(Data(np.tri(LONGEST) + np.eye(LONGEST, k=2), "seen")) & sequence)
@@ -113,6 +113,8 @@ class Grower:
     def reduced(self, v): return v @ over(weight(self.numbers(v.cols, 2)), self.monoid())
     def summed(self, v): return v @ over(ones, self.monoid()) if v.cols > 2 else v @ ones
     def rooted(self, v): return (v @ KINDS["square"]() + 0.5) @ KINDS["rsqrt"]()
+    def inverted(self, v): return (v @ KINDS["square"]() + 0.5) @ KINDS["reciprocal"]()
+    def shared(self, v): return v @ operators.share
     def centred(self, v): return v @ centre
     def scaled(self, v): return v @ diag(self.numbers(v.cols))
     def negated(self, v): return -v
@@ -139,9 +141,9 @@ class Grower:
 
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
-OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "centred", "scaled", "negated", "times_row",
-          "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked", "by_head", "through_heads",
-          "mixed")
+OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "inverted", "shared", "centred", "scaled",
+          "negated", "times_row", "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked",
+          "by_head", "through_heads", "mixed")
 
 
 class Choices:

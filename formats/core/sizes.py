@@ -255,3 +255,10 @@ def underlined(frame: FrameType, axis: int) -> str:
     caret = " " * (left + token.col_offset) + "^" * ((token.end_col_offset or 0) - token.col_offset)
     indent = len(source) - len(source.lstrip())
     return f"{place}\n  {source[indent:]}\n  {caret[indent:]}"
+
+
+def declared_array(cls: type, name: str, given: Any) -> Array:
+    """The annotation of a field; TypeError if it is no array."""
+    if isinstance(given, Array): return given
+    why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__
+    raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")

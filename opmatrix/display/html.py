@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.display.show import row_operands, text
+from opmatrix.data import Promised
+from opmatrix.display.show import row_operands
 from opmatrix.oracles import dense, factors
 from opmatrix.shapes import Shape, brief
 from opmatrix.term import Operator
@@ -17,7 +18,7 @@ LIMIT = 8                                                   # rows and columns o
 
 def html(term: Operator) -> str:
     """The table, under the operator's text and shapes."""
-    head = f"<code>{escape(brief(text(term), 300))}</code><br><small>{term.into} → {term.out}{facts(term)}</small>"
+    head = f"<code>{escape(brief(repr(term), 300))}</code><br><small>{term.into} → {term.out}{facts(term)}</small>"
     return f"{head}{format_cells(rows(term))}"
 
 def facts(term: Operator) -> str:
@@ -28,17 +29,28 @@ def facts(term: Operator) -> str:
 def rows(term: Operator) -> list[list[str]]:
     """The cells: entries, blocks or factors."""
     n, single = term.into.cols, term(Shape(1, cols=term.into.cols)).heads == 1
-    if term.linear and single and isinstance(n, int):
-        matrix = dense(term, np.eye(min(n, LIMIT), n))
+    if term.linear and single and isinstance(n, int) and (matrix := entries(term, n)) is not None:
         return grid(n, term.out.cols, lambda i, j: format_number(matrix[i, j]))
-    if term.kind.matrix and single: return grid(n, term.out.cols, lambda i, j: format_entry(term, i, j))
-    if term.diagonal and single: return grid(n, n, lambda i, j: escape(text(term)) if i == j else "")
-    if term.kind.name == "row": return [[escape(brief(text(part), 60)) for part in row_operands(term)]]
+    if term.kind.matrix and single and known(term) and all(over.width == 1 for over in term.args
+                                                           if hasattr(over, "merge")):
+        return grid(n, term.out.cols, lambda i, j: format_entry(term, i, j))
+    if term.diagonal and single: return grid(n, n, lambda i, j: escape(repr(term)) if i == j else "")
+    if term.kind.name == "row": return [[escape(brief(repr(part), 60)) for part in row_operands(term)]]
     found, shape = [["operator", "gives"]], Shape(term.into.heads, cols=n)
     for factor in factors(term):
         shape = factor(shape)
-        found.append([escape(brief(text(factor), 120)), str(shape)])
+        found.append([escape(brief(repr(factor), 120)), str(shape)])
     return found
+
+def known(term: Operator) -> bool:
+    """Whether all of its arrays are loaded."""
+    return not any(isinstance(a, Promised) for node in term.walk() for a in node.args)
+
+def entries(term: Operator, n: int) -> Any:
+    """The first rows of the matrix of a term that n columns go into; None where a symbol stands in it, or an array that
+    is only promised."""
+    if any(node.kind.name == "symbol" for node in term.walk()) or not known(term): return None
+    return dense(term, np.eye(min(n, LIMIT), n))
 
 def grid(n: Any, p: Any, cell: Any) -> list[list[str]]:
     """As many entries as are shown; dots for the rest, or where nobody knows how many there are."""
@@ -49,7 +61,7 @@ def grid(n: Any, p: Any, cell: Any) -> list[list[str]]:
 def format_entry(term: Operator, i: int, j: int) -> str:
     """An entry of a matrix kind in a word: a number, a function, or nothing."""
     entry = term.kind.body(i, j, *term.args)
-    if callable(entry): return format_number(entry(0.0)) if term.constant else escape(text(term))
+    if callable(entry): return format_number(entry(0.0)) if term.constant else escape(repr(term))
     return "" if entry is None else format_number(entry)
 
 def format_number(value: Any) -> str: return f"{float(value):.3g}"

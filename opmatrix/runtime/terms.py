@@ -166,7 +166,8 @@ class BoundedShape:
         return self.of(self.shape.act(term), steps)
 
     def product(self, other: "BoundedShape", over: Any, where: Any) -> "BoundedShape":
-        if where is not everyone and self.shape[1:] != (T, T):
+        seen = where.relation
+        if where is not everyone and self.shape[1:] != ((space(seen.rows), space(seen.cols)) if seen else (T, T)):
             raise ShapeError(f"product where {where}: scores are {self.shape}")
         inner = count_size(self.shape.cols)
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))

@@ -10,12 +10,14 @@ from operator import matmul
 from typing import Any
 
 from formats.core.errors import InputError
+from opmatrix.monoids import is_known
 from opmatrix.operators import I, given
-from opmatrix.patterns import everyone
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.program import OUTPUT
 from opmatrix.relations import SLOTS
+from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
-from opmatrix.shapes import T, brief
+from opmatrix.shapes import Space, T, brief, expression
 from opmatrix.term import Operator
 from rewrites.compiler.borders import FULL, border, split_forms
 from rewrites.compiler.egraph import Graph, engine, saturate
@@ -44,6 +46,21 @@ def outputs(model: Model) -> dict[str, Operator]:
     if not isinstance(model, Mapping): raise InputError(f"a model is a name or a directory, not {model!r:.60}")
     if not model: raise InputError("a model without outputs: give one operator, or several by name")
     return dict(model)
+
+
+def check_possible(model: Model) -> None:
+    """Raises InputError, which names it, for what no program can be made of: a monoid or a pattern of one's own, which
+    programs do not know, and an output that is no rows of a space, such as turned ones."""
+    for name, term in outputs(model).items():
+        for attribute in dict.fromkeys(a for node in term.walk() for a in node.attributes):
+            if isinstance(attribute, Pattern) and not attribute.stated:
+                raise InputError(f"pattern {attribute}: {UNWRITABLE}")
+            if isinstance(attribute, type) and not is_known(attribute):
+                raise InputError(f"monoid {attribute.__name__}: {UNWRITABLE}")
+        _, rows, columns = term.out
+        if not isinstance(rows, Space) or expression(columns).atoms(Space):
+            raise InputError(f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "
+                             f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term")
 
 
 def spine(model: Model) -> str:
@@ -86,7 +103,8 @@ def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, 
 
 
 def parts(model: Model) -> list[dict[str, Part]]:
-    """Every part of a model, by the state of the border before it."""
+    """Every part of a model, by the state of the border before it. Raises as `check_possible` does."""
+    check_possible(model)
     found: list[dict[str, Part]] = []
     starts: dict[str, Operator] = {}
     named, last = outputs(model), spine(model)

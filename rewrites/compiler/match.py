@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from formats.core.epilogue import ACTIVATIONS
-from opmatrix.shapes import H, S, T, space
+from opmatrix.shapes import H, S, Space, T, space
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph, Node
 from rewrites.law import Name, Sort, is_variable
@@ -176,6 +176,8 @@ class Matcher:
             return False
         if name in ("value", "scores") and (name == "scores") != (cls in self.square):
             return False                                    # scores have a column for each row, values so many
+        if name == "value" and not isinstance(self.rows[cls], Space):
+            return False                                    # kernels compute rows of a space
         if name == "value" and (self.rows[cls] is C) != (sort.space == str(C)):
             return False                                    # caches are for their own kernels
         if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):

@@ -22,7 +22,7 @@ from rewrites.approximation import Approximation
 from rewrites.compiler.borders import FULL
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.layers import Part, parts
+from rewrites.compiler.layers import Part, check_possible, parts
 from rewrites.compiler.lower import Call, Lowering, Method, Use, plainly
 from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.search import Structure, search
@@ -348,7 +348,8 @@ class Schedule:
 def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
     """The cheapest kernels that compute a part. Raises InputError for what the laws made of it and none computes."""
     named, part = lowering.graph.named, each.part
-    given, where = [named[part.border]] if part.border else [], f"part {each.number + 1}"
+    given = [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)]
+    where = f"part {each.number + 1}"
     try:
         found = extract(lowering.problem([named[part.roots[FULL]]], given, plainly), families=lowering.leaves)
     except Infeasible as error:
@@ -387,6 +388,7 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
         from formats.machine.model import this_machine
         machine = this_machine()
     if isinstance(model, Operator):
+        check_possible(model)
         if batch is None:
             raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
         return Schedule(model, batch, Running.of(machine, batch.starts), batch, batch)

@@ -12,7 +12,7 @@ from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.layers import Model, outputs
+from rewrites.compiler.layers import Model, check_possible, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.front.workload import Workload, draw_workload
 
@@ -26,6 +26,7 @@ def open_arguments(model: str | Model, workload: Workload | Batch | str | Path |
             raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
         if isinstance(workload, str | Path):
             raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
+        check_possible(model)
         first = next(iter(outputs(model).values()))
         entering = collect_needs(*outputs(model).values())[1]
         if not isinstance(vocabulary := first.into.cols, int) and not entering:

@@ -1,6 +1,7 @@
 """What CONTRIBUTING.md says is so: its commands are those of CI, its recipes run, and what is declared lies where it
 says."""
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,48 @@ def test_a_recipe_runs(page, tmp_path):
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{blocks}", "utf-8")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert "assert" in blocks and not done.returncode, done.stderr
+
+
+def follow(page, root):
+    """What the page of formats says, done in a copy of the packages: its first block is the new file, and it is listed
+    where the page says. The name of its module."""
+    text = page.read_text("utf-8")
+    block = re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1]
+    file = Path(re.match(r'"""(\S+?):', block)[1])
+    (root / file).write_text(block, "utf-8")
+    catalogue, where = root / "formats/catalogue.py", r"`(.*?)` among its imports, `(.*?)` in `__all__`, and `(\w+)` at"
+    line, listed, entry = re.search(f"`formats/catalogue.py`: {where}", text).groups()
+    said = catalogue.read_text("utf-8")
+    said = re.sub(r"^from \.vector", f"{line}\nfrom .vector", said, count=1, flags=re.M)
+    said = re.sub(r"(__all__ = \[.*?)\]", rf"\1, {listed}]", said, count=1, flags=re.S)
+    catalogue.write_text(re.sub(r"(FORMATS: .*?)\)\}", rf"\1, {entry})}}", said, count=1, flags=re.S), "utf-8")
+    return ".".join(file.with_suffix("").parts)
+
+
+def test_a_new_format_is_where_its_page_puts_it(tmp_path):
+    """The page, word for word: the format is found, holds what formats promise, and is priced by more than zeros."""
+    shutil.copytree(ROOT / "formats", tmp_path / "formats", ignore=shutil.ignore_patterns("__pycache__"))
+    module = follow(ROOT / "docs/add_a_format.md", tmp_path)
+    script = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport numpy as np\nimport formats\n"
+              f"import {module}\nfound = formats.FORMATS[{module!r}.rpartition('.')[2]]\n"
+              "found.check(np.random.default_rng(0))\nassert all(found.work) and found.__name__ in formats.__all__\n")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert not done.returncode, done.stderr
+    assert f'"{module}"' in (ROOT / "docs/add_a_format.md").read_text("utf-8"), "what mypy is told"
+
+
+def test_no_format_is_forgotten():
+    """Each is listed wherever the page says."""
+    import tomllib
+
+    import formats
+    overrides = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]["overrides"]
+    untyped = {module for each in overrides for module in each["module"] if module.startswith("formats.")}
+    tables = (ROOT / "docs/tables.md").read_text("utf-8")
+    for name, each in FORMATS.items():
+        assert each.__module__ in untyped or f"{each.__module__.rpartition('.')[0]}.*" in untyped
+        assert each.__name__ in formats.__all__ and f"| `{name}` |" in tables
+        assert all(each.work), f"{name}: a feature that is always 0 cannot be fitted"
 
 
 def test_commands_are_those_of_ci():

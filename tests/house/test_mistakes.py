@@ -5,22 +5,33 @@ import re
 
 import numpy as np
 import pytest
+from scipy.special import softmax as scipy_softmax
 
+from formats import CSR, Dense
 from formats.core.errors import InputError
 from opmatrix import (
     I,
+    attention,
+    dense,
+    entrywise,
     exp,
     formula,
+    grouped,
     heads,
     layernorm,
     magnitude,
+    maximum,
     monoids,
     over,
     product,
     prove,
+    reciprocal,
     relu,
+    rmsnorm,
+    share,
     sigmoid,
     softmax,
+    softplus,
     symbol,
     tanh,
     weight,
@@ -59,7 +70,25 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
     (lambda: layernorm(), "layernorm(x, eps): missing a required argument: 'eps'"),
     (lambda: product(A), "product(a, b, over, where): missing a required argument: 'b'"),
     (lambda: prove(A, "p"), "prove: the right side is 'p', no operator: give terms, such as weight(A) @ relu"),
-    (lambda: relu.T, "(relu).T: only a linear operator of known sizes has an adjoint")])
+    (lambda: relu.T, "(relu).T: only a linear operator of known sizes has an adjoint"),
+    (lambda: A @ softmax, "x @ softmax: softmax weighs values by scores, and a row of scores alone sums to 1 whatever "
+                          "it holds: give both, product(scores, values, over=softmax); each row's own softmax is x "
+                          "@ share"),
+    (lambda: formula(lambda x: x @ x.T @ softmax), "x @ softmax: softmax weighs values by scores"),
+    (lambda: layernorm(0.0), "layernorm(0.0): eps is added to a mean of squares before its root is divided by, in "
+                             "float32: give a number from 1.2e-38 to 1.3e+30, such as 1e-5"),
+    (lambda: rmsnorm(1e40), "rmsnorm(1e+40): eps is added to a mean of squares"),
+    (lambda: rmsnorm(np.nan), "rmsnorm(nan): eps is added to a mean of squares"),
+    (lambda: layernorm("1e-5"), "layernorm('1e-5'): eps is added to a mean of squares"),
+    (lambda: attention(A, A, A, 1, "causal"), "attention: where='causal' is a text, no pattern: give opmatrix.causal "
+                                              "itself"),
+    (lambda: attention(A, A, A, 1, "near"), "attention: where=near is no pattern: give one such as sequence & "
+                                            "causal, or mask(table)"),
+    (lambda: grouped(A, A, A, 2, 1, None), "grouped: where=None is no pattern"),
+    (lambda: formula(lambda x: product(x @ x.T, x, where=np.eye(2))), "product: where=[[1.0, 0.0], [0.0, 1.0]] is no "),
+    (lambda: formula(lambda x: product(x @ x.T, x, where=lambda q, k: q)), "product: where=<function"),
+    (lambda: Dense(np.ones(4)), "dense(W): a matrix W of (inputs, outputs) is stored by Dense.pack(W)"),
+    (lambda: CSR(np.ones((4, 4))), "csr(W): a matrix W of (inputs, outputs) is stored by CSR.pack(W)")])
 def test_a_mistake_is_one_message(write, says):
     with pytest.raises((TypeError, ValueError, AttributeError)) as error: write()
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
@@ -116,12 +145,29 @@ def test_functions_that_people_look_for():
     np.testing.assert_allclose(sigmoid(x), [[0, 1 / (1 + np.exp(1.5)), 0.5, 1 / (1 + np.exp(-2))]], atol=1e-15)
     np.testing.assert_array_equal(abs(I)(x), abs(x))
     np.testing.assert_array_equal(exp(x), np.exp(x))
+    np.testing.assert_allclose(softplus(x), [[0, np.log1p(np.exp(-1.5)), np.log(2), np.log1p(np.exp(2.0))]], 1e-15)
+    np.testing.assert_allclose(reciprocal(x[:, [0, 3]]), [[-1 / 800, 0.5]])
+    np.testing.assert_array_equal((I @ maximum)(x), [[2.0]])
+
+
+def test_softmax_of_each_row():
+    """Of each head, of any size of numbers: the largest is taken from a row first."""
+    x = np.random.default_rng(0).normal(size=(3, 5, 8)) * np.array([1.0, 1e4, 1e-3])[:, None, None]
+    wanted = scipy_softmax(x, -1)
+    np.testing.assert_allclose(share(x), wanted, 1e-12)
+    np.testing.assert_allclose(entrywise(share, x).astype(float), wanted, 1e-12)
+    np.testing.assert_allclose(dense(share, x, dtype=np.float32), wanted, 2e-3)     # float32 has few digits at 1e4
+    np.testing.assert_allclose(share(x + 1e3), wanted, 1e-9)
+    np.testing.assert_array_equal(share([[-np.inf, 0.0, 0.0]]), [[0.0, 0.5, 0.5]])
+    assert share.shape == I.shape and share.row_wise and share.uniform and not share.diagonal
+    scores = formula(lambda x: product(x @ x.T @ share, x))             # attention of one head, written out
+    np.testing.assert_allclose(scores(x[0]), formula(lambda x: product(x @ x.T, x, over=softmax))(x[0]), 1e-12)
 
 
 def test_a_large_operator_is_said_by_its_shape():
     large = weight(np.ones((300, 200)))
-    assert repr(large @ relu + np.arange(200)) == "weight(300×200) @ relu + const(200)"
-    assert repr(large.T) == "weight(200×300)" and repr(A) == str(A), "what is small is written out"
+    assert repr(large @ relu + np.arange(200)) == "weight(300×200: 1, 1, 1, …) @ relu + const(200: 0, 1, 2, …)"
+    assert repr(large.T) == "weight(200×300: 1, 1, 1, …)" and repr(A) == str(A), "what is small is written out"
     assert "300" not in str(large), "the text that evaluates to the term names it by its numbers"
 
 

@@ -1,4 +1,6 @@
-"""Notebooks of docs/ are stored with their outputs, and run again from the first cell to the last."""
+"""Notebooks of docs/ are stored with their outputs, and run again from the first cell to the last, beside an installed
+package: with the files of docs/, and nothing else of the repository."""
+import shutil
 
 import pytest
 from children import ROOT
@@ -33,11 +35,29 @@ def test_it_is_stored_as_it_ran(stored):
     assert str(ROOT) not in file.read_text("utf-8") and file.stat().st_size < 400_000
 
 
-def test_it_runs(stored, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """A folder with what lies beside the notebooks, where the packages are found elsewhere."""
+    site, docs = tmp_path / "site", tmp_path / "docs"
+    for each in (site, docs): each.mkdir()
+    for package in ("formats", "opmatrix", "rewrites"): (site / package).symlink_to(ROOT / package)
+    for file in (ROOT / "docs").glob("*.json"): shutil.copy(file, docs)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    return docs
+
+
+def test_it_says_what_it_needs(tmp_path, monkeypatch):
+    """In a folder without its file."""
+    monkeypatch.chdir(tmp_path)
+    notebook = nbformat.read(ROOT / "docs" / "compression.ipynb", as_version=4)
+    with pytest.raises(FileNotFoundError, match=r"compression.json: start in the folder of this notebook"):
+        exec(cells(notebook)[0].source, {})
+
+
+def test_it_runs(stored, beside):
     _, notebook, drawn = stored
     again = nbformat.from_dict(notebook.copy())
     for cell in cells(again): cell.outputs, cell.execution_count = [], None
-    place = {"metadata": {"path": tmp_path}}
+    place = {"metadata": {"path": beside}}
     nbclient.NotebookClient(again, timeout=300, kernel_name="python3", resources=place).execute()
     assert pictures(again) == pictures(notebook) and sum(pictures(again)) >= drawn

@@ -59,7 +59,7 @@ def test_text(W, b):
         (heads(2).T, "heads(2).T"),
         (W @ opmatrix.mean, "W @ mean"),
         (over(W, max), "over(W, monoids.max)"),
-        (over(W, topk(3).indices), "over(W, topk(3).indices)"),
+        (over(W, topk(3).indices), "over(W, monoids.topk(3).indices)"),
         (layernorm(1e-5), "layernorm(1e-05)"),
         (W @ I @ total, "W @ total"),
         (attention(W, W, W, 1, sequence & causal), "attention(W, W, W, 1, sequence & causal)"),

@@ -114,7 +114,7 @@ def score(item, worker, arguments):
 
 
 @Kernel
-def share(item, worker, arguments):
+def share_row(item, worker, arguments):
     """Softmax of what a tile of rows of scores sees, from q to p (flat; the same layout); zeros elsewhere."""
     c = record(arguments, ATTENTION)
     _, length, head, low, high, sequence = part(c, item)
@@ -258,7 +258,7 @@ def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray, reac
     if heads < 1: raise ValueError(f"softmax: {heads} heads")
     writable("out", out)
     separate(out, over=True, x=x)
-    run_heads(share, starts, heads, {}, 1.0, out, x, reach=reach)
+    run_heads(share_row, starts, heads, {}, 1.0, out, x, reach=reach)
     return out
 
 
