@@ -19,8 +19,8 @@ MAX_ROUNDS = 16                                             # at most; three at 
 COLD_RUNS = 15
 # a run of almost nothing for so many sentences: what programs enter here (opmatrix/runtime/cases.py) begins as they do
 BEGINNINGS: list[Callable[[int], Callable[[], Any]]] = []
-Call = Callable[[], Any]
-Case = tuple[str, dict[str, float], Call]
+Launching = Callable[[], Any]
+Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.int64]
@@ -31,10 +31,10 @@ class Inside:
     and write `memory`, which each worker has a copy of. `writers`: what is called before each case and not timed, None
     for nothing."""
 
-    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool, writers: Sequence[Call | None] = ()) -> None:
+    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool, writers: Sequence[Launching | None] = ()) -> None:
         from formats.kernels.engine.replay import Recording
         self.workers, self.apart = threads(), apart
-        recording, steps = Recording(memory, 1 if apart else self.workers), list[Call]()
+        recording, steps = Recording(memory, 1 if apart else self.workers), list[Launching]()
         for writer, (_, _, call) in zip(writers or [None] * len(cases), cases, strict=True):
             steps += filter(None, (writer, call))
 
@@ -119,7 +119,7 @@ def spread_weights(cases: Sequence[Case]) -> list[int]:
     return [i for at in sorted(drawn, key=turns.__getitem__) for i in units[at]]
 
 
-def write_anew(memory: Bytes, count: int, rows: int) -> Call | None:
+def write_anew(memory: Bytes, count: int, rows: int) -> Launching | None:
     """A kernel that writes the first so many numbers of the memory as they are, in so many rows; None for no
     numbers."""
     from formats import kernels

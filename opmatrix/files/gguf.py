@@ -149,7 +149,7 @@ def config(found: Header, file: Path) -> dict[str, Any]:
         if values != columns:
             raise InputError(f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of "
                              "queries and keys")
-        made["partial_rotary_factor"] = share(turning, columns)
+        made["partial_rotary_factor"] = turned_share(turning, columns)
     rows = found.tensors[
         "token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
     family = "mistral" if kind == "llama" and "sliding_window" in made else kind
@@ -158,7 +158,7 @@ def config(found: Header, file: Path) -> dict[str, Any]:
                        attention_bias="blk.0.attn_q.bias" in found.tensors)
 
 
-def share(some: int, of: int) -> float:
+def turned_share(some: int, of: int) -> float:
     """The number that gives so many when it is taken times all of them and what is behind the point is cut off."""
     near = some / of
     return near if int(near * of) == some else nextafter(near, 1)

@@ -18,7 +18,7 @@ from opmatrix.term import Operator
 
 Terms = tuple[tuple[tuple[int, ...], int], ...]             # of a polynomial in sizes: factors, how many times
 LARGEST = (64, False), (256, False), (64, True)             # of small sizes, and whether others may stay: in this order
-FIRST, FACTOR = 4, 2                                        # what is tried first, and for what others are made of
+FIRST_TRIED, FACTOR = 4, 2                                        # what is tried first, and for what others are made of
 TRIES = 1000                                                # numbers that may be given in each
 
 
@@ -89,7 +89,7 @@ def combined(sign: int) -> Callable[[Traced, Traced], Any]:
         count: dict[tuple[int, ...], int] = {}
         for factors, times in chain(a.terms, ((factors, sign * times) for factors, times in b.terms)):
             count[factors] = count.get(factors, 0) + times
-        return gathered(int(a) + sign * int(b), count, a.answers)
+        return made_of(int(a) + sign * int(b), count, a.answers)
     return add
 
 
@@ -99,16 +99,16 @@ def multiplied(a: Traced, b: Traced) -> Any:
         for other, again in b.terms:
             factors = tuple(sorted(one + other))
             count[factors] = count.get(factors, 0) + times * again
-    return gathered(mul(int(a), int(b)), count, a.answers)
+    return made_of(mul(int(a), int(b)), count, a.answers)
 
 
-def gathered(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> Any:
+def made_of(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> Any:
     """A sum of terms; a plain number where no size is left in it."""
     terms = tuple(sorted((factors, times) for factors, times in count.items() if times))
     return Traced.of(number, terms, answers) if any(factors for factors, _ in terms) else number
 
 
-def divided(a: Traced, b: Traced) -> Any:
+def divide_sizes(a: Traced, b: Traced) -> Any:
     """The size of that number; b times it is a, or less by what is left over."""
     quotient = a.met(int(a) // int(b))
     product = a.met(multiplied(quotient, b))
@@ -127,15 +127,15 @@ def left_over(a: Traced, b: Traced) -> int:
 def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool: return a.answers.ask(asked, a, b)
 
 
-def turned(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Traced], Any]: return lambda a, b: does(b, a)
+def swapped(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Traced], Any]: return lambda a, b: does(b, a)
 
 
 OPERATIONS: dict[str, Callable[[Traced, Traced], Any]] = {
-    "add": combined(1), "sub": combined(-1), "mul": multiplied, "floordiv": divided, "mod": left_over}
+    "add": combined(1), "sub": combined(-1), "mul": multiplied, "floordiv": divide_sizes, "mod": left_over}
 QUESTIONS: dict[str, Callable[[Traced, Traced], Any]] = {
     "eq": partial(compared, eq), "lt": partial(compared, lt), "le": partial(compared, le),
-    "ne": lambda a, b: not compared(eq, a, b), "gt": turned(partial(compared, lt)),
-    "ge": turned(partial(compared, le))}
+    "ne": lambda a, b: not compared(eq, a, b), "gt": swapped(partial(compared, lt)),
+    "ge": swapped(partial(compared, le))}
 
 
 def method(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Any], Any]:
@@ -147,7 +147,7 @@ def method(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Any], Any
 
 for name, does in OPERATIONS.items():
     setattr(Traced, f"__{name}__", method(does))
-    setattr(Traced, f"__r{name}__", method(turned(does)))
+    setattr(Traced, f"__r{name}__", method(swapped(does)))
 for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does))
 
 
@@ -172,7 +172,7 @@ def asking(monoid: Any, answers: Answers) -> Any:
     return type(monoid.__name__, (monoid,), {"count": staticmethod(count)})
 
 
-def asked(values: Mapping[str, Any], instance: Callable[[dict[str, Any]], Mapping[str, Operator]]) -> Answers:
+def ask_shapes(values: Mapping[str, Any], instance: Callable[[dict[str, Any]], Mapping[str, Operator]]) -> Answers:
     """What the shape rules of kinds ask of the sizes of a template, and what its terms' sizes are made of."""
     answers = Answers()
     built = instance({name: traced(name, value, answers) for name, value in values.items()})
@@ -191,7 +191,7 @@ def shrink(answers: Answers) -> dict[int, int]:
                 if len(factors) > 1 or question.asked is divides for size in factors}
     about = {size: [(question, answer, question.sizes()) for question, answer in answers.items()
                     if size in question.sizes()] for size in answers.sizes}
-    tried = ({size: candidates(size, FACTOR if size in products else FIRST, largest, stays) for size in answers.sizes}
+    tried = ({size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays) for size in answers.sizes}
              for largest, stays in LARGEST)
     return next((found for domains in tried if (found := search(about, domains)) is not None), {})
 
@@ -216,14 +216,14 @@ def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | N
             if left < 0: return None
             more = small | {size: number}
             rest = {each: [n for n in able if n != number] for each, able in domains.items() if each != size}
-            if narrowed(about[size], more, rest) and (found := give(more, rest)) is not None: return found
+            if narrow_domains(about[size], more, rest) and (found := give(more, rest)) is not None: return found
         return None
 
     start = dict(domains)
-    return give({}, start) if all(narrowed(each, {}, start) for each in about.values()) else None
+    return give({}, start) if all(narrow_domains(each, {}, start) for each in about.values()) else None
 
 
-def narrowed(about: Sequence[Asked], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
+def narrow_domains(about: Sequence[Asked], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
     """Whether a number is left for each size, where questions about one that has none yet leave it those that answer
     them so."""
     for question, answer, sizes in about:

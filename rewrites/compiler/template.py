@@ -11,7 +11,7 @@ from opmatrix.data import Data
 from opmatrix.shapes import Shape
 from opmatrix.signature import Port
 from opmatrix.term import KINDS, PROPERTIES, Operator
-from rewrites.compiler.sizing import asked, shrink
+from rewrites.compiler.sizing import ask_shapes, shrink
 from rewrites.laws import facts
 from rewrites.spelling import spelled
 
@@ -100,7 +100,7 @@ class Template:
         """A small size for each that its values have; nothing for those that stay, as all do where what a kind makes of
         sizes cannot be followed."""
         try:
-            small = shrink(asked(self.values, self.instance))
+            small = shrink(ask_shapes(self.values, self.instance))
             self.instance({name: shrunken(value, small, np.ones) for name, value in self.values.items()})
         except (TypeError, ValueError):
             return {}

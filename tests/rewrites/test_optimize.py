@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from types import SimpleNamespace
 
 import checkpoints
 import numpy as np
@@ -23,6 +24,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.spectra import Limits, propose
 from rewrites.compiler.lower import plainly
+from rewrites.compiler.price import Prices
 from rewrites.compiler.representations import NUMBER_TYPES, Representable, forms
 from rewrites.compiler.search import search
 from rewrites.extraction import Infeasible
@@ -300,6 +302,7 @@ def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path
     line."""
     monkeypatch.setattr(Watch, "seen", lambda self: f"{len(self.runs)} programs were disturbed")
     run = Run(None, result.workload, MACHINE, (), result.report, points=[replace(point) for point in result.points])
+    run.space = SimpleNamespace(prices=Prices(MACHINE, result.workload.timed.extents()))
     run.imported, run.programs, run.structures = replace(
         result.imported), {"fused": result.imported.program}, result.structures
     run.measure(2, lambda *_: None)

@@ -31,7 +31,7 @@ from opmatrix.term import KINDS, Operator
 from rewrites.compiler import sizing
 from rewrites.compiler.flat import flat
 from rewrites.compiler.layers import parts
-from rewrites.compiler.sizing import asked
+from rewrites.compiler.sizing import ask_shapes
 from rewrites.compiler.template import Template
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.graphs import check_graph
@@ -110,7 +110,7 @@ def held(template, small):
     """Raises AssertionError unless these sizes stand for the template's own: other ones for others, no larger ones, the
     same answers, and terms whose every size is the small one of its own."""
     assert len({*small.values()}) == len(small) and all(2 <= to <= size for size, to in small.items())
-    answers = asked(template.values, template.instance)
+    answers = ask_shapes(template.values, template.instance)
     every = {size: small.get(size, size) for size in answers.sizes}
     assert all(question.answer(every) == answer for question, answer in answers.items())
     own, built = template.instance(template.values), template.instance(template.shrunken(np.ones))
