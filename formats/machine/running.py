@@ -31,7 +31,8 @@ class Inside:
     and write `memory`, which each worker has a copy of. `writers`: what is called before each case and not timed, None
     for nothing."""
 
-    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool, writers: Sequence[Launching | None] = ()) -> None:
+    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool,
+                 writers: Sequence[Launching | None] = ()) -> None:
         from formats.kernels.engine.replay import Recording
         self.workers, self.apart = threads(), apart
         recording, steps = Recording(memory, 1 if apart else self.workers), list[Launching]()

@@ -191,8 +191,8 @@ def shrink(answers: Answers) -> dict[int, int]:
                 if len(factors) > 1 or question.asked is divides for size in factors}
     about = {size: [(question, answer, question.sizes()) for question, answer in answers.items()
                     if size in question.sizes()] for size in answers.sizes}
-    tried = ({size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays) for size in answers.sizes}
-             for largest, stays in LARGEST)
+    tried = ({size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays)
+              for size in answers.sizes} for largest, stays in LARGEST)
     return next((found for domains in tried if (found := search(about, domains)) is not None), {})
 
 

@@ -12,7 +12,7 @@ from ggufs import WORDS, write
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.files.gguf import share
+from opmatrix.files.gguf import turned_share
 from opmatrix.files.merges import RULES
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -81,7 +81,7 @@ def test_positions_are_scaled_as_the_file_or_its_silence_says(tmp_path, said, tu
 
 def test_as_many_columns_turn_as_the_file_says():
     for columns in range(2, 260):
-        for turning in range(1, columns + 1): assert int(columns * share(turning, columns)) == turning
+        for turning in range(1, columns + 1): assert int(columns * turned_share(turning, columns)) == turning
 
 
 @pytest.mark.parametrize("turning", [2, 4, 6])
