@@ -5,6 +5,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def versions() -> dict[str, str]:
 
 
 def as_json_value(thing: Any) -> Any:
-    """As JSON has it."""
+    """As JSON has it, which has no infinite numbers: what is so far off has none."""
     if isinstance(thing, Mapping): return {str(name): as_json_value(value) for name, value in thing.items()}
     if isinstance(thing, list | tuple): return [as_json_value(value) for value in thing]
-    return thing.item() if isinstance(thing, np.generic) else thing
+    plain = thing.item() if isinstance(thing, np.generic) else thing
+    return None if isinstance(plain, float) and not isfinite(plain) else plain

@@ -17,7 +17,7 @@ from formats.machine.threads import limit, threads
 from opmatrix.files.certified import MAX_INPUT_ROWS
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.recorded import least_limits
+from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
 from opmatrix.term import Operator
@@ -186,11 +186,13 @@ def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> 
 
 
 def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -> None:
-    """The steps, group by group, and then a whole run against them. Raises VerificationError."""
+    """The steps, group by group where all of them are recorded, and then a whole run against them: what is called
+    between recordings is of the whole batch, whose rows may see one another. Raises VerificationError."""
     workers, last = threads(), []
-    groups = make_groups(batch.starts, workers)
+    recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
+    groups = make_groups(batch.starts, workers) if recorded else [None]
     for group in groups:
-        part = batch if len(groups) == 1 else sentences(batch, group)
+        part = batch if group is None or len(groups) == 1 else sentences(batch, group)
         with limit(workers if len(groups) == 1 else 1): last.append(walk(program, part, fresh, steps))
     if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
         raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows,
