@@ -141,8 +141,8 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     return "\n\n".join([
         phases(found),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
-        f"search    {search['nodes']} nodes, {search['classes']} classes" +
-        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{proof(found)}" + kept(found["goals"]) +
+        f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}" +
+        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}" + kept(found["goals"]) +
         tell_evaluated(found["terms"]),
         *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
         "programs: * is chosen\n" + table(rows, header),
@@ -174,8 +174,14 @@ def format_point(name: str, point: dict[str, Any]) -> list[str]:
             *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
 
 
-def proof(found: dict[str, Any]) -> str:
-    """What the search proved, of which programs and over what, and how far predicted seconds are to be trusted."""
+def proof(gap: float) -> str:
+    """What the search proved of its optimum, and over which programs."""
+    return ("proved: no program equal to the model that these laws reach is predicted to be "
+            + (f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`"))
+
+
+def tell_bounds(found: dict[str, Any]) -> str:
+    """What no program within the budgets is faster than, and how far predicted seconds are to be trusted."""
     least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
     if least["seconds"] is None:
         said = "none was proved for these budgets: the chosen program is the fastest of those measured"
@@ -185,10 +191,7 @@ def proof(found: dict[str, Any]) -> str:
                 f"chosen one is at {ms(chosen['predicted_s'])} ms, " +
                 (f"of which {at_most(least['gap'])} could be saved" if least["gap"] > -TOLD else
                  "as its errors add to more, and cancel"))
-    gap = found["search"]["gap"]
-    return ("proved    no program equal to the model that these laws reach is predicted to be "
-            + (f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`")
-            + f"\nbound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are "
+    return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are "
             f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
 
 

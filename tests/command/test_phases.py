@@ -164,7 +164,7 @@ def test_a_brief_phase_is_for_terminals_and_counts(capsys):
 
 @pytest.mark.parametrize("columns", [20, 80, 300])
 def test_a_line_that_is_written_over_fits_the_terminal(columns, monkeypatch):
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **named: os.terminal_size((columns, 24)))
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen.file)
     line = progress.Line("a long word " * 30)

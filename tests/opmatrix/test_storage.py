@@ -223,8 +223,10 @@ def test_the_hash_of_the_files_is_that_of_the_program(saved, program, monkeypatc
 
 
 def test_arrays_of_another_number_type_are_not_stored(program, tmp_path):
-    odd = Program(program.steps, {**program.constants, "odd": np.zeros(3, np.complex64)}, program.output, program.meta)
-    with pytest.raises(InputError, match="array 'odd' is of complex64"): odd.save(tmp_path / "odd")
+    def holding(array): return Program(program.steps, {**program.constants, "odd": array}, program.output, program.meta)
+    odd = holding(wide := np.zeros(3, np.longdouble))
+    with pytest.raises(InputError, match=f"array 'odd' is of {wide.dtype}"): odd.save(tmp_path / "odd")
+    with pytest.raises(ValueError, match="odd: given complex64; give real numbers"): holding(np.zeros(3, np.complex64))
     assert not list(tmp_path.iterdir())
 
 
