@@ -1,7 +1,7 @@
 """Every family at the widths that people have, as transformers saves it, optimised, beside transformers' own hidden
-states in float32.
+states, or scores where a decoder's file has a head for them, in float32.
 
-    python benchmarks/families.py [--families gpt2,llama] [--first 0] [--cases 40] [--errors 0,0.02] [--csv OUT]
+    python benchmarks/families.py [--families gpt2,llama] [--each 9] [--errors 0,0.02] [--csv OUT]
 
 Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies, one or
 two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied scores, number
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import command
 import numpy as np
 from berts import change
-from command import TESTS, Figure, Parser, concluded, count, listed, named, tabled, takes, whole
+from command import TESTS, Figure, Parser, concluded, count, listed, named, tabled, takes
 
 sys.path.insert(0, str(TESTS))
 
@@ -104,11 +104,11 @@ class Case(NamedTuple):
         return FAMILIES[self.family].common | self.sizes | {layers: self.layers}
 
 
-def cases(families: list[str]) -> Iterator[Case]:
-    """Every size of every family."""
+def cases(families: list[str], each: int = 100) -> Iterator[Case]:
+    """The sizes of every family, so many of each."""
     for name in families:
         family = FAMILIES[name]
-        for at, sizes in enumerate(family.sizes):
+        for at, sizes in enumerate(family.sizes[:each]):
             yield Case(name, sizes, 1 + at % 2, family.saved[at % len(family.saved)], NUMBERS[at % 3])
 
 
@@ -136,14 +136,17 @@ def renamed(made: Case, directory: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | FAMILIES[made.family].says))
 
 
-def hidden(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
-    """transformers' last hidden states in float32, one sentence after another."""
+def states(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
+    """What transformers computes in float32, one sentence after another: the scores of a decoder's file that has a head
+    for them, else the last hidden states."""
     import torch
     import transformers
-    kind = getattr(transformers, FAMILIES[made.family].model)
+    scores = made.saved.endswith(("ForCausalLM", "LMHeadModel"))
+    kind = getattr(transformers, made.saved if scores else FAMILIES[made.family].model)
     model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
-        return np.concatenate([model(torch.from_numpy(row)[None]).last_hidden_state[0].numpy() for row in rows])
+        every = [model(torch.from_numpy(row)[None]) for row in rows]
+    return np.concatenate([(each.logits if scores else each.last_hidden_state)[0].numpy() for each in every])
 
 
 def sentences(seed: int) -> list[np.ndarray]:
@@ -174,7 +177,7 @@ def ran(made: Case, seed: int, errors: list[float]) -> Iterator[tuple[bool, tupl
     with TemporaryDirectory() as place:
         directory, rows = Path(place) / "model", sentences(seed)
         write(made, directory, seed)
-        wanted = hidden(made, directory, rows)
+        wanted = states(made, directory, rows)
         renamed(made, directory)
         for error in errors:
             start = time.perf_counter()
@@ -192,18 +195,17 @@ def main() -> int:
     """Run, print the table as it grows, write the CSV."""
     parser = Parser(__doc__)
     parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--cases", type=count, default=100)
-    parser.add_argument("--first", type=whole, default=0)
+    parser.add_argument("--each", type=count, default=100, help="sizes of each family")
     parser.add_argument("--errors", default="0,0.02")
     given = parser.parse_args()
     names, errors = listed(given.families), [float(each) for each in listed(given.errors)]
     named("families", names, FAMILIES)
-    chosen = [*cases(names)][given.first:given.first + given.cases]
-    takes(60 * len(chosen) * len(errors))
+    chosen = [*cases(names, given.each)]
+    takes(20 * len(chosen) * len(errors))
     rows, wrong = [], 0
     print("  ".join(COLUMNS))
     for number, made in enumerate(chosen):
-        for good, row in ran(made, given.first + number, errors):
+        for good, row in ran(made, number, errors):
             wrong += not good
             rows.append(row)
             print("  ".join(map(str, row)), flush=True)
