@@ -15,7 +15,7 @@ from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
 from opmatrix.operators import I, centre, const, exp, gelu, given, heads, product, relation, relu, row, tanh, weight
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch
+from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.term import formula
 from rewrites.front.differences import Change, ratio
 from rewrites.front.stated import MIN_SENTENCES, worst
@@ -158,6 +158,18 @@ def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_k
     rng = np.random.default_rng(3)
     model = given("x", 3, "T") @ weight(rng.normal(size=(3, 64))) @ weight(rng.normal(size=(64, 64))) @ relu
     whole(model, Batch([range(40)], inputs={"x": rng.normal(size=(40, 3)).astype(np.float32)}), 0.3)
+
+
+TABLE, POSITIONS = RNG.normal(size=(9, 4)), np.r_[np.zeros((1, 4)), RNG.normal(size=(63, 4))]
+
+
+@pytest.mark.parametrize("model", [
+    weight(TABLE) @ formula(lambda x: product(x @ x.T, x, over=largest, where=causal)),
+    weight(TABLE) @ formula(lambda x: product(x @ x.T, x, where=mask(np.tri(6)) & sequence)),
+    weight(TABLE) * 0.0 + given("positions", 64) @ weight(POSITIONS),
+    weight(TABLE[:, :1]) @ centre @ gelu + given("positions", 64) @ weight(POSITIONS) @ relu],
+    ids=["rows of other sentences", "a table of positions", "zeros of one token", "some rows of zeros"])
+def test_other_lengths_than_the_workload_has(model, quick, laws_known): whole(model, Batch([[1, 2, 3], [4, 5]]))
 
 
 @pytest.mark.parametrize("model, said", [
