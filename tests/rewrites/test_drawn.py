@@ -22,6 +22,7 @@ from rewrites.front.stated import MIN_SENTENCES, worst
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import optimize
 from rewrites.verify import Errors, VerificationError, check_term, unrounded
+from rewrites.verify.certificate import as_json_value
 from rewrites.verify.nudged import row_scales
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, verify_structure
 
@@ -64,6 +65,7 @@ def test_nothing_is_off_by_nothing():
     zeros, rows = np.zeros((2, 3)), np.ones((3, 3))
     assert Errors.of([zeros, rows], [zeros, rows]) == Errors(0.0, 0.0, 5)
     assert Errors.of([zeros + 1, rows], [zeros, rows]).worst_row == np.inf
+    assert as_json_value({"worst": np.inf, "mean": np.float64(0.5)}) == {"worst": None, "mean": 0.5}, "as JSON has it"
     assert Errors.of([zeros], [zeros]).relative == 0 and Errors.of([zeros + 1], [zeros]).relative == np.inf
 
 
