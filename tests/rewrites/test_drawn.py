@@ -15,13 +15,14 @@ from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
 from opmatrix.operators import I, centre, const, exp, gelu, given, heads, product, relation, relu, row, tanh, weight
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch
+from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.term import formula
 from rewrites.front.differences import Change, ratio
 from rewrites.front.stated import MIN_SENTENCES, worst
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import optimize
 from rewrites.verify import Errors, VerificationError, check_term, unrounded
+from rewrites.verify.certificate import as_json_value
 from rewrites.verify.nudged import row_scales
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, verify_structure
 
@@ -64,6 +65,7 @@ def test_nothing_is_off_by_nothing():
     zeros, rows = np.zeros((2, 3)), np.ones((3, 3))
     assert Errors.of([zeros, rows], [zeros, rows]) == Errors(0.0, 0.0, 5)
     assert Errors.of([zeros + 1, rows], [zeros, rows]).worst_row == np.inf
+    assert as_json_value({"worst": np.inf, "mean": np.float64(0.5)}) == {"worst": None, "mean": 0.5}, "as JSON has it"
     assert Errors.of([zeros], [zeros]).relative == 0 and Errors.of([zeros + 1], [zeros]).relative == np.inf
 
 
@@ -158,6 +160,18 @@ def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_k
     rng = np.random.default_rng(3)
     model = given("x", 3, "T") @ weight(rng.normal(size=(3, 64))) @ weight(rng.normal(size=(64, 64))) @ relu
     whole(model, Batch([range(40)], inputs={"x": rng.normal(size=(40, 3)).astype(np.float32)}), 0.3)
+
+
+TABLE, POSITIONS = RNG.normal(size=(9, 4)), np.r_[np.zeros((1, 4)), RNG.normal(size=(63, 4))]
+
+
+@pytest.mark.parametrize("model", [
+    weight(TABLE) @ formula(lambda x: product(x @ x.T, x, over=largest, where=causal)),
+    weight(TABLE) @ formula(lambda x: product(x @ x.T, x, where=mask(np.tri(6)) & sequence)),
+    weight(TABLE) * 0.0 + given("positions", 64) @ weight(POSITIONS),
+    weight(TABLE[:, :1]) @ centre @ gelu + given("positions", 64) @ weight(POSITIONS) @ relu],
+    ids=["rows of other sentences", "a table of positions", "zeros of one token", "some rows of zeros"])
+def test_other_lengths_than_the_workload_has(model, quick, laws_known): whole(model, Batch([[1, 2, 3], [4, 5]]))
 
 
 @pytest.mark.parametrize("model, said", [
