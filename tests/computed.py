@@ -10,6 +10,7 @@ import numpy as np
 from law_mutants import FREE
 from sympy import sympify
 
+from formats.core.epilogue import ACTIVATIONS
 from opmatrix.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import some
@@ -24,7 +25,7 @@ from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.flat import flat
 from rewrites.compiler.lower import Call, Lowering, Method
 from rewrites.compiler.template import Template
-from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, drawn, k, n, p, q
+from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.numbers import Exact, Values
@@ -110,6 +111,9 @@ def bind_arguments(kernel: str, operands: Mapping[str, Any], attributes: Mapping
 
 def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     """Something that the variable of an implementation may be, and is no more than its facts say."""
+    if sort.name == "entrywise":                            # a function that kernels have
+        able = [each for each in choices(sort) if each.kind.name in ACTIVATIONS]
+        return able[rng.integers(len(able))]
     if sort.space == str(C):
         heads, columns = (int(size.subs(SAMPLE)) for size in sort.sizes)
         return given(f"cache {name}", columns, C, 1 if sort.sizes[0] is k else heads)     # one head that serves all
