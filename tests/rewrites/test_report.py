@@ -167,9 +167,9 @@ def test_a_tightened_budget_has_another_bound():
 
 def test_a_report_says_where_nothing_was_proved(ran):
     _, found, _ = ran
-    said = results.proof(found | {"bound": {"seconds": None, "gap": None}})
-    assert "none was proved" in said and "could be saved" in results.proof(found)
-    beyond = results.proof(found | {"bound": {"seconds": 1.0, "gap": -0.1}})
+    said = results.tell_bounds(found | {"bound": {"seconds": None, "gap": None}})
+    assert "none was proved" in said and "could be saved" in results.tell_bounds(found)
+    beyond = results.tell_bounds(found | {"bound": {"seconds": 1.0, "gap": -0.1}})
     assert "could be saved" not in beyond and "add to more" in beyond
 
 
@@ -177,10 +177,10 @@ def test_a_report_says_where_nothing_was_proved(ran):
                                         (0.034, "to be faster than `exact` by more than 3.4 %")])
 def test_what_is_proved_names_what_about(ran, gap, words):
     """In digits that say something, and never below nothing."""
-    _, found, _ = ran
+    _, found, target = ran
     for bound in (gap, -1.6e-7):
-        search = found["search"] | {"gap": gap}
-        said = results.proof(found | {"search": search, "bound": {"seconds": 1.0, "gap": bound}})
+        search = found["search"] | {"gap": gap, "cut": []}
+        said = results.printed(found | {"search": search, "bound": {"seconds": 1.0, "gap": bound}}, target)
         assert f"no program equal to the model that these laws reach is predicted {words}\n" in said
         bounded = said[said.index("bound "):said.index("prices ")]
         assert f"{'at most 3.4 %' if bound == 0.034 else 'nothing'} could be saved" in bounded and "e-" not in bounded
