@@ -89,13 +89,15 @@ BENCHMARKS = {
     "proofs": Benchmark("--count 20", 2, "", 900, "Is what is proved true, and what is refuted false?"),
     "guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
     "hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
-    "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),
+    "interrupts": Benchmark("--count 18", 9, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
 APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy",
          "composition": "fits smaller models for minutes, before it measures anything",
          "quality": "fits twelve compressed models, each for a minute",
          "interactions": "fits two dozen compressed models",
+         "drawn": "sends hundreds of operators through all of optimize, a second each",
+         "families": "writes every family at real widths by transformers, and optimises each for up to a minute",
          "errors": "measures every method of a model twice, to hold one against the other",
          "planted": "makes a front with each of dozens of wrong kernels",
          "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures"}

@@ -10,8 +10,8 @@ from sympy import sympify
 from opmatrix.shapes import N
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import engine, rules, saturate
-from rewrites.compiler.template import Template
-from rewrites.law import FLAGS, Law, normalised, right_linear
+from rewrites.compiler.template import Template, quoted
+from rewrites.law import FLAGS, Law, Name, normalised, right_linear
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 
@@ -46,14 +46,15 @@ def proved(statement: Law) -> bool:
     template = Template.of(roots)
     named = {str(term.args[0]): name for name, term in template.instance(template.values).items()
              if term.kind.name == "symbol"}
+    chosen = {str(value): label for label, value in template.values.items() if isinstance(value, Name)}
     lines = [f"(alike {a} {b})"
              for a, b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
     lines += [f"(one {name})" for name, term in template.instance(template.values).items() if term.out.heads == 1]
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):
             lines.append(f"({fact} {' '.join(named[name] for name in about)})")
-        elif fact in FLAGS:
-            lines += [f'({flag} "{about[0]}")' for flag in (fact, *IMPLIED.get(fact, ()))]
+        elif fact in FLAGS and about[0] in chosen:
+            lines += [f'({flag} {quoted(chosen[about[0]])})' for flag in (fact, *IMPLIED.get(fact, ()))]
     lines += [f"(single {named[name]})" for name, sort in statement.variables.items()
               if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named]
     graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=4,

@@ -5,6 +5,7 @@ replacement.
 
 Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field
 of the batch, `turning` acts on rows by their positions."""
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -172,8 +173,9 @@ def relations() -> list[str]:
 
 
 def needed(names: Iterable[str]) -> set[str]:
-    """These properties, and all from which they follow."""
-    found, todo = set(DIRECTING), [name for name in (*ALWAYS, *names) if name in PROPERTIES]
+    """These properties, those that markers ask for, and all from which they follow."""
+    asked = re.findall(r"\((\w+) ", MARKERS)
+    found, todo = set(DIRECTING), [name for name in (*ALWAYS, *asked, *names) if name in PROPERTIES]
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
