@@ -89,7 +89,7 @@ def reached(template: Any, stages: Stages) -> Graph:
 
     def explore(stage: Rewrite) -> None:
         for _ in range(ROUNDS):
-            run(f"(run-schedule (saturate (run facts))) (run {MARK} 2)")
+            run(f"(run-schedule (saturate (run facts)) (saturate (run {MARK})))")
             changed = [run(f"(run by_{law.name} 1)")[0].report.updated for law in stage.laws]
             rows = sum(count for name, count in run("(print-size)")[0].sizes if name.startswith("K_"))
             if rows > BUDGET:
