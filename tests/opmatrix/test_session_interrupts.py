@@ -188,7 +188,7 @@ def test_a_step_that_is_interrupted_below():
 
 def test_an_exact_step_that_is_interrupted():
     """Whose caches are replaced."""
-    without, within = check_each("step of all", True, LINES.__contains__)
+    without, within = check_each("step of a copy", True, LINES.__contains__)
     assert without > 10 and within
 
 
