@@ -16,7 +16,7 @@ from formats.core.errors import InputError
 from opmatrix.data import Data
 from opmatrix.monoids import is_known
 from opmatrix.oracles import Dense, needed
-from opmatrix.patterns import FIELDS, Pattern
+from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.runtime.terms import measured, parse_operator
 from opmatrix.shapes import Shape, ShapeError, Space, T, space
@@ -89,15 +89,6 @@ def shape(a: Bound) -> Shape:
     if not isinstance(found.heads, int) or not isinstance(found.cols, int) or not isinstance(found.rows, Space):
         raise ShapeError(f"term: it gives {found}, no rows of a space and of known size")
     return found
-
-
-def limits(term: str) -> dict[str, int]:
-    """The fields of the batch that a text reads, each with the number that all must be below."""
-    least: dict[str, int] = {}
-    for _, _, attributes in (node for node in json.loads(term) if len(node) == 3 and isinstance(node[2], list)):
-        match attributes:
-            case [str(name), int(limit), *_] if name in FIELDS: least[name] = min(limit, least.get(name, limit))
-    return least
 
 
 def exact(a: Bound) -> Doubles:

@@ -18,7 +18,7 @@ from opmatrix.extents import WHOLE, pairs
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import among
 from opmatrix.relations import HELD, SLOTS, parse_relation
-from opmatrix.runtime import bounds, cases, costs, interpreted, meanings, probes, seen
+from opmatrix.runtime import bounds, cases, costs, meanings, probes, seen
 from opmatrix.runtime import shape_rules as shapes
 from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.operands import Array, Cache, Heads, Rows, Scores, Stack, Tables, Vector, Weight
@@ -266,7 +266,7 @@ def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float =
 # ---- anything
 
 @kernel(gives=shapes.interpreted, means=meanings.read, bound=bounds.interpret, cost=costs.interpreted, mixes=True,
-        moves=True, fields=lambda a: interpreted.limits(a.term))
+        moves=True, fields=seen.fields_of_term)
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,

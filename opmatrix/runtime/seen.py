@@ -1,5 +1,6 @@
-"""Who sees whom in a step of attention: the pattern that its text and its tables make, and the mask that the kernel
-reads."""
+"""What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask that
+its kernel reads, and the fields of an interpreted term."""
+import json
 from types import SimpleNamespace as Bound
 from typing import Any
 
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 from formats.masks import Mask
 from opmatrix.pattern_text import parse
-from opmatrix.patterns import MAX_TABLES, Pattern
+from opmatrix.patterns import FIELDS, MAX_TABLES, Pattern
 
 Tables = tuple[NDArray[Any], ...]
 
@@ -45,3 +46,12 @@ def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)
     return found.mask(batch.rows)
+
+
+def fields_of_term(a: Bound) -> dict[str, int]:
+    """The fields of the batch that an interpreted step reads, each with the number that all must be below."""
+    least: dict[str, int] = {}
+    for _, _, attributes in (node for node in json.loads(a.term) if len(node) == 3 and isinstance(node[2], list)):
+        match attributes:
+            case [str(name), int(limit), *_] if name in FIELDS: least[name] = min(limit, least.get(name, limit))
+    return least
