@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from formats.core.activations import ACTIVATIONS
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.patterns import FIELDS, Pattern, everyone
@@ -117,41 +118,8 @@ def over(i, j, a: Operator, m: type):
 
 # Functions of one number.
 
-@scalar_function(positively_homogeneous=True, maps_zero_to_zero=True)
-def relu(u):
-    """Negative numbers become zero."""
-    return np.maximum(u, 0)
-
-@scalar_function(maps_zero_to_zero=True)
-def gelu(u):
-    """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
-    from scipy.special import erf
-    return u * 0.5 * (1 + erf(u / 2 ** 0.5))
-
-@scalar_function(maps_zero_to_zero=True)
-def gelu_tanh(u):
-    """Its approximation by a tanh, which some checkpoints were trained with."""
-    return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
-
-@scalar_function(maps_zero_to_zero=True)
-def silu(u):
-    """u times its logistic function."""
-    return u * 0.5 * (1 + np.tanh(u / 2))
-
-@scalar_function(maps_zero_to_zero=True)
-def tanh(u):
-    """The hyperbolic tangent."""
-    return np.tanh(u)
-
-@scalar_function(maps_zero_to_zero=True)
-def square(u):
-    """u times u."""
-    return u * u
-
-@scalar_function()
-def rsqrt(u):
-    """One over the square root."""
-    return 1 / np.sqrt(u)
+FUNCTIONS: dict[str, Operator] = {name: scalar_function(**each.properties)(each.function)
+                                  for name, each in ACTIVATIONS.items()}
 
 @scalar_function()
 def exp(u):
@@ -162,11 +130,6 @@ def exp(u):
 def sigmoid(u):
     """The logistic function, 1 / (1 + e^-u)."""
     return 0.5 * (1 + np.tanh(u / 2))
-
-@scalar_function()
-def softplus(u):
-    """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
-    return np.logaddexp(0, u)
 
 @scalar_function()
 def reciprocal(u):

@@ -10,7 +10,7 @@ import numpy as np
 from law_mutants import FREE
 from sympy import sympify
 
-from formats.core.epilogue import ACTIVATIONS
+from formats.core.activations import COMPILED
 from opmatrix.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import some
@@ -112,7 +112,7 @@ def bind_arguments(kernel: str, operands: Mapping[str, Any], attributes: Mapping
 def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     """Something that the variable of an implementation may be, and is no more than its facts say."""
     if sort.name == "entrywise":                            # a function that kernels have
-        able = [each for each in choices(sort) if each.kind.name in ACTIVATIONS]
+        able = [each for each in choices(sort) if each.kind.name in COMPILED]
         return able[rng.integers(len(able))]
     if sort.space == str(C):
         heads, columns = (int(size.subs(SAMPLE)) for size in sort.sizes)

@@ -1,11 +1,12 @@
 """What a product does to its rows before it lets them go: one declaration, read by every kernel and by both checks."""
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .activations import ACTIVATIONS, COMPILED, TIMED
 from .arrays import by_rows, separate
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
@@ -27,8 +28,9 @@ class EpilogueStage(NamedTuple):
     reads: int = 0
 
 
-# in the order in which they run; any activation costs about what gelu does, a factor what a residual does
-STAGES = (EpilogueStage("bias", ("bias",), 1), EpilogueStage("gelu", ("activation",), 12),
+# in the order in which they run; any activation costs about what TIMED does, a factor what a residual does
+STAGES = (EpilogueStage("bias", ("bias",), 1),
+          EpilogueStage("activation", ("activation",), ACTIVATIONS[TIMED].operations),
           EpilogueStage("residual", ("times",), 1, 1),
           EpilogueStage("residual", ("residual",), 1, 1), EpilogueStage("norm", ("eps",), 6),
           EpilogueStage("affine", ("gain", "shift"), 2))
@@ -44,51 +46,13 @@ def gamma(k: int) -> float:
     return k * UNIT / (1 - k * UNIT)
 
 
-def exact_gelu(x: NDArray[Any]) -> NDArray[Any]:
-    """x Φ(x) with the exact normal distribution (Hendrycks and Gimpel 2016, arXiv:1606.08415), in float64."""
-    from scipy.special import ndtr
-    return np.asarray(x * ndtr(x))
-
-
-def exact_gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
-    """Its approximation by a tanh, which some checkpoints were trained with."""
-    return np.asarray(x * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3))))
-
-
-def exact_silu(x: NDArray[Any]) -> NDArray[Any]:
-    """x times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
-    return np.asarray(x * 0.5 * (1 + np.tanh(x / 2)))
-
-
-def exact_relu(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(np.maximum(x, 0))
-def exact_rsqrt(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(1 / np.sqrt(x))
-
-
-def steady(most: float) -> Callable[..., NDArray[Any]]:
-    """The spread of an error through a function whose derivative is at most this."""
-    return lambda y, error: most * error
-
-
-def root_spread(y: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
-    """1 / sqrt is steepest at the lower end of what y may be."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
-
-
-# Each activation in float64, and how it passes an error of its input on; gelu' and silu' lie within (-0.13, 1.13).
-ACTIVATIONS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[Any]]]] = {
-    "": (lambda x: x, steady(1.0)), "gelu": (exact_gelu, steady(1.13)), "gelu_tanh": (exact_gelu_tanh, steady(1.13)),
-    "silu": (exact_silu, steady(1.13)), "relu": (exact_relu, steady(1.0)), "tanh": (np.tanh, steady(1.0)),
-    "square": (np.square, lambda y, error: (2 * abs(y) + error) * error), "rsqrt": (exact_rsqrt, root_spread)}
-
-
 @dataclass(frozen=True, eq=False)
 class Epilogue:
     """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each
     optional.
 
     `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation`
-    is a name of ACTIVATIONS. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is
+    is a name of COMPILED. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is
     "layer" (Ba et al. 2016, eq. 4: the mean of the row is subtracted and the rest multiplied by 1 / sqrt(mean square +
     eps)) or "rms" (Zhang and Sennrich 2019, eq. 4: the same without the mean). Raises ValueError, which names the
     field, for another activation or norm, an eps that is no such number, a wrong number of axes."""
@@ -100,7 +64,7 @@ class Epilogue:
     shift: NDArray[np.float32] | None = None
     times: NDArray[np.float32] | None = None
     norm: str = "layer"
-    ACTIVATIONS: ClassVar[tuple[str, ...]] = (*ACTIVATIONS,)
+    ACTIVATIONS: ClassVar[tuple[str, ...]] = ("", *COMPILED)
 
     def __post_init__(self) -> None:
         if self.activation not in self.ACTIVATIONS:
@@ -140,7 +104,7 @@ class Epilogue:
         """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""
         y = np.asarray(y, np.float64)
         if self.bias is not None: y = y + self.bias
-        if self.activation: y = ACTIVATIONS[self.activation][0](y)
+        if self.activation: y = COMPILED[self.activation].function(y)
         if self.times is not None: y = y * self.times
         if self.residual is not None: y = y + self.residual
         if self.eps is not None:
@@ -159,8 +123,8 @@ class Epilogue:
         y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
         if self.bias is not None: y, error = y + self.bias, error + UNIT * (abs(y + self.bias) + error)
         if self.activation:
-            function, spread = ACTIVATIONS[self.activation]
-            error, y = spread(y, error), function(y)
+            declared = COMPILED[self.activation]
+            error, y = declared.spread(y, error), declared.function(y)
             error = error + (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(y))
         if self.times is not None: y, error = y * self.times, (error + UNIT * (abs(y) + error)) * abs(self.times)
         if self.residual is not None:

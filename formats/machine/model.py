@@ -25,7 +25,7 @@ from formats.machine.prices import ALL_PRICES, LATER, PRICES, price
 from formats.machine.quiet import probe
 from formats.machine.switches import switched_off
 
-FEATURES_VERSION = 11                                       # of the features: other files are calibrated anew
+FEATURES_VERSION = 12                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
 WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at
                                                             # one

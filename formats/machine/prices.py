@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
+from formats.core.activations import TIMED
 from formats.core.epilogue import ROW_FIELDS, STAGES, VECTORS, Epilogue, EpilogueStage
 from formats.core.sizes import T, ceiling, p, size
 
@@ -57,8 +58,8 @@ class Price:
 def staged(stage: EpilogueStage, x: np.ndarray) -> Epilogue:
     """An epilogue of this stage alone, for rows like these."""
     row = np.ones(x.shape[1], np.float32)
-    given: dict[str, Any] = {"activation": "gelu",
-                             "eps": 1e-6} | dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
+    given: dict[str, Any] = dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
+    given |= {"activation": TIMED, "eps": 1e-6}
     return Epilogue(**{field: given[field] for field in stage.fields})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from formats.core.activations import COMPILED
 from formats.core.arrays import Floats, by_rows
 from formats.core.epilogue import NOTHING, Epilogue
 from formats.format import Format
@@ -152,13 +153,12 @@ def finished(y: Any, epilogue: Epilogue) -> Any:
 
 
 def activated(y: Any, name: str) -> Any:
-    """One of Epilogue's activations, on a tensor."""
+    """One of Epilogue's activations, on a tensor: by torch's function of that name, else by its meaning in float64."""
     torch = torch_here()
-    ours = {"": lambda y: y, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "relu": torch.relu,
-            "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"), "tanh": torch.tanh,
-            "square": torch.square,
-            "rsqrt": torch.rsqrt}
-    return ours[name](y)
+    if name in ("", "gelu_tanh"): return torch.nn.functional.gelu(y, approximate="tanh") if name else y
+    for place in (torch.nn.functional, torch):
+        if function := getattr(place, name, None): return function(y)
+    return torch.from_numpy(COMPILED[name].function(y.double().cpu().numpy())).to(y)
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], starts: NDArray[Any], scale: float = 1.0,

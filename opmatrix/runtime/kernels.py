@@ -10,7 +10,7 @@ import numpy as np
 
 from formats import FORMATS
 from formats import kernels as compiled
-from formats.core.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
+from formats.core.epilogue import EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
 from formats.core.sizes import S, T, n, p
 from formats.machine.prices import LATER, PRICES, S2, Price, Work, d, h, up
@@ -25,7 +25,7 @@ from opmatrix.runtime.operands import Array, Cache, Heads, Rows, Scores, Stack, 
 from opmatrix.signature import WIDEST
 
 KERNELS: dict[str, Declared] = {}
-Activation = Literal[*ACTIVATIONS]
+Activation = Literal[*Epilogue.ACTIVATIONS]
 Norm = Literal[NORMS]
 How, Least = Literal[*HOW], Range(float, 0.0, 1.0)
 NumberType = Literal["float32", "bf16"]

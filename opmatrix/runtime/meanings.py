@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.epilogue import ACTIVATIONS
+from formats.core.activations import COMPILED
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Pattern
 from opmatrix.relations import parse_relation
@@ -18,9 +18,9 @@ Exact = NDArray[np.float64]
 
 def ending(y: Exact, a: Bound) -> Exact:
     """An epilogue's parts, those that the kernel has, in their order."""
-    given = {name for name, value in vars(a).items() if value is not None}
+    given = {name: value for name, value in vars(a).items() if value is not None}
     if "bias" in given: y = y + a.bias
-    if "activation" in given: y = ACTIVATIONS[a.activation][0](y)
+    if given.get("activation"): y = COMPILED[a.activation].function(y)
     if "times" in given: y = y * a.times
     if "residual" in given: y = y + a.residual
     if "eps" in given:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.epilogue import ACTIVATIONS
+from formats.core.activations import COMPILED
 from formats.machine.threads import in_threads
 from opmatrix.data import Data
 from opmatrix.program import Step
@@ -146,7 +146,7 @@ class Emitter:
                     attributes[name] = int(lowering.template.values[cls])
                 case "entrywise" if asked:
                     attributes[name] = next(node.kind for node in lowering.graph.members[cls]
-                                            if node.kind in ACTIVATIONS)
+                                            if node.kind in COMPILED)
                 case "rotation":
                     operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
                 case "constant":

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from formats.core.epilogue import ACTIVATIONS
+from formats.core.activations import COMPILED
 from opmatrix.shapes import H, S, Space, T, space
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph, Node
@@ -183,7 +183,7 @@ class Matcher:
         if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):
             return False
         if name == "entrywise":
-            return any((cls, kind) in self.members for kind in ACTIVATIONS)
+            return any((cls, kind) in self.members for kind in COMPILED)
         if name == "rotation":
             return (cls, "rotate") in self.members
         if name == "operator":

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import kernels
-from formats.core.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
+from formats.core.activations import COMPILED
+from formats.core.epilogue import NOTHING, Epilogue, gamma
 
 FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
 
@@ -182,7 +183,7 @@ def test_pointwise_in_place(rng):
     assert (kernels.pointwise(x.copy(), room(70, 90), after) == kernels.pointwise(y := x.copy(), y, after)).all()
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", COMPILED)
 @pytest.mark.parametrize("norm", [None, "layer", "rms"])
 @pytest.mark.parametrize("T, n, p", [(1, 9, 20), (70, 33, 50)])
 def test_gates_and_norms_behind_a_product(rng, T, n, p, norm, activation):

@@ -157,13 +157,13 @@ def test_a_weight_beyond_the_cache_costs_more_by_the_byte():
 
 def test_a_price_lies_within_its_interval_and_follows_the_correction():
     correction = Correction([1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
-    machine, plain = known(interval={"gelu": 0.1}, corrections={"scale": correction}), known()
+    machine, plain = known(interval={"activation": 0.1}, corrections={"scale": correction}), known()
     near, far = {"T": 32, "p": 256}, {"T": 2 ** 20, "p": 2 ** 18}
     place_of = dict(zip(machines.compiled("scale")[0], locate_call("scale", near), strict=True))
     assert place_of == {"T": 5, "p": 8}
     assert machine.seconds("scale", **near) > 1.2 * plain.seconds("scale", **near)
     assert machine.seconds("scale", **far) == pytest.approx(plain.seconds("scale", **far))
-    for kernel, sizes in (("scale", near), ("scale", far), ("gelu", near), ("softmax", SIZES)):
+    for kernel, sizes in (("scale", near), ("scale", far), ("activation", near), ("softmax", SIZES)):
         low, high = machine.between(kernel, **sizes)
         assert low < machine.seconds(kernel, **sizes) < high
     ratio = lambda sizes: machine.between("scale", **sizes)[1] / machine.seconds("scale", **sizes)

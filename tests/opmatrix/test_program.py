@@ -331,7 +331,7 @@ def test_a_price_has_every_part(rng):
     """The product, then what its epilogue does; the first part of a pass of its own has another name, the others ride
     along."""
     names = [name for name, _ in alone("linear", rng).cost(RAGGED)]
-    parts = ["bias", "gelu", "residual", "norm", "affine"]
+    parts = ["bias", "activation", "residual", "norm", "affine"]
     assert names == ["gather", "gather", "norm", "affine", "linear.dense", "bias", "linear.dense", *parts]
     assert [name for name, _ in alone("pointwise", rng).cost(RAGGED)][-5:] == ["pointwise.bias", *parts[1:]]
     sizes = dict(alone("headwise", rng).cost(RAGGED))["headwise"]

@@ -44,7 +44,7 @@ class Stages(Round):
 
     def seconds(self, kernel, **sizes):
         if kernel.startswith("gather."): return super().seconds(kernel, **sizes) + self.gathering
-        if kernel in ("bias", "gelu", "residual", "norm", "affine"): return 0.0
+        if kernel in ("bias", "activation", "residual", "norm", "affine"): return 0.0
         return super().seconds(kernel, **sizes) * (0.9 if kernel == "linear.packed" else 1)
 
 

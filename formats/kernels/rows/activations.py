@@ -1,11 +1,11 @@
-"""Functions of single numbers, each a pass in place over so many rows of count numbers at the address y, step bytes
-from one to the next: compiled when an epilogue first asks for it."""
+"""Vector code of activations (formats/core/activations.py), each a pass in place over so many rows of count numbers
+at the address y, step bytes from one to the next: compiled when an epilogue first asks for it."""
 import numpy as np
 
+from formats.core.activations import COMPILED, TIMED, Activation
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Function
-from formats.kernels.engine.maths import gelu_of, gelu_tanh_of, silu_of, tanh_of
-from formats.kernels.engine.maths import gelu_rough as gelu_rough_of
+from formats.kernels.engine.maths import gelu_of, gelu_rough, gelu_tanh_of, silu_of, tanh_of
 from formats.kernels.engine.memory import floats
 from formats.kernels.engine.native import njit
 
@@ -48,9 +48,18 @@ def square_of(x): return x * x
 def rsqrt_of(x): return f4(1) / np.sqrt(x)
 
 
-gelu, gelu_rough = passing("gelu", gelu_of, rare=False), passing("gelu_rough", gelu_rough_of, rare=False)
-gelu_tanh, silu, tanh = passing("gelu_tanh", gelu_tanh_of), passing("silu", silu_of), passing("tanh", tanh_of)
-relu, square, rsqrt = (passing(name, of, each_number) for name, of in
-                       (("relu", relu_of), ("square", square_of), ("rsqrt", rsqrt_of)))
-PASSES = {each.name: each for each in (gelu, gelu_tanh, silu, tanh, relu, square, rsqrt)}
-ROUGH = PASSES | {"gelu": gelu_rough}                   # after products of narrow numbers, which are no more exact
+BY_NUMBER = "relu_of", "square_of", "rsqrt_of"               # of single numbers; the others are of vectors
+
+
+def pass_of(declared: Activation, name: str, code: str) -> Function:
+    """The pass by the function of this module that a record names; TypeError where there is none."""
+    if code not in globals():
+        raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code}: write it there, "
+                        "or leave it out of the record, and it runs as a term")
+    each = each_number if code in BY_NUMBER else each_vector
+    return passing(name, globals()[code], each, rare=declared.name != TIMED)
+
+
+PASSES = {name: pass_of(each, name, each.vector) for name, each in COMPILED.items()}
+# after products of narrow numbers, which are no more exact
+ROUGH = PASSES | {name: pass_of(each, f"{name}_rough", each.rough) for name, each in COMPILED.items() if each.rough}

@@ -1,0 +1,105 @@
+"""Activations: functions of single numbers that products end with, a record each. Operators, what checkpoints call
+them, what laws are checked with, passes of kernels, and tests are made from these records alone."""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[Any]
+TIMED = "gelu"                                              # stands for all of them in prices, and is compiled first
+
+
+class Activation(NamedTuple):
+    """A function of a number. `function` is its meaning: of float64 arrays, and of single numbers of any kind (of
+    intervals, too), so it is plain arithmetic and functions of numpy. `spread` bounds, entry by entry, how far
+    function(y) is off where y is off by at most `error`. `operations` are those of one number, `properties` those of
+    the operator (opmatrix/properties.py). `vector` names its vector code in formats/kernels/rows/activations.py,
+    `rough` one that is no more exact than ROUGH_ERROR; without vector code it runs as a term, in float64. `called` are
+    its names in configurations of checkpoints. `everywhere`: it has a value at every number, so laws are tried with
+    it."""
+    function: Callable[[Any], Any]
+    spread: Callable[[Numbers, Numbers], Numbers]
+    operations: int
+    properties: dict[str, bool]
+    vector: str = ""
+    rough: str = ""
+    called: tuple[str, ...] = ()
+    everywhere: bool = True
+
+    @property
+    def name(self) -> str: return self.function.__name__
+
+
+def steepest(slope: float) -> Callable[[Numbers, Numbers], Numbers]:
+    """The spread of an error through a function whose derivative lies within ± slope."""
+    return lambda y, error: slope * error
+
+
+def activation(slope: float | Callable[[Numbers, Numbers], Numbers], operations: int, *, vector: str = "",
+               rough: str = "", called: tuple[str, ...] = (), everywhere: bool = True,
+               **properties: bool) -> Callable[[Callable[[Any], Any]], Activation]:
+    """Declares a function as an activation: `slope` is the largest size of its derivative, or how it spreads an error;
+    the others are fields of Activation."""
+    spread = slope if callable(slope) else steepest(slope)
+    return lambda function: Activation(function, spread, operations, properties, vector, rough, called, everywhere)
+
+
+@activation(1.13, 12, vector="gelu_of", rough="gelu_rough", called=("gelu", "gelu_python"), maps_zero_to_zero=True)
+def gelu(u: Any) -> Any:
+    """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
+    from scipy.special import erf
+    return u * 0.5 * (1 + erf(u / 2 ** 0.5))
+
+
+@activation(1.13, 12, vector="gelu_tanh_of", called=(
+    "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), maps_zero_to_zero=True)
+def gelu_tanh(u: Any) -> Any:
+    """gelu's approximation by a tanh, which some checkpoints were trained with."""
+    return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
+
+
+@activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True)
+def silu(u: Any) -> Any:
+    """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
+    return u * 0.5 * (1 + np.tanh(u / 2))
+
+
+@activation(1.0, 1, vector="relu_of", called=("relu",), positively_homogeneous=True, maps_zero_to_zero=True)
+def relu(u: Any) -> Any:
+    """Negative numbers become zero."""
+    return np.maximum(u, 0)
+
+
+@activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True)
+def tanh(u: Any) -> Any:
+    """The hyperbolic tangent."""
+    return np.tanh(u)
+
+
+@activation(lambda y, error: (2 * abs(y) + error) * error, 1, vector="square_of", maps_zero_to_zero=True)
+def square(u: Any) -> Any:
+    """u times u."""
+    return u * u
+
+
+def spread_rsqrt(y: Numbers, error: Numbers) -> Numbers:
+    """1 / sqrt is steepest at the lower end of what y may be."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
+
+
+@activation(spread_rsqrt, 2, vector="rsqrt_of", everywhere=False)
+def rsqrt(u: Any) -> Any:
+    """One over the square root."""
+    return 1 / np.sqrt(u)
+
+
+@activation(1.0, 14)
+def softplus(u: Any) -> Any:
+    """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
+    return np.logaddexp(0, u)
+
+
+ACTIVATIONS = {each.name: each for each in vars().copy().values() if isinstance(each, Activation)}
+COMPILED = {name: each for name, each in ACTIVATIONS.items() if each.vector}     # those that kernels end with
