@@ -42,8 +42,8 @@ def test_two_blocks_are_enough(packages):
 
 
 def test_without_vector_code_it_is_planned_as_a_term(packages):
-    plan = USE[:USE.index("np.testing")] + "from opmatrix.operators import ACTIVATIONS\nassert ACTIVATIONS['mish'] is mish"
-    done = used(packages, RECORD.replace('vector="mish_of", ', ""), use=plan)
+    plan, named = USE[:USE.index("np.testing")], "import opmatrix as om\nassert om.ACTIVATIONS['mish'] is mish\n"
+    done = used(packages, RECORD.replace('vector="mish_of", ', ""), use=plan + named)
     assert not done.returncode, done.stderr
 
 

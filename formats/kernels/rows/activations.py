@@ -5,7 +5,6 @@ import numpy as np
 from formats.core.activations import COMPILED, TIMED, Activation
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Function
-from formats.kernels.engine.maths import gelu_of, gelu_rough, gelu_tanh_of, silu_of, tanh_of
 from formats.kernels.engine.memory import floats
 from formats.kernels.engine.native import njit
 
@@ -54,8 +53,8 @@ BY_NUMBER = "relu_of", "square_of", "rsqrt_of"               # of single numbers
 def pass_of(declared: Activation, name: str, code: str) -> Function:
     """The pass by the function of this module that a record names; TypeError where there is none."""
     if code not in globals():
-        raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code}: write it there, "
-                        "or leave it out of the record, and it runs as a term")
+        raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code}: write it "
+                        "there, or leave it out of the record, and it runs as a term")
     each = each_number if code in BY_NUMBER else each_vector
     return passing(name, globals()[code], each, rare=declared.name != TIMED)
 
