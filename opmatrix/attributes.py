@@ -65,7 +65,7 @@ def whole_of(given: Any, where: str, least: int | None = None) -> Any:
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
         if least is None or given >= least: return int(given)
         raise ValueError(f"{where} is {given}: it must be a whole number from {least} on")
-    if not isinstance(given, STRANGERS) and not hasattr(given, "into"): return given        # sizes that are not known yet
+    if not isinstance(given, STRANGERS) and not hasattr(given, "into"): return given      # such as a size to come
     raise TypeError(f"{where} is {brief(repr(given))}: it must be a whole number"
                     + f" from {least} on" * (least is not None))
 
