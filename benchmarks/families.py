@@ -42,11 +42,12 @@ NUMBERS = ("float32", "bfloat16", "float16")
 WORDS, POSITIONS = 120, 96
 ENCODER = dict(vocab_size=WORDS, max_position_embeddings=POSITIONS)
 DECODER = ENCODER | dict(rope_theta=1e4)
+LAYERS = {"gpt2": "n_layer", "distilbert": "n_layers", "pangu-alpha": "num_layers"}     # as other configs call them
 
 
 class Family(NamedTuple):
-    """What transformers calls a family's config and its model, nothing where it has none; classes that save it; what all its configs say; how its
-    configs call the sizes; what files say otherwise than transformers."""
+    """What transformers calls a family's config and its model, nothing where it has none; classes that save it; what
+    all its configs say; how its configs call the sizes; what files say otherwise than transformers."""
     config: str
     model: str
     saved: tuple[str, ...]
@@ -107,8 +108,7 @@ class Case(NamedTuple):
     number: str
 
     def config(self) -> dict[str, Any]:
-        layers = {"gpt2": "n_layer", "distilbert": "n_layers", "pangu-alpha": "num_layers"}.get(self.family, "num_hidden_layers")
-        return FAMILIES[self.family].common | self.sizes | {layers: self.layers}
+        return FAMILIES[self.family].common | self.sizes | {LAYERS.get(self.family, "num_hidden_layers"): self.layers}
 
 
 def cases(families: list[str], each: int = 100) -> Iterator[Case]:
