@@ -5,11 +5,11 @@ states, or scores where a decoder's file has a head for them, in float32.
 
 Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies, one or
 two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied scores, number
-types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of transformers' models, is written as
-its port names tensors and stands beside tests/plain.py, in float64. `off` is the
-relative change (Frobenius) of the program that `optimize` answers with, on sentences from one token to all positions;
-an exact one further off than 1e-5, or another one further off than it states (twice on sentences that are nothing like
-those it was judged on), ends with status 1, as does an error.
+types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of transformers' models, is
+written by the names of its port and stands beside tests/plain.py, in float64. `off` is the relative change (Frobenius)
+of the program that `optimize` answers with, on sentences from one token to all positions; an exact one further off than
+1e-5, or another one further off than it states (twice on sentences that are nothing like those it was judged on), ends
+with status 1, as does an error.
 """
 from __future__ import annotations
 
