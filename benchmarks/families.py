@@ -5,17 +5,18 @@ states, or scores where a decoder's file has a head for them, in float32.
 
 Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies, one or
 two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied scores, number
-types. openPangu is a LLaMA with biases under its own name; Pangu-alpha is none of transformers' models. `off` is the
-relative change (Frobenius) of the program that `optimize` answers with, on sentences from one token to all positions;
-an exact one further off than 1e-5, or another one further off than it states (twice on sentences that are nothing like
-those it was judged on), ends with status 1, as does an error.
+types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of transformers' models, is
+written by the names of its port and stands beside tests/plain.py, in float64. `off` is the relative change (Frobenius)
+of the program that `optimize` answers with, on sentences from one token to all positions; an exact one further off than
+1e-5, or another one further off than it states (twice on sentences that are nothing like those it was judged on), ends
+with status 1, as does an error.
 """
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from command import TESTS, Figure, Parser, concluded, count, listed, named, tabl
 
 sys.path.insert(0, str(TESTS))
 
+import plain
 from checkpoints import write_tokenizer
 
 from formats.core.errors import InputError
@@ -40,11 +42,12 @@ NUMBERS = ("float32", "bfloat16", "float16")
 WORDS, POSITIONS = 120, 96
 ENCODER = dict(vocab_size=WORDS, max_position_embeddings=POSITIONS)
 DECODER = ENCODER | dict(rope_theta=1e4)
+LAYERS = {"gpt2": "n_layer", "distilbert": "n_layers", "pangu-alpha": "num_layers"}     # as other configs call them
 
 
 class Family(NamedTuple):
-    """What transformers calls a family's config and its model; classes that save it; what all its configs say; how its
-    configs call the sizes; what files say otherwise than transformers."""
+    """What transformers calls a family's config and its model, nothing where it has none; classes that save it; what
+    all its configs say; how its configs call the sizes; what files say otherwise than transformers."""
     config: str
     model: str
     saved: tuple[str, ...]
@@ -88,7 +91,12 @@ FAMILIES = {
         (1024, 16, 8, 3072, 128), (768, 12, 4, 2304, 64), (512, 16, 8, 1024, 48), tie_word_embeddings=True), {}),
     "openpangu": Family("LlamaConfig", "LlamaModel", ("LlamaForCausalLM",), DECODER | dict(attention_bias=True),
                         decoders((1536, 12, 12, 2048, None), (768, 12, 4, 2048, None)),
-                        dict(model_type="PanguEmbedded", bias=True))}
+                        dict(model_type="PanguEmbedded", bias=True)),
+    "pangu-alpha": Family("", "", ("GPTPanguForCausalLM", "GPTPanguModel"), dict(
+        vocab_size=WORDS, max_position_embeddings=POSITIONS, layer_norm_epsilon=1e-5), (
+        dict(hidden_size=768, num_heads=12), dict(hidden_size=1024, num_heads=16),
+        dict(hidden_size=960, num_heads=5, intermediate_size=1000), dict(hidden_size=2560, num_heads=32)),
+        dict(model_type="gpt_pangu"))}
 
 
 class Case(NamedTuple):
@@ -100,8 +108,7 @@ class Case(NamedTuple):
     number: str
 
     def config(self) -> dict[str, Any]:
-        layers = {"gpt2": "n_layer", "distilbert": "n_layers"}.get(self.family, "num_hidden_layers")
-        return FAMILIES[self.family].common | self.sizes | {layers: self.layers}
+        return FAMILIES[self.family].common | self.sizes | {LAYERS.get(self.family, "num_hidden_layers"): self.layers}
 
 
 def cases(families: list[str], each: int = 100) -> Iterator[Case]:
@@ -113,21 +120,47 @@ def cases(families: list[str], each: int = 100) -> Iterator[Case]:
 
 
 def write(made: Case, directory: Path, seed: int) -> None:
-    """What transformers saves for a case, and a tokenizer."""
+    """What transformers saves for a case, or would of Pangu-alpha, and a tokenizer."""
     import torch
     import transformers
+    from safetensors.torch import save_file
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    family = FAMILIES[made.family]
-    model = getattr(transformers, made.saved)(getattr(transformers, family.config)(**made.config()))
-    for name, parameter in model.named_parameters():
+    family, number = FAMILIES[made.family], getattr(torch, made.number)
+    if family.config:
+        model = getattr(transformers, made.saved)(getattr(transformers, family.config)(**made.config()))
+        draw(model.named_parameters())
+        model.to(number).save_pretrained(directory)
+    else:
+        tensors = {name: torch.empty(shape) for name, shape in pangu_alpha(made.config()).items()}
+        draw(tensors.items())
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(made.config() | dict(architectures=[made.saved])))
+        save_file({name: each.to(number) for name, each in tensors.items()}, directory / "model.safetensors")
+    write_tokenizer(directory / "tokenizer.json")
+
+
+def draw(parameters: Iterable[tuple[str, Any]]) -> None:
+    """Numbers for the parameters of a model, by name."""
+    import torch
+    for name, parameter in parameters:
         gain = parameter.ndim == 1 and name.endswith("weight")
         scale = 0.2 if parameter.ndim == 1 else 1.0 if parameter.shape[0] in (WORDS, POSITIONS) else \
             3 * (sum(parameter.shape) / 2) ** -0.5
         torch.nn.init.normal_(parameter, mean=float(gain), std=scale)
-    model.to(getattr(torch, made.number)).save_pretrained(directory)
-    write_tokenizer(directory / "tokenizer.json")
+
+
+def pangu_alpha(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a Pangu-alpha, with their shapes (Zeng et al. 2021, section 3; a weight is out by in)."""
+    n = config["hidden_size"]
+    f, parts = config.get("intermediate_size") or 4 * n, ["ln_f"]
+    found = {"wte.weight": (WORDS, n), "wpe.weight": (POSITIONS, n), "wqe.weight": (POSITIONS, n)}
+    for layer in (f"h.{l}" for l in range(config["num_layers"])):
+        parts += [f"{layer}.ln_1", f"{layer}.ln_2"]
+        for name, p, q in (*((f"attn.{part}_proj", n, n) for part in "qkvc"), ("mlp.c_fc", f, n), ("mlp.c_proj", n, f)):
+            found |= {f"{layer}.{name}.weight": (p, q), f"{layer}.{name}.bias": (p,)}
+    return found | {f"{part}.{kind}": (n,) for part in parts for kind in ("weight", "bias")}
 
 
 def renamed(made: Case, directory: Path) -> None:
@@ -137,11 +170,16 @@ def renamed(made: Case, directory: Path) -> None:
 
 
 def states(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
-    """What transformers computes in float32, one sentence after another: the scores of a decoder's file that has a head
-    for them, else the last hidden states."""
+    """What transformers computes in float32, or plain numpy in float64, one sentence after another: the scores of a
+    decoder's file that has a head for them, else the last hidden states."""
     import torch
     import transformers
+    from safetensors.torch import load_file
     scores = made.saved.endswith(("ForCausalLM", "LMHeadModel"))
+    if not FAMILIES[made.family].config:
+        w = {name: each.double().numpy() for name, each in load_file(directory / "model.safetensors").items()}
+        hidden = np.concatenate([plain.pangu_alpha(made.config(), w, row) for row in rows])
+        return hidden @ w["wte.weight"].T if scores else hidden
     kind = getattr(transformers, made.saved if scores else FAMILIES[made.family].model)
     model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():

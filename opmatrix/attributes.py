@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from numbers import Real
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +12,13 @@ import numpy as np
 from formats.core.epilogue import EPS
 from formats.core.errors import InputError
 from opmatrix.shapes import Space, brief
+
+LEAST_SQUARE = 2.0 ** -1022                                         # the least number of float64 that has all its bits
+
+
+# what people have at hand, and which is neither a monoid, a pattern nor a size; anything else may stand for one in laws
+STRANGERS = (type(None), type, bool, int, float, str, bytes, list, tuple, set, dict, np.ndarray, np.generic,
+             BuiltinFunctionType, FunctionType, ModuleType)
 
 
 def bind(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> inspect.BoundArguments:
@@ -29,19 +37,37 @@ def monoid_of(given: Any, where: str) -> Any:
         except ValueError:
             known = ", ".join(sorted(each.__name__ for each in MONOIDS))
             raise TypeError(f"{where}: there is no monoid {given!r}: {known}, or a subclass of Monoid") from None
-    if hasattr(given, "merge") or not (isinstance(given, type | int | float) or is_term(given)): return given
-    raise TypeError(f"{where}: {brief(given)} is no monoid: give one of opmatrix.monoids, or a subclass of Monoid")
+    if hasattr(given, "merge") or not (isinstance(given, STRANGERS) or is_term(given)): return given
+    from opmatrix import monoids
+    namesake = getattr(given, "__name__", "")               # of Python's own sum and max
+    one = f"opmatrix.monoids.{namesake}" if hasattr(getattr(monoids, namesake, None), "merge") else (
+        "one of opmatrix.monoids, or a subclass of Monoid")
+    raise TypeError(f"{where}: {brief(given)} is no monoid: give {one}")
 
 
 def pattern_of(given: Any, where: str) -> Any:
     """A pattern. Raises TypeError for what is none, such as its name."""
-    if hasattr(given, "sees") or not (isinstance(given, str | type | int | float | list | tuple | np.ndarray | None)
-                                      or is_term(given) or hasattr(given, "__code__")): return given
     from opmatrix import patterns
+    from opmatrix.relations import Relation
+    if isinstance(given, Relation):
+        raise TypeError(f"{where}: where={given} is a relation, no pattern: give among({given.name}), whom its entries "
+                        "let see")
+    if hasattr(given, "sees") or not (isinstance(given, STRANGERS) or is_term(given)): return given
     if isinstance(given, str) and hasattr(getattr(patterns, given, None), "sees"):
         raise TypeError(f"{where}: where={given!r} is a text, no pattern: give opmatrix.{given} itself")
     words = brief(given.tolist() if isinstance(given, np.ndarray) else given)
     raise TypeError(f"{where}: where={words} is no pattern: give one such as sequence & causal, or mask(table)")
+
+
+def whole_of(given: Any, where: str, least: int | None = None) -> Any:
+    """A whole number as Python's own, from `least` on; what stands for one in a law. Raises TypeError or ValueError for
+    another number and for what is none."""
+    if isinstance(given, int | np.integer) and not isinstance(given, bool):
+        if least is None or given >= least: return int(given)
+        raise ValueError(f"{where} is {given}: it must be a whole number from {least} on")
+    if not isinstance(given, STRANGERS) and not hasattr(given, "into"): return given      # such as a size to come
+    raise TypeError(f"{where} is {brief(repr(given))}: it must be a whole number"
+                    + f" from {least} on" * (least is not None))
 
 
 def is_term(given: Any) -> bool:
@@ -59,14 +85,28 @@ def is_fixed_value(term: Any, columns: Any) -> bool:
 def check_eps(name: str, eps: Any) -> None:
     """Raises InputError unless the number that is added to a mean of squares is one that kernels take; what stands for
     one in a law passes."""
-    least, most = EPS
-    if isinstance(eps, str | bool) or (isinstance(eps, Real) and not least <= float(eps) <= most):
-        raise InputError(f"{name}({eps!r}): eps is added to a mean of squares before its root is divided by, in "
-                         f"float32: give a number from {least:.2g} to {most:.2g}, such as 1e-5")
+    what = "eps is added to a mean of squares before its root is divided by, in float32"
+    refuse_outside(f"{name}({brief(repr(eps))}): {what}", eps, *EPS)
+
+
+def check_least(eps: Any) -> None:
+    """The same of what is added to the square of a length."""
+    what = "it is added to the square of a length before its root is divided by"
+    refuse_outside(f"unit_length({brief(repr(eps))}): {what}", eps, LEAST_SQUARE, EPS[1])
+
+
+def refuse_outside(words: str, given: Any, least: float, most: float) -> None:
+    """Raises InputError for a number outside, and for what is no number."""
+    one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
+    number = isinstance(one, Real) and not isinstance(one, bool)
+    if (number and not least <= one <= most) or (not number and isinstance(one, STRANGERS)):
+        raise InputError(f"{words}: give a number from {least:.2g} to {most:.2g}, such as 1e-5")
 
 
 def refuse_constant_sum(over: Any) -> NoReturn:
     """Raises TypeError for the sum of a row over a monoid whose weights sum to one: it is 1, whatever the row holds."""
+    from opmatrix.monoids import is_known
     name = over.__name__
     raise TypeError(f"x @ {name}: {name} weighs values by scores, and a row of scores alone sums to 1 whatever it "
-                    f"holds: give both, product(scores, values, over={name}); each row's own {name} is x @ share")
+                    f"holds: give both, product(scores, values, over={name})"
+                    + f"; each row's own {name} is x @ share" * is_known(over))

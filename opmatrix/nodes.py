@@ -70,7 +70,11 @@ def weight(i, j, w: Data):
     """Entries "multiply by w[i, j]": the ordinary product. An array with three axes is one matrix for each head."""
     return w[i, j]
 
-@matrix(lambda n, g: g.shape * 2, lambda x, g: x * g, diagonal=True, adjoint=lambda n, g: diag(g))
+def diag_shape(n, g):
+    if len(g.shape) != 1: raise ShapeError(f"diag: {g.shape} is no row of numbers: a matrix is weight(..)")
+    return g.shape * 2
+
+@matrix(diag_shape, lambda x, g: x * g, diagonal=True, adjoint=lambda n, g: diag(g))
 def diag(i, j, g: Data):
     """Every column times its number."""
     return g[i] if i == j else None

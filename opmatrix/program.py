@@ -14,9 +14,10 @@ from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix.extents import Extents, S, T
+from opmatrix.files.certified import longest_seen
 from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Batch, Pattern
-from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, stream
+from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
@@ -117,15 +118,27 @@ class Program:
     def run(self, batch: Given) -> Floats:
         """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`.
         Takes a Batch or a list of rows of token ids; raises ValueError where there is no sentence, one is empty, or an
-        id is outside its table."""
-        return self.schedule.run(batched(batch))[0]
+        id is outside its table. Says once that a text is longer than any that the program was verified on."""
+        return self.run_outputs(batch)[0]
 
     __call__ = run
 
     def run_all(self, batch: Given) -> dict[str, Floats]:
         """Every output by name, as one run gives them; those that are one value are one array. Raises as `run`
         does."""
-        return dict(zip(self.outputs, self.schedule.run(batched(batch)), strict=True))
+        return dict(zip(self.outputs, self.run_outputs(batch), strict=True))
+
+    def run_outputs(self, batch: Given) -> list[Floats]:
+        """The outputs of a run, in turn."""
+        found = self.schedule.run(given := batched(batch))
+        mention_length(self, given)
+        return found
+
+    @cached_property
+    def longest_verified(self) -> int | None:
+        """Tokens of the longest text that it was verified on; None without a certificate."""
+        kept = self.meta.get("certificate")
+        return longest_seen(kept) if isinstance(kept, Mapping) else None
 
     def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel

@@ -15,6 +15,9 @@ from formats.core.errors import InputError
 __all__ = ["Relation", "relation"]
 
 
+RELATION_WORD = r"[A-Za-z]\w{0,39}"                                  # what a relation, and a space, may be called
+
+
 @dataclass(frozen=True)
 class Relation:
     """A name, the space whose rows it has and the space whose rows are its columns. The batch gives its entries."""
@@ -47,13 +50,16 @@ def relation(name: str, rows: Any, cols: Any) -> Relation:
     """A relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch. Raises
     ValueError for a name that every batch gives, between other spaces."""
     made = Relation(str(name), str(rows), str(cols))
+    for word in (made.name, made.rows, made.cols):
+        if not re.fullmatch(RELATION_WORD, word, re.ASCII):          # programs with others could not be loaded
+            raise ValueError(f"relation {made}: {word!r:.60} is no name of up to 40 letters, digits and _")
     if GIVEN.get(made.name, made) != made: raise ValueError(f"relation {made}: every batch gives {GIVEN[made.name]}")
     return made
 
 
 def parse_relation(text: str) -> Relation:
     """The relation of a text, `name: rows × columns`. Raises ValueError for any other text."""
-    name = r"([A-Za-z]\w{0,39})"
+    name = f"({RELATION_WORD})"
     if found := re.fullmatch(f"{name}: {name} × {name}", text, re.ASCII): return relation(*found.groups())
     raise ValueError(f"{text!r:.80} is no relation, such as 'edges: T × T'")
 

@@ -325,8 +325,8 @@ def judged(seed):
         try: apart = differ(*drawn(each.left, each.right, seed))
         except (TypeError, ValueError, StopIteration): apart = 0            # nothing to judge it at
         wrong = "false proof" if apart else ""
-    if proof.verdict == "refuted" and proof.at.entry:
-        certain = not each.equal and differ(*proof.at.sides, proof.at.x, proof.at.batch)
+    if proof.verdict == "refuted":                          # by an entry, or by the shape where there is none
+        certain = not each.equal and (not proof.at.entry or differ(*proof.at.sides, proof.at.x, proof.at.batch))
         wrong = "" if certain else "false refutation"
     return each.how, proof.verdict, wrong
 

@@ -5,10 +5,12 @@ Kernels of this package are told from others by their sources and by what these 
 (`closure`)."""
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import resolve_name
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -80,9 +82,24 @@ def closure(body: Callable[..., Any]) -> str:
                     left += [str(whole), *(f"{whole}.{each.name}" for each in names)]
     spoken = {getattr(node, "id", "") or getattr(node, "attr", "") for tree in trees.values() for function in
               ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
-    return "\n".join([words(tuple(cell.cell_contents for cell in body.__closure__ or ())), words(body.__defaults__), *(
-        f"{name} {words({each: value for each, value in sorted(vars(sys.modules[name]).items()) if each in spoken})}\n"
-        f"{sources[name]}" for name in sorted(sources))])
+    seen = set[int]()
+    said = [held(body, trees, seen)]
+    for name in sorted(sources):
+        values = {each: value for each, value in sorted(vars(sys.modules[name]).items()) if each in spoken}
+        said += [f"{name} {words(values)}", *(held(value, trees, seen) for value in values.values()), sources[name]]
+    return "\n".join(said)
+
+
+def held(function: Any, modules: Container[str], seen: set[int]) -> str:
+    """What a function of these modules holds that its source does not say: defaults and the cells of its closure, of
+    functions among these, too. Of anything else, nothing."""
+    function = getattr(function, "py_func", function)       # as a compiler wraps it
+    if not isinstance(function, FunctionType) or function.__module__ not in modules or id(function) in seen: return ""
+    seen.add(id(function))
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError): values.append(cell.cell_contents)            # one that nothing was put into yet
+    return f"{function.__qualname__} {words(values)}{''.join(held(each, modules, seen) for each in values)}"
 
 
 def is_own(module: str) -> bool:

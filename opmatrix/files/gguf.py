@@ -30,6 +30,7 @@ SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor",
 DEFAULT_SCALING = "linear"                                   # what silence means where there is a factor; 0 is none
                                                              # (llama.cpp, load_hparams)
 KNOWN_KEYS = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
+REQUIRED = ("attention.layer_norm_rms_epsilon",)            # what llama.cpp loads none of these families without
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -135,6 +136,14 @@ def config(found: Header, file: Path) -> dict[str, Any]:
     if unknown := own.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
         raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed "
                          "without it")
+    if type(parts := said.get("split.count", 1)) is not int or parts > 1:
+        raise InputError(f"{file}: split.count is {parts!r:.40}: the tensors of one model lie in several files: join "
+                         "them, by llama.cpp's llama-gguf-split --merge")
+    for name in REQUIRED:
+        if name not in own: raise InputError(f"{file}: {kind}.{name} is missing: take another file")
+    if kind != "llama" and "attention.sliding_window" in own:       # whose layers have it no file says
+        raise InputError(f"{file}: {kind}.attention.sliding_window is {own['attention.sliding_window']!r:.40}: the "
+                         "model would be computed without it")
     made = {CONFIG_NAMES[name]: value for name, value in own.items() if name in CONFIG_NAMES}
     scaling = {"rope_type": DEFAULT_SCALING} | {SCALING[name]: value for name, value in own.items() if name in SCALING}
     scaled = scaling["rope_type"] != DEFAULT_SCALING or scaling.get("factor", 0) != 0
@@ -146,10 +155,13 @@ def config(found: Header, file: Path) -> dict[str, Any]:
         if type(turning) is not int or not 1 <= turning <= columns:
             raise InputError(f"{file}: {kind}.rope.dimension_count is {turning!r:.40}: it must be a whole number from "
                              f"1 to {columns}, a head's columns")
+        if kind == "llama" and turning != columns:          # whose rows lie in pairs: llama.cpp takes no other
+            raise InputError(f"{file}: {kind}.rope.dimension_count is {turning}: it must be {columns}, a head's "
+                             "columns, in files of this architecture")
         if values != columns:
             raise InputError(f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of "
                              "queries and keys")
-        made["partial_rotary_factor"] = turned_share(turning, columns)
+        made |= {"head_dim": columns, "partial_rotary_factor": turned_share(turning, columns)}
     rows = found.tensors[
         "token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
     family = "mistral" if kind == "llama" and "sliding_window" in made else kind

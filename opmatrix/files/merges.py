@@ -14,16 +14,22 @@ SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}
          r"\s+(?!\S)|\s+")
 
 
+UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+",
+           r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)", r"\p{N}+", r"[0-9][0-9][0-9]")
+
+
 class Rule(NamedTuple):
-    """How words are cut: by a pattern, or as GPT-2's, with or without each digit apart; whether whole words go before
-    merges, and whether texts begin with a token of their own where the file says nothing (llama.cpp, llama-vocab)."""
-    split: str | None = None
+    """How words are cut: by patterns in turn, or as GPT-2's, with or without each digit apart; whether whole words go
+    before merges, and whether texts begin with a token of their own where the file says nothing (llama.cpp,
+    llama-vocab)."""
+    split: tuple[str, ...] | str | None = None
     whole: bool = False
     begins: bool = False
 
 
-RULES = {"gpt-2": Rule(), "default": Rule(), "smollm": Rule("digits"), "qwen2": Rule(SPLIT.format("")),
-         "llama-bpe": Rule(SPLIT.format("{1,3}"), True, True)}              # by the name of a pre-tokenizer
+RULES = {"gpt-2": Rule(), "default": Rule(UNNAMED), "smollm": Rule("digits"), "qwen2": Rule((SPLIT.format(""),)),
+         "llama-bpe": Rule((SPLIT.format("{1,3}"),), True, True)}           # by the name of a pre-tokenizer; a file
+                                                                            # that names none means "default"
 
 
 @unpanicked()
@@ -84,10 +90,11 @@ def listed(said: Mapping[str, Any], name: str, file: Path) -> list[Any]:
     raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: a list is needed")
 
 
-def before(rule: str | None) -> Any:
+def before(rule: tuple[str, ...] | str | None) -> Any:
     """What cuts a text into words before bytes merge."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
     if rule is None: return ByteLevel(add_prefix_space=False)
     if rule == "digits": return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    return Sequence([Split(Regex(rule), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+    return Sequence([*(Split(Regex(each), "isolated") for each in rule),
+                     ByteLevel(add_prefix_space=False, use_regex=False)])

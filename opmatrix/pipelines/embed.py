@@ -17,7 +17,6 @@ from formats.core.errors import InputError
 from formats.disk.cache import say
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.display.progress import Line
-from opmatrix.files.certified import longest_seen
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import Reading, Tokenizer
 
@@ -62,7 +61,6 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: R
     if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
     done = 0
     for batch in batches(program.tokenizer, texts, rows, reading):
-        mention_length(program, batch)
         block = program.vectors(batch)
         first, last = (bisect_left(reading.skipped, at) for at in (done, done + len(block)))
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
@@ -73,8 +71,8 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: R
 
 def mention_length(program: "Program", batch: Batch) -> None:
     """Says, once a program, that a text is longer than any that the program was verified on."""
-    if program in MENTIONED or (kept := program.meta.get("certificate")) is None: return
-    if (longest := int(np.diff(batch.starts).max())) > (seen := longest_seen(kept)):
+    if (seen := program.longest_verified) is None or batch.rows <= seen or program in MENTIONED: return
+    if (longest := int(np.diff(batch.starts).max())) > seen:
         MENTIONED.add(program)
         say(f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
             f"stated: make it anew for such texts (optimize --tokens {longest})")

@@ -102,6 +102,11 @@ def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, 
     return number, reduce(matmul, own[start:], I)
 
 
+def find_vocabulary(model: Model) -> int | None:
+    """Columns of the one-hot rows that a model reads, whichever output does; none where none tells how many."""
+    return next((columns for term in outputs(model).values() if isinstance(columns := term.into.cols, int)), None)
+
+
 def parts(model: Model) -> list[dict[str, Part]]:
     """Every part of a model, by the state of the border before it. Raises as `check_possible` does."""
     check_possible(model)
@@ -116,8 +121,7 @@ def parts(model: Model) -> list[dict[str, Part]]:
             further[number][name] = behind
     for group, also in zip(groups, further, strict=True):
         factor: Operator = reduce(matmul, group)
-        states, starts = {}, starts or {FULL: given("tokens",
-                                                    factor.into.cols if isinstance(factor.into.cols, int) else 1)}
+        states, starts = {}, starts or {FULL: given("tokens", find_vocabulary(model) or 1)}
         for state, x in starts.items():
             check_order(full := flat(factor, x))
             forms = [*split_forms(full)]

@@ -12,7 +12,7 @@ from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.layers import Model, check_possible, outputs
+from rewrites.compiler.layers import Model, check_possible, find_vocabulary, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.front.workload import Workload, draw_workload
 
@@ -29,13 +29,13 @@ def open_arguments(model: str | Model, workload: Workload | Batch | str | Path |
         check_possible(model)
         first = next(iter(outputs(model).values()))
         entering = collect_needs(*outputs(model).values())[1]
-        if not isinstance(vocabulary := first.into.cols, int) and not entering:
+        if (vocabulary := find_vocabulary(model)) is None and not entering:
             raise InputError(f"optimize: {first!r:.60} takes rows of any number of columns: a model begins with "
                              "weight(table), on one-hot rows of tokens, or with an input, given(name, columns, space)")
         if workload is None and entering:
             raise InputError("optimize: nobody draws the matrices that this model is given: give a workload, Batch(.., "
                              "inputs=..)")
-        batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
+        batch = Batch([np.arange(tokens or 128) % (vocabulary or 1)]) if workload is None else workload
         return model, draw_workload(batch, model), {"model": "operator"}
     checkpoint = open_model(model, adapter)
     operator = checkpoint.operator(output == "pooled")

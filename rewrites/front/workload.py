@@ -21,7 +21,7 @@ from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, Parts, Reading, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.layers import Model, outputs
+from rewrites.compiler.layers import Model, find_vocabulary, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.compiler.mixed import batches as batches_of
 from rewrites.compiler.mixed import describe_mix as said_of
@@ -204,7 +204,7 @@ class Workload:
         """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and
         bytes count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some
         stands for all."""
-        vocabulary = next(iter(outputs(model).values())).into.cols
+        vocabulary = find_vocabulary(model) or 1
         if not isinstance(timed, Batch):
             mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
             return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)

@@ -183,7 +183,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {                # by numpy's and sci
     "sqrt": rising(math.sqrt, 0.0), "cbrt": rising(math.cbrt),
     "tanh": rising(math.tanh, -1.0, 1.0), "sinh": rising(math.sinh), "arctan": rising(math.atan),
     "arcsinh": rising(math.asinh), "erf": rising(math.erf, -1.0, 1.0),
-    "expit": rising(lambda u: 1 / (1 + math.exp(-u)) if u > -700 else 0.0, 0.0, 1.0),
+    "expit": rising(lambda u: 1 / (1 + math.exp(-u)) if u > -700 else math.exp(u), 0.0, 1.0),
     "sin": swinging(math.sin), "cos": swinging(math.cos),
     "sign": stepping(lambda u: (u > 0) - (u < 0)), "floor": stepping(math.floor), "ceil": stepping(math.ceil),
     "logaddexp": lambda a, b: FUNCTIONS["log"](FUNCTIONS["exp"](a) + FUNCTIONS["exp"](b)),

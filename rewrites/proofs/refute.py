@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sympy import Expr, Symbol, sympify
 
 from opmatrix.data import Data
-from opmatrix.operators import const, gelu, heads, ones, product, relu, turn, weight
+from opmatrix.operators import I, const, gelu, heads, ones, product, relu, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch
 from opmatrix.shapes import H, N, Shape, Space, T, untaken
@@ -143,7 +143,8 @@ def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Any, Any]:
 
 
 def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator) -> Iterator[Operator]:
-    """Operators of a symbol's sizes, those with the fewest properties first."""
+    """Operators of a symbol's sizes, those with the fewest properties first. All are of numbers that are drawn, so two
+    symbols are two operators."""
     def known(size: Any) -> Any: return size if size in FREE else int(sympify(size).subs(sizes))
     into, out = (Shape(*map(known, shape)) for shape in leaf.args[1:3])
     stack = () if out.heads in (1, H) else (out.heads,)
@@ -153,6 +154,10 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         made: Operator = weight(Data(coarsen(rng.normal(size=(*stack, rows, cols))),
                                            f"{leaf.args[0]}{next(names)}"))
         return made
+
+    def scaled() -> Operator:
+        made: Operator = I * float(coarsen(rng.uniform(0.5, 2.0)))
+        return made
     if out.rows is not T:                                   # numbers of any rows, not one for each token
         yield product(turn(matrix(columns, out.rows)), matrix(columns, out.cols))
         return
@@ -161,15 +166,17 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         yield product(matrix(columns, 3) @ bent, turn(const(Data(coarsen(rng.normal(size=3)),
                                                                               f"{leaf.args[0]}{next(names)}"))))
         return
-    if out.cols is N or (into.cols is not N and into.cols == out.cols):
-        yield from (bent, gelu, relu)
     if out.cols is not N:
         yield matrix(columns, out.cols) @ bent
         if into.cols is N: yield ones @ matrix(1, out.cols) @ bent
+    if out.cols is N or (into.cols is not N and into.cols == out.cols):
+        yield from (scaled() @ function @ scaled() for function in (bent, gelu, relu))
+    if out.cols is not N:
         yield matrix(columns, out.cols)
         row: Operator = const(Data(coarsen(rng.normal(size=out.cols * (stack or (1,))[0])),
                                    f"{leaf.args[0]}{next(names)}"))
         yield row @ heads(stack[0]) if stack else row
+    else: yield scaled()
 
 
 def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] | None = None) -> Operator:

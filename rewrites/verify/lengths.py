@@ -1,5 +1,6 @@
 """The lengths that programs are looked at, beside the sentences that they are judged by: what is timed, one token, one
-less and one more than whatever crosses a tile of a kernel or a group of rows, and the longest that is ever given.
+less and one more than whatever crosses a tile of a kernel or a group of rows, and the longest that is ever given, alone
+and behind another one.
 
 Batches are made of the tokens of the sentences that a certificate holds, so that their lengths say all of them."""
 import math
@@ -52,7 +53,7 @@ def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: i
     short, several = cycle([n for n in singles if 2 * n <= GROUP_ROWS]), list[int]()
     while sum(several) <= GROUP_COUNT * GROUP_ROWS: several.append(next(short))
     found = [*((n,) for n in singles), tuple(several)]
-    return tuple(found if LONG_COUNT * longest > MAX_LENGTH else [*found, (longest,) * LONG_COUNT])
+    return (*found, (longest,) * LONG_COUNT if LONG_COUNT * longest <= MAX_LENGTH else (1, longest))
 
 
 def find_longest(programs: Sequence[Program], timed: int, positions: int | None) -> int:
@@ -117,8 +118,9 @@ class Steps:
 
     def runs(self, batch: Batch, fresh: set[int]) -> bool:
         """Whether a program's run is looked at on this batch, where these steps are: on very many rows only there."""
-        shorter = max(map(max, self.lengths)) - 1           # than the longest: for what steps leave over
-        return bool(fresh or batch.rows < SAMPLED) and (len(batch) > 1 or batch.rows in self.all - {shorter})
+        shorter = (longest := max(map(max, self.lengths))) - 1               # than that: for what steps leave over
+        several = len(batch) > 1 and (LONG_COUNT * longest <= MAX_LENGTH or np.diff(batch.starts).max() < longest)
+        return bool(fresh or batch.rows < SAMPLED) and (several or batch.rows in self.all - {shorter})
 
     def counts(self, call: Call, length: int) -> bool:
         """Whether a sentence of this length tells something of such a step."""
@@ -137,7 +139,8 @@ class Steps:
             out = launched(call, told := arguments | more, found.shape)
             shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
         if call.kernel.by_rows and call.by_tokens:
-            for count in {sum(each) for each in self.lengths if len(each) > 1 or self.counts(call, each[0])}:
+            together = {sum(each) for each in self.lengths if each[1:] and each != (1, batch.rows)}
+            for count in together | {n for n, *more in self.lengths if not more and self.counts(call, n)}:
                 at = np.arange(count) % batch.rows
                 own = arguments | {name: np.ascontiguousarray(arguments[name][at]) for name in call.values}
                 out = launched(call, own, (count, *found.shape[1:]))
@@ -174,10 +177,13 @@ def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> 
     """On each batch those steps that nobody looked at against what their kernels mean, within their bounds: of many
     rows some, and on operands that tell more; and on those that count for all the whole run, as it is for whoever uses
     it, against its steps to the bit. Raises VerificationError."""
+    segments, first = program.schedule.segments, program.schedule.first
+    called = {at - first for each in segments if not isinstance(each, Recorded) for at in each.steps}
     for batch in batches:
         fresh = steps.fresh(program, batch)
         # what is called between recordings is of the whole batch, and they are of groups: these are taken one by one
-        apart = len(batch) > 1 and len(program.schedule.segments) > 1
+        apart = len(batch) > 1 and len(segments) > 1
+        if whole := (fresh & called if apart else set()): walk(program, batch, whole, steps, until=max(whole) + 1)
         for part in batch.pieces(GROUP_ROWS) if apart else [batch]:
             if steps.runs(batch, fresh): compare_run(program, part, fresh, steps)
             elif fresh: walk(program, part, fresh, steps, until=max(fresh) + 1)

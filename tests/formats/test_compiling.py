@@ -149,6 +149,34 @@ def test_a_kernel_from_elsewhere_is_named_by_all_that_it_is_made_of(tmp_path):
         (tmp_path / "mine" / name).write_text(OUTSIDE[name])
 
 
+HOLDING = {"a default": "def helper(number, by={}): return number + by",
+           "a default by name": "def helper(number, *, by={}): return number + by",
+           "a cell": "def make(by):\n    def inner(number): return number + by\n    return inner\nhelper = make({})",
+           "a cell of a cell": "def make(by):\n    def deep(number): return number + by\n"
+                               "    def inner(number): return deep(number)\n    return inner\nhelper = make({})",
+           "a table in a tuple": "TABLE = (1, (2, ({}, 3)))\ndef helper(number): return number + TABLE[1][1][0]",
+           "an array": "TABLE = np.array([1, {}])\ndef helper(number): return number + TABLE[1]",
+           "another module's": "def helper(number): return number + beside.WIDE"}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("what", HOLDING)
+def test_what_a_helper_holds_is_in_a_kernels_name(tmp_path, monkeypatch, what, wrapped):
+    """Whatever the source does not say, here what the environment does."""
+    value = "int(os.environ['WIDE'])"
+    source = f"import os\nimport numpy as np\nimport beside\nfrom types import SimpleNamespace\n{HOLDING[what]}\n"
+    if wrapped: source += "def plain(f): return SimpleNamespace(py_func=f)\nhelper = plain(helper)\n"
+    (tmp_path / "holding.py").write_text(source.replace("{}", value) + "def kernel(number): return helper(number)\n")
+    (tmp_path / "beside.py").write_text(f"import os\nWIDE = {value}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def named(wide):
+        monkeypatch.setenv("WIDE", wide)
+        for name in ("holding", "beside"): monkeypatch.delitem(sys.modules, name, raising=False)
+        return frozen.closure(import_module("holding").kernel)
+    assert named("5") == named("5") != named("6")
+
+
 @pytest.mark.parametrize("setting",
                          [("CPU_FEATURES", "+sse2"), ("CPU_NAME", "generic"), ("ENABLE_AVX", "0"), ("OPT", "1")])
 def test_other_settings_have_other_names(cache, setting):

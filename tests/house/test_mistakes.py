@@ -12,7 +12,12 @@ from formats.core.errors import InputError
 from opmatrix import (
     I,
     attention,
+    blocks,
+    col,
+    cols,
     dense,
+    diag,
+    diagonal,
     entrywise,
     exp,
     formula,
@@ -23,22 +28,30 @@ from opmatrix import (
     maximum,
     monoids,
     over,
+    patterns,
     product,
     prove,
     reciprocal,
+    relation,
     relu,
+    repeat,
     rmsnorm,
+    rotary,
+    row,
     share,
     sigmoid,
     softmax,
     softplus,
     symbol,
     tanh,
+    unit_length,
     weight,
 )
+from opmatrix import given as fields
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import each
 from opmatrix.program import Program
+from opmatrix.relations import Relation
 from rewrites import optimize
 from rewrites.law import SIMPLIFY, law, n, value
 
@@ -92,6 +105,60 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
 def test_a_mistake_is_one_message(write, says):
     with pytest.raises((TypeError, ValueError, AttributeError)) as error: write()
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [None, sum, max, 3, 0.5, [1], (), {}, np.eye(2), np.float32(1), np, abs, A, int,
+                                   lambda x, w: x * w, b"sum", "topk(0)"], ids=lambda given: str(given)[:20])
+def test_what_is_no_monoid_is_refused_where_it_is_written(given):
+    """What Python calls by the name of one has it named."""
+    for write in (lambda: over(I, given), lambda: formula(lambda x: product(x @ x.T, x, over=given))):
+        with pytest.raises(TypeError, match=r"^(over|product): .* no monoid") as error: write()
+        if given is sum or given is max: assert str(error.value).endswith(f"opmatrix.monoids.{given.__name__}")
+
+
+@pytest.mark.parametrize("given", [None, True, "x", [1], np.eye(2), relation("links", "T", "T"), sum, A, monoids.sum,
+                                   np], ids=lambda given: str(given)[:20])
+def test_what_is_no_pattern_is_refused_where_it_is_written(given):
+    for write in (lambda: attention(A, A, A, 1, given), lambda: grouped(A, A, A, 1, 1, given),
+                  lambda: formula(lambda x: product(x @ x.T, x, where=given))):
+        with pytest.raises(TypeError, match=r"^(attention|grouped|product): where=.* no pattern: give ") as error:
+            write()
+        assert "\n" not in str(error.value) and ("among(links)" in str(error.value)) == isinstance(given, Relation)
+
+
+@pytest.mark.parametrize("given", [None, "1", 2.0, 0.5, np.float64(2), [1], np.ones(1), True, abs],
+                         ids=lambda given: str(given)[:20])
+def test_what_is_no_whole_number_is_refused_where_it_is_written(given):
+    for write in (patterns.window, patterns.hubs, monoids.topk.__wrapped__, heads, repeat, lambda h: cols(h, 3),
+                  lambda h: rotary(h, 4), lambda h: rotary(4, h), lambda h: fields("tokens", h)):
+        with pytest.raises((TypeError, ValueError), match=r"whole number|relation") as error: write(given)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [None, "1", 0, -1.0, np.inf, np.nan, 10 ** 400, [1e-5], np.zeros(()), np.ones(2),
+                                   True], ids=lambda given: str(given)[:20])
+def test_what_is_no_small_number_is_refused_where_it_is_written(given):
+    for write in (layernorm, rmsnorm, unit_length):
+        with pytest.raises(InputError, match=rf"^{write.__name__}\(.*: give a number from ") as error: write(given)
+        assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("write, says", [
+    (lambda: diag(np.ones((2, 2))), "diag: (2, 2) is no row of numbers: a matrix is weight"),
+    (row, "row(): no parts: give"), (col, "col(): no parts: give"), (diagonal, "diagonal(): no parts: give"),
+    (lambda: blocks([[A], [A, A]]), "blocks: lines of 1, 2 blocks: give"), (lambda: blocks([]), "blocks: lines of no "),
+    (lambda: rotary(4, 3), "rotary: 3 columns: pairs of them turn"),
+    (lambda: rotary(4, 4, base=0.0), "rotary: base is 0.0: it must be a number above 0"),
+    (lambda: fields("features", 3), "given 'features': the fields of a batch are tokens, positions, kinds"),
+    (lambda: fields("tokens", -3), "given: n is -3: it must be a whole number from 1 on"),
+    (lambda: relation("my links", "T", "T"), "relation my links: T × T: 'my links' is no name of up to 40 letters"),
+    (lambda: relation("", "T", "T"), "relation : T × T: '' is no name"),
+    (lambda: relation("links", "T", "all nodes"), "relation links: T × all nodes: 'all nodes' is no name"),
+    (lambda: A([[1 + 2j, 0]]), "(weight([[1.0, -2.0], [3.0, 4.0]])) at x: x has numbers of type complex128"),
+    (lambda: A([["a", "b"]]), "(weight([[1.0, -2.0], [3.0, 4.0]])) at x: x has numbers of type <U1")])
+def test_parts_and_sizes_that_cannot_be_meant_are_refused(write, says):
+    with pytest.raises((TypeError, ValueError)) as error: write()
+    assert str(error.value).replace("weight(2×2: 1, -2, 3, …)", "weight([[1.0, -2.0], [3.0, 4.0]])").startswith(says)
 
 
 def test_a_law_says_what_its_variables_are():

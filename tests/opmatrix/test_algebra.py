@@ -277,7 +277,7 @@ def test_symbols_have_shapes_and_no_numbers(rng, data):
         (lambda Q: attention(I, I, I, 2, sequence), r"a size that is not known yet"),
         (lambda Q: weight(["a"]), r"not made of real numbers"),
         (lambda Q: product(relu), r"missing a required argument"),
-        (lambda Q: given("position", 7)(np.ones((2, 3))), r"given\('position', 7\) depends on the batch"),
+        (lambda Q: given("positions", 7)(np.ones((2, 3))), r"given\('positions', 7\) depends on the batch"),
     ],
 )
 def test_errors_say_what_where_and_which_axis(wrong, words, data):

@@ -84,15 +84,50 @@ def test_as_many_columns_turn_as_the_file_says():
         for turning in range(1, columns + 1): assert int(columns * turned_share(turning, columns)) == turning
 
 
+def renamed(kind):
+    """The keys of the small file for another architecture."""
+    return {"general.architecture": kind} | {name: None for name in ggufs.SAID if name.startswith("llama.")} | {
+        name.replace("llama", kind): value for name, value in ggufs.SAID.items() if name.startswith("llama.")}
+
+
+NORMED = {f"blk.{l}.attn_{part}_norm.weight": np.linspace(0.5, 1.5, 8) for l in range(2) for part in "qk"}
+
+
 @pytest.mark.parametrize("turning", [2, 4, 6])
 def test_some_columns_of_a_head_turn(tmp_path, turning):
-    made = open_model(write(tmp_path / "some.gguf", {"llama.rope.dimension_count": turning}))
+    """In files whose rows lie by halves; in a LLaMA's, whose rows lie in pairs, llama.cpp takes no such number."""
+    made = open_model(write(tmp_path / "some.gguf", renamed("qwen3") | {"qwen3.rope.dimension_count": turning}, NORMED))
     said = dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, hidden_size=32, num_hidden_layers=2)
-    w = {name: made.at(name).array.astype(np.float64) for name in map(ours, ggufs.shapes())}
+    w = {ours(name): array.astype(np.float64) for name, array in ggufs.arrays().items()}
+    w |= {f"layers.{l}.self_attn.{part}_norm.weight": np.linspace(0.5, 1.5, 8, dtype=np.float32).astype(float)
+          for l in range(2) for part in "qk"}
     turns = 300.0 ** (-np.arange(0, turning, 2) / turning)
     hidden = np.concatenate([plain.llama(said, w, one.tokens, frequencies=turns) for one in BATCH])
     scores = hidden @ w["embed_tokens.weight"].T
     np.testing.assert_allclose(dense(made.operator(), BATCH), scores, rtol=1e-10, atol=1e-11)
+
+
+LEFT_OUT = {                                                # what the model would be computed without, by architecture
+    "part of a head, whose rows lie in pairs": ("llama", {"rope.dimension_count": 4}, "dimension_count is 4: it must"),
+    "no least square": ("llama", {"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
+    "another norm's": ("qwen3", {"attention.layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05"),
+    "a window of some layers": ("qwen3", {"attention.sliding_window": 3}, "sliding_window is 3"),
+    "scores that are larger": ("qwen3", {"rope.scaling.attn_factor": 2.0}, "attn_factor is 2.0"),
+    "an older factor": ("llama", {"rope.scale_linear": 4.0}, "scale_linear is 4.0"),
+    "experts": ("qwen3", {"expert_used_count": 2}, "expert_used_count is 2"),
+    "both sides": ("qwen3", {"attention.causal": False}, "attention.causal is False"),
+    "a pooling": ("qwen3", {"pooling_type": 3}, "pooling_type is 3"),
+    "parts elsewhere": ("qwen3", {"/split.count": 2}, "split.count is 2"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_a_model_would_be_computed_without_is_refused(tmp_path, case):
+    kind, keys, words = LEFT_OUT[case]
+    said = renamed(kind) | {f"{kind}.{name}".replace(f"{kind}./", ""): value for name, value in keys.items()}
+    file = write(tmp_path / "some.gguf", said, NORMED if kind == "qwen3" else {})
+    with pytest.raises(InputError, match=rf"^{file}: .*{words}") as caught: open_model(file).operator()
+    assert "\n" not in str(caught.value)
 
 
 HALVES = {1: lambda x: x.astype("<f2"), 30: lambda x: (x.view("<u4") >> 16).astype("<u2")}
@@ -131,6 +166,15 @@ def test_the_tokenizer_merges_as_the_file_says(tmp_path):
     plainer = open_model(write(tmp_path / "other.gguf",
                                {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": True})).tokenizer()
     assert plainer.encode("the12").tokens.tolist() == [0, index("the"), index("12")]
+
+
+@pytest.mark.parametrize("rule", [None, "default"])
+def test_a_file_that_names_no_rule_cuts_words_as_llama_cpp_does(tmp_path, rule):
+    """Runs of signs, words, three digits at a time."""
+    tokenizer = open_model(write(tmp_path / "small.gguf", {"tokenizer.ggml.pre": rule})).tokenizer()
+    cut = [tokenizer.tokenizer.pre_tokenizer.pre_tokenize_str(words) for words in ("a 12345$=b", "it's  x!\n\n")]
+    assert [[word for word, _ in each] for each in cut] == [
+        ["a", "Ġ", "123", "45", "$=", "b"], ["it", "'", "s", "Ġ", "Ġx", "!", "ĊĊ"]]
 
 
 VOCABULARIES = {
@@ -219,14 +263,14 @@ DAMAGE = {
                                                                                        "that the model"),
     "a layer too many": (saying("llama.block_count", 1), r"the weights hold 'layers\.1\..*', which .* leaves out"),
     "a layer too few": (saying("llama.block_count", 3), r"tensor 'layers\.2\..*' is missing"),
-    "another width": (saying("llama.embedding_length", 64), "tensor 'token_embd.weight' is 40 × 32, but .* leads to 40 "
-                                                            "× 64"),
+    "another width": (partial(write, said={"llama.embedding_length": 64, "llama.attention.key_length": 8}),
+                      "tensor 'token_embd.weight' is 40 × 32, but .* leads to 40 × 64"),
     "turns of no columns": (saying("llama.rope.dimension_count", 0), "dimension_count is 0: it must be a whole number "
                                                                      "from 1 to 8"),
     "turns of more columns": (saying("llama.rope.dimension_count", 10), "dimension_count is 10: it must be"),
     "turns of part of a column": (saying("llama.rope.dimension_count", 4.0), "dimension_count is 4.0: it must be"),
     "turns in words": (saying("llama.rope.dimension_count", "all"), "dimension_count is 'all': it must be"),
-    "turns of an odd number": (saying("llama.rope.dimension_count", 7), "an even number of its columns turn, not 7"),
+    "turns of an odd number": (saying("llama.rope.dimension_count", 7), "dimension_count is 7: it must be 8"),
     "values of their own": (saying("llama.attention.value_length", 4), "value_length is 4: it must be 8"),
     "a factor in words": (saying("llama.rope.scaling.factor", "4"), "factor is '4': it must be a number"),
     "a negative factor": (saying("llama.rope.scaling.factor", -2.0), "factor is -2.0: it must be a number"),

@@ -67,6 +67,7 @@ def layernorm(x, eps):
 
 even = Pattern("even", lambda q, k: (q.position + k.position) % 2 == 0, reflexive=True)
 other_causal = Pattern("causal", lambda q, k: k.position < q.position)
+braced = Pattern("near{5}", lambda q, k: abs(q.position - k.position) < 5)
 EVERY_KIND = [
     om.given("memory", 8, "M"), om.given("memory", 8, "M", 3), W @ om.given("tokens", 9), om.given("members"),
     om.given(LINKS), om.I @ om.pick("last"), om.I @ om.pick(om.relation("backwards", "T", "T")),
@@ -77,13 +78,14 @@ EVERY_KIND = [
     *(om.attention(W, W, V, 2, where) for where in (
         om.everyone, om.sequence, om.causal & om.sequence, om.window(2) | om.hubs(1), om.scattered(3),
         om.mask([[1, 0], [1, 1]]), om.mask(np.tri(20), 3), om.mask(Data(np.tri(9), "tri")) & om.sequence,
-        om.coarse((om.window(1) | om.hubs(1)) & om.causal, 64), even, even & om.sequence, other_causal)),
+        om.coarse((om.window(1) | om.hubs(1)) & om.causal, 64), even, even & om.sequence, other_causal, braced)),
     W @ om.over(om.ones, om.softmax), om.over(W, om.monoids.topk(2).indices), W @ om.monoids.topk(3),
     W @ om.mean, W @ mean, W @ om.over(om.ones, softmax), W @ cubes,
     om.formula(lambda x: om.product(x, x.T @ x, over=cubes)),
     W @ halved @ om.share @ om.softplus @ om.reciprocal, W @ om.maximum,
     om.layernorm(0.5), layernorm(0.5), twice(W) @ twice(W, 3) @ twice(V, times=2.0), W @ named("relu", om.relu @ W),
-    W @ named("block", V @ om.relu), named("not a name", om.relu @ V), om.unit_length(), om.rmsnorm(1e-6),
+    W @ named("block", V @ om.relu),
+    W @ named("ﬁ", V @ om.tanh), named("not a name", om.relu @ V), om.unit_length(), om.rmsnorm(1e-6),
     om.rotary(5, 4), om.rotary(5, 2, rest=2), om.rotate(RNG.normal(size=(2, 2)).T, np.ones((2, 2))),
     W @ om.cols(1, 3), om.place(1, 5), om.diag(RNG.normal(size=30)), om.diag([1.0, -0.0]), om.zero, om.centre,
     W * -1.0, W * -1.0 * -1.0, W - (W - V), W - -W, (W - V) - W, -W @ -W, W * (W * W), W @ (W @ W), W + (W + W),
@@ -244,6 +246,14 @@ def test_random_latex_binds_as_the_term_does():
     for seed in range(150):
         term = generate.random_term(np.random.default_rng(seed))
         assert bound_as_meant(term), latex(term)
+
+
+@pytest.mark.parametrize("name", ["a{b", "a}b", "a\\b", "a^b", "a~b", "a%b", "a$b_#&", "a\nb"])
+def test_names_are_letters_to_latex(name):
+    """Whatever a name holds opens, closes and raises nothing there."""
+    said = latex(named(name, om.relu @ om.weight(RNG.normal(size=(4, 4)))))
+    inner = re.sub(r"\\([&%$#_{}])|\\(backslash|hat|sim)\{\}", "", said.removeprefix(r"\mathrm{").removesuffix("}"))
+    assert not set("{}\\^~%$#_&\n") & set(inner)
 
 
 def test_what_would_bind_wrongly_is_seen():

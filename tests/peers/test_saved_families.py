@@ -20,6 +20,7 @@ LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, inter
     families.Case("llama", LLAMA | dict(head_dim=20, attention_bias=True), 1, "LlamaForCausalLM", "bfloat16"),
     families.Case("distilbert", dict(dim=24, n_heads=3, hidden_dim=20), 2, "DistilBertModel", "float16"),
     families.Case("qwen3", LLAMA | dict(head_dim=16, tie_word_embeddings=True), 1, "Qwen3ForCausalLM", "float32"),
+    families.Case("pangu-alpha", dict(hidden_size=48, num_heads=3), 2, "GPTPanguForCausalLM", "bfloat16"),
     families.Case("openpangu", LLAMA, 1, "LlamaForCausalLM", "float32")], ids=lambda made: made.family)
 def test_what_transformers_saves_of_a_family_is_optimised_and_agrees(made, laws_known):
     (good, row), = families.ran(made, 0, [0.0])

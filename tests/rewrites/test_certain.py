@@ -32,12 +32,13 @@ from opmatrix.operators import (
 )
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.shapes import Shape, size
+from opmatrix.shapes import Shape, T, size
 from rewrites.law import INPUT, ROWS, array, k, n, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, chosen, enclose
 from rewrites.proofs.equations import Prover, prove
 from rewrites.proofs.laws import cancelling, values
+from rewrites.proofs.refute import refute
 
 EACH = pytest.mark.parametrize("each", cancelling.LAWS, ids=lambda law: law.name)
 PROVER = Prover(values.LAWS + cancelling.LAWS)
@@ -162,6 +163,23 @@ def test_exact_numbers_refute_what_cancels():
     assert prove((I * big + I) - I * big, I).verdict == "proved"
 
 
+SHAPES = [(4, 4), (4, 3), (None, None), (None, 4), (p, p), (p, q), (4, Shape(2, T, 4)), (p, Shape(1, T, T)),
+          (None, Shape(1, p, q))]
+OF_SHAPE = {(4, 4): ("linear", "entrywise", "constant", "positively_homogeneous"),
+            (None, None): ("linear", "entrywise", "maps_zero_to_zero"), (p, p): ("entrywise", "additive"),
+            (p, q): ("linear", "constant", "row_wise")}
+
+
+@pytest.mark.parametrize("into, out, fact", [(*each, fact) for each in SHAPES
+                                             for fact in (None, *OF_SHAPE.get(each, ()))])
+def test_two_symbols_are_two_operators(into, out, fact):
+    """Whatever is known of them: neither a refutation nor the judge of random pairs takes one for the other."""
+    a, b = (symbol(name, into, out, **({fact: True} if fact else {})) for name in "ab")
+    assert refute(a, b) is not None and proof_pairs.differ(*proof_pairs.drawn(a, b, 0))
+    if into == out and fact not in ("linear", "positively_homogeneous", "additive"):
+        assert refute(a @ b, b @ a) is not None, "nor one order for the other"
+
+
 # ---- intervals
 
 def test_intervals_hold_what_is_exact():
@@ -193,6 +211,18 @@ def test_functions_of_intervals_hold_those_of_their_numbers(name):
             assert all(held.low <= f(mpmath.mpf(at)) <= held.high for at in (low, low + 0.25, low + 0.5))
             point = FUNCTIONS[name](Between(low))
             assert point.high - point.low <= 1e-14 * max(1, abs(point.high))
+
+
+@pytest.mark.parametrize("name", ["exp", "expit", "tanh", "erf", "expm1", "exp2"])
+def test_functions_of_intervals_hold_at_the_ends_of_float64(name):
+    """Where their numbers are among the smallest that there are."""
+    import mpmath
+    named = dict(expit=lambda u: 1 / (1 + mpmath.exp(-u)), exp2=lambda u: mpmath.mpf(2) ** u)
+    f = named.get(name) or getattr(mpmath, name)
+    with mpmath.workdps(400):
+        for at in (-1100.0, -750.0, -744.5, -720.0, -705.0, -700.0, -699.5, -40.0, 5e-324, 1e-310, 40.0, 699.5):
+            held = FUNCTIONS[name](Between(at))
+            assert held.low <= f(mpmath.mpf(at)) <= held.high, at
 
 
 def test_what_is_not_told_is_not_decided():

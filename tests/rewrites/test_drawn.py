@@ -148,6 +148,20 @@ def test_a_layer_of_a_graph(quick, laws_known):
 def test_models_without_arrays(model, quick, laws_known): whole(model, BATCH)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_output_of_tokens_and_one_of_an_input(order, quick, laws_known):
+    """Whichever is first."""
+    named = {"entering": ENTERING @ relu, "tokens": weight(RNG.normal(size=(5, 3)))}
+    whole(dict([*named.items()][::order]), BATCH)
+
+
+def test_the_first_output_need_not_read_tokens(quick, laws_known):
+    """Tokens are drawn below what another one reads."""
+    table = weight(RNG.normal(size=(5, 64)))
+    whole({"positions": given("positions", 64) @ weight(RNG.normal(size=(64, 3))), "tokens": table},
+          Batch([[1, 2, 3], [4, 4]]))
+
+
 def test_a_table_that_one_step_gathers_from_twice(quick, laws_known):
     """By two fields, and two leaves with equal numbers."""
     numbers = np.random.default_rng(2).normal(size=(64, 64))

@@ -11,7 +11,6 @@ from test_certificate import once  # noqa: F401, laws are verified once a proces
 
 from formats import FORMATS
 from opmatrix.patterns import Batch
-from opmatrix.pipelines import embed
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.schedule import widen_arguments
@@ -67,6 +66,7 @@ def test_lengths_cross_what_kernels_declare(rng):
 def test_the_longest_is_all_positions_or_as_many_as_anybody_needs(rng, positions, timed, longest):
     found = lengths_of([attending(rng, positions, form="dense")], [Batch([np.zeros(timed, int)])])
     assert max(map(max, found)) == longest and (timed,) in found and (1,) in found
+    assert any(len(each) > 1 and each[-1] == longest for each in found)      # the longest behind another one
 
 
 def test_what_a_batch_alone_gives_is_not_made_longer(rng):
@@ -171,6 +171,22 @@ def test_rows_that_are_multiplied_together_are_looked_at_as_many_as_come(rng, ro
             verify_lengths(program, batches_at(lengths, SENTENCES), steps)
 
 
+@pytest.mark.parametrize("kernel", ["embed", "attention", "pool"])
+@pytest.mark.parametrize("lengths", [((1,), (150,), (150,) * 3), ((1,), (1400,), (1, 1400))], ids=["few", "long"])
+def test_a_fault_in_long_sentences_behind_another_is_found(rng, kernel, lengths):
+    """It shows in batches of several alone, where one that is not the first is long."""
+    declared, longest = KERNELS[kernel], max(map(max, lengths))
+    right = declared.function
+    def wrong(out, batch, **given):
+        right(out, batch=batch, **given)
+        last = np.arange(len(batch)) if len(out) == len(batch) else batch.starts[1:] - 1
+        out[last[1:][np.diff(batch.starts)[1:] >= longest]] *= np.float32(1.01)
+    with mock.patch.object(declared, "function", wrong), mock.patch.object(declared, "launches", False):
+        program = attending(rng, longest, "float32", "dense", pooled=True)
+        with pytest.raises(VerificationError, match=rf"= {kernel}\(.*is not what its kernel means"):
+            verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program]))
+
+
 def test_a_run_that_is_not_its_steps_at_some_length_is_found(monkeypatch, rng):
     program = attending(rng, 80)
     right = type(program.schedule).run
@@ -214,15 +230,18 @@ def test_a_certificate_of_before_has_the_lengths_of_its_inputs(kept, tmp_path):
     kept.replace(certificate=old).save(tmp_path / "program")
     program = Program.load(tmp_path / "program")
     assert "steps at other lengths" not in verdicts(program)
-    assert embed.longest_seen(program.meta["certificate"]) == 9
+    assert program.longest_verified == 9
 
 
-def test_a_longer_text_is_said_once(kept, caplog):
-    short, long = Batch([[1] * 130]), Batch([[1], [1] * 131])
+@pytest.mark.parametrize("run, longest", [(Program.run, 131), (Program.run_all, 132), (Program.vectors, 133)])
+def test_a_longer_text_is_said_once(rng, caplog, run, longest):
+    """However a program is run, on ids too; of many short texts nothing is said."""
+    short, long = Batch([[1] * 130] * 2), Batch([[1], [1] * longest])
+    program = certified(attending(rng, longest), {}, [SENTENCES], lengths=((1,), (130,)))
     with caplog.at_level(logging.WARNING):
-        for batch in (short, long, long): embed.mention_length(kept, batch)
-    assert [record.getMessage() for record in caplog.records if "131 tokens" in record.getMessage()] == [
-        record.getMessage() for record in caplog.records] and len(caplog.records) == 1
+        for batch in (short, long, long): run(program, batch)
+    [record] = caplog.records
+    assert f"a text of {longest} tokens" in record.getMessage() and "up to 130" in record.getMessage()
 
 
 def test_every_kernel_with_tiles_declares_them():

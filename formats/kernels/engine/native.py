@@ -22,6 +22,19 @@ class Nothing(metaclass=Inert):
     """In place of what only the process that compiles has."""
 
 
+class Kept:
+    """A function that is compiled elsewhere: nothing here, but what it holds is part of a kernel's name (frozen.py)."""
+
+    def __init__(self, function: Any) -> None: self.py_func = function
+    def __call__(self, *arguments: Any, **options: Any) -> Any: return Nothing
+    def __getattr__(self, name: str) -> Any: return getattr(Nothing, name)
+
+
+def keep(function: Any = None, **options: Any) -> Any:
+    """In place of numba's njit."""
+    return Kept(function) if callable(function) else keep
+
+
 if TYPE_CHECKING or COMPILES:
     import llvmlite.binding as llvm
     from llvmlite import ir
@@ -31,7 +44,8 @@ if TYPE_CHECKING or COMPILES:
     from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
     from numba.extending import intrinsic, lower_builtin, models, register_model
 else:
-    llvm = ir = carray = cfunc = njit = types = cgutils = get_or_insert_function = Nothing
+    njit = keep
+    llvm = ir = carray = cfunc = types = cgutils = get_or_insert_function = Nothing
     ConcreteTemplate = infer_global = signature = intrinsic = lower_builtin = models = register_model = Nothing
 
 __all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Nothing", "carray", "cfunc", "cgutils",
