@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.arrays import Floats, by_rows, readable, separate, writable
-from formats.core.epilogue import ROW_FIELDS, Epilogue
+from formats.core.epilogue import Epilogue
+from formats.core.stages import ROW_FIELDS
 
 from .format import Format
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from formats import FORMATS
 from formats.core.activations import TIMED
-from formats.core.epilogue import ROW_FIELDS, STAGES, VECTORS, Epilogue, EpilogueStage
+from formats.core.epilogue import Epilogue
 from formats.core.sizes import T, ceiling, p, size
+from formats.core.stages import ROW_FIELDS, STAGES, VECTORS, Stage
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -55,15 +56,15 @@ class Price:
     common: bool = True
 
 
-def staged(stage: EpilogueStage, x: np.ndarray) -> Epilogue:
+def staged(stage: type[Stage], x: np.ndarray) -> Epilogue:
     """An epilogue of this stage alone, for rows like these."""
     row = np.ones(x.shape[1], np.float32)
     given: dict[str, Any] = dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
     given |= {"activation": TIMED, "eps": 1e-6}
-    return Epilogue(**{field: given[field] for field in stage.fields})
+    return Epilogue(**{field: given[field] for field in stage.operands})
 
 
-def stage_cases(stage: EpilogueStage, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+def stage_cases(stage: type[Stage], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """A stage as a pass of its own; its epilogue is made anew for each call, as steps do."""
     from formats import kernels
     def call(x: np.ndarray, out: np.ndarray) -> Any: return kernels.pointwise(x, out, staged(stage, x))
@@ -73,12 +74,12 @@ def stage_cases(stage: EpilogueStage, grid: "Grid", numbers: "Numbers") -> Itera
 EPILOGUE = {stage.price: stage for stage in STAGES}         # by price; of two stages of one price the later is timed
 
 
-def riding(stage: EpilogueStage) -> Price:
+def riding(stage: type[Stage]) -> Price:
     """A stage behind a product."""
     return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=stage.reads * T * p), rides=True)
 
 
-def passing(stage: EpilogueStage) -> Price:
+def passing(stage: type[Stage]) -> Price:
     """A stage as a pass of its own."""
     return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p),
                  partial(stage_cases, stage))

@@ -1,6 +1,7 @@
 """How far a kernel may be from its meaning on the same operands: one bound for each kernel of the runtime, entry by
 entry, for any order of summation (Higham 2002, sections 3.1 to 3.5). Sums and products of terms cost γ_n |A| |B|; what
 follows carries that error through its derivative."""
+from dataclasses import fields
 from itertools import pairwise
 from types import SimpleNamespace as Arguments
 from typing import Any
@@ -19,12 +20,12 @@ BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat1
                                                             # each
 FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
 TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
-PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
 def epilogue(a: Arguments) -> Epilogue:
     """What the kernel does after its product."""
-    return Epilogue(**{part: value for part in PARTS if (value := getattr(a, part, None)) is not None})
+    parts = (part.name for part in fields(Epilogue))
+    return Epilogue(**{part: value for part in parts if (value := getattr(a, part, None)) is not None})
 
 
 def linear(a: Arguments) -> Bound:

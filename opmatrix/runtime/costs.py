@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace as Bound
 from typing import Any
 
-from formats.core.epilogue import present
 from formats.core.reductions import PICKS
+from formats.core.stages import asked
 from formats.machine.prices import NARROW_SUFFIX
 from opmatrix.extents import WHOLE, Extents, Pairs, S, T, entries, pairs
 from opmatrix.relations import Relation, parse_relation
@@ -65,8 +65,7 @@ def behind(stages: Any, rounds: bool) -> list[str]:
 
 def stages(a: Bound) -> list[str]:
     """The prices of the stages of an epilogue that a kernel is given."""
-    return present([name for name, value in vars(a).items()
-                    if not (value is None or (isinstance(value, str) and not value))])
+    return [stage.price for stage in asked(a)]
 
 
 def linear(a: Bound, out: Rows, extents: Extents) -> Costs:

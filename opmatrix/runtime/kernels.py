@@ -13,6 +13,7 @@ from formats import kernels as compiled
 from formats.core.epilogue import EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
 from formats.core.sizes import S, T, n, p
+from formats.core.stages import reference
 from formats.machine.prices import LATER, PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.pattern_text import parse
@@ -48,7 +49,7 @@ def kernel(**readings: Any):
 
 # ---- rows
 
-@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), bound=bounds.linear,
+@kernel(gives=shapes.product, means=lambda a: reference(a.x @ a.weight, a), bound=bounds.linear,
         cost=costs.linear,
         launches=True, reads=meanings.multiplied, room=shapes.between, borders=lambda a: a.weight.borders())
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
@@ -58,7 +59,7 @@ def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), bound=bounds.pointwise, cost=costs.pointwise,
+@kernel(gives=shapes.along, means=lambda a: reference(a.x, a), bound=bounds.pointwise, cost=costs.pointwise,
         launches=True, over="x")
 def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: Rows = None, gain: Vector = None,
               shift: Vector = None, *, activation: Activation = "", eps: Eps = None, norm: Norm = "layer") -> Rows:
@@ -83,7 +84,7 @@ def columns(name: str) -> Price:
                  partial(cases.columns, form))
 
 
-@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), bound=bounds.embed,
+@kernel(gives=shapes.summed, means=lambda a: reference(meanings.chosen(a), a), bound=bounds.embed,
         cost=costs.embed,
         launches=True, fields=shapes.chosen,
         prices={"gather": Price(PASS, lambda tile: Work(moved=2 * T * p), cases.gather),

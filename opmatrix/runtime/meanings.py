@@ -7,27 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.activations import COMPILED
+from formats.core.stages import reference
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Pattern
 from opmatrix.relations import parse_relation
 from opmatrix.runtime.shape_rules import turned_tables
 
 Exact = NDArray[np.float64]
-
-
-def ending(y: Exact, a: Bound) -> Exact:
-    """An epilogue's parts, those that the kernel has, in their order."""
-    given = {name: value for name, value in vars(a).items() if value is not None}
-    if "bias" in given: y = y + a.bias
-    if given.get("activation"): y = COMPILED[a.activation].function(y)
-    if "times" in given: y = y * a.times
-    if "residual" in given: y = y + a.residual
-    if "eps" in given:
-        if a.norm == "layer": y = y - y.mean(1, keepdims=True)
-        y = y / np.sqrt(np.square(y).mean(1, keepdims=True) + a.eps)
-    if "gain" in given: y = y * a.gain
-    return y + a.shift if "shift" in given else y
 
 
 def multiplied(a: Bound) -> dict[str, Any]:
@@ -64,7 +50,7 @@ def rotated(a: Bound) -> Exact:
 
 def each_head(a: Bound) -> Exact:
     """The epilogue of each head by itself."""
-    return ending(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
+    return reference(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
 
 
 def sentences(batch: Any) -> Iterator[slice]:

@@ -3,6 +3,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats.core.sizes import size
+from formats.core.stages import ROW_FIELDS, VECTORS
 from opmatrix.extents import S, T
 from opmatrix.patterns import FIELDS
 from opmatrix.relations import parse_relation
@@ -20,9 +21,9 @@ def packed(what: str, value: Rows) -> None:
 
 def after(a: Bound, cols: int) -> Rows:
     """An epilogue keeps the shape: its vectors have one number a column, its residual the same columns."""
-    for name in ("bias", "gain", "shift"):
+    for name in VECTORS:
         if (vector := getattr(a, name, None)) is not None: same(name, vector.shape, (cols,))
-    for name in ("times", "residual"):
+    for name in ROW_FIELDS:
         if (rows := getattr(a, name, None)) is not None:
             same(f"{name} columns", rows.cols, cols)
     return Rows(cols)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.epilogue import present
+from formats.core.stages import STAGES as FUSED
 from opmatrix.data import Data, Promised
 from opmatrix.operators import weight
 from opmatrix.term import Operator
@@ -139,7 +139,8 @@ class Lowering:
         """The stages that follow on the product of a use."""
         if self.like is not None:
             return self.like.epilogues
-        return {use: present(call.implementation.variables) for cls, call in self.calls
+        return {use: [stage.price for stage in FUSED if stage.operands.keys() & call.implementation.variables]
+                for cls, call in self.calls
                 for use in self.children(cls, call)[1]}
 
     @cached_property

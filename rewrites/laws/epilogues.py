@@ -7,7 +7,7 @@ from functools import cache, reduce
 from operator import add, or_
 from typing import Any
 
-from formats.core.epilogue import STAGES as FUSED
+from formats.core.stages import STAGES as FUSED
 from opmatrix.operators import I, layernorm, rmsnorm, total
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import Operator
@@ -27,7 +27,7 @@ from rewrites.law import (
 )
 from rewrites.laws.kernel_law import Implementation
 
-FIELDS = [field for stage in FUSED for field in stage.fields]       # operands of epilogues, as kernels come to them
+FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, as kernels come to them
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
 Rows = varying[p]                                           # what a stage is applied to, in one head or several
 

@@ -22,7 +22,6 @@ DOWNSCALE = 2.0 ** -100                                      # brings numbers up
 apply, apply_rows, activate = calling(8), calling(3), calling(4)
 TOGETHER = 4096                                              # numbers of rows that lie in the first cache from one
                                                              # stage to the next
-EPILOGUE_FIELDS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
 @njit(forceinline=True, fastmath=FAST, **HELPER)
@@ -179,9 +178,10 @@ def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = Fa
     before is no more exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
     epilogue.check(*out.shape, "out", out)
-    bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in EPILOGUE_FIELDS)
-    beside, across = (0 if rows is None else step(rows) for rows in (times, residual))
-    normal = 0 if eps is None else 1 if norm == "layer" else 2
-    return make_record([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
-                      (ROUGH if rough else PASSES)[activation].address if activation else 0, address(times), beside,
-                      address(residual), across, normal, address(gain), address(shift), eps or 0.0)], EPILOGUE)
+    e = epilogue
+    beside, across = (0 if rows is None else step(rows) for rows in (e.times, e.residual))
+    normal = 0 if e.eps is None else 1 if e.norm == "layer" else 2
+    return make_record([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(e.bias),
+                      (ROUGH if rough else PASSES)[e.activation].address if e.activation else 0, address(e.times),
+                      beside, address(e.residual), across, normal, address(e.gain), address(e.shift), e.eps or 0.0)],
+                      EPILOGUE)
