@@ -3,6 +3,7 @@ at the address y, step bytes from one to the next: compiled when an epilogue fir
 import numpy as np
 
 from formats.core.activations import COMPILED, TIMED, Activation
+from formats.kernels.engine import maths
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import floats
@@ -51,12 +52,13 @@ BY_NUMBER = "relu_of", "square_of", "rsqrt_of"               # of single numbers
 
 
 def pass_of(declared: Activation, name: str, code: str) -> Function:
-    """The pass by the function of this module that a record names; TypeError where there is none."""
-    if code not in globals():
+    """The pass by the function that a record names, of this module or of maths; TypeError where there is none."""
+    of = globals().get(code) or getattr(maths, code, None)
+    if of is None:
         raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code}: write it "
                         "there, or leave it out of the record, and it runs as a term")
     each = each_number if code in BY_NUMBER else each_vector
-    return passing(name, globals()[code], each, rare=declared.name != TIMED)
+    return passing(name, of, each, rare=declared.name != TIMED)
 
 
 PASSES = {name: pass_of(each, name, each.vector) for name, each in COMPILED.items()}
