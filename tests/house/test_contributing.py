@@ -115,8 +115,3 @@ def test_commands_are_those_of_ci():
     assert len(commands) == 3 and commands[0][0] == "pip" and "'.[test]'" in commands[0] and "'.[test]'" in ci
     assert commands[1] == ["pytest"] and commands[2] == ["ruff", "check", ".", "&&",
                                                          "mypy"] and "ruff check . && mypy" in ci
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", TEXT))
-def test_links_lead_somewhere(target):
-    assert (ROOT / target).exists()
