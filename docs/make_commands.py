@@ -35,7 +35,7 @@ EXAMPLES = {                                                # command -> lines t
                  "opmatrix evaluate smollm2 --text text.txt --tokens 512"],
     "doctor": ["opmatrix doctor --json machine.json"],
     "laws": ["opmatrix laws --kind value"],
-    "explain": ["opmatrix explain minilm.opmatrix --full"],
+    "explain": ["opmatrix explain minilm.opmatrix/front/1 --full"],
     "profile": ["opmatrix profile minilm.opmatrix --tokens 16"],
     "verify": ["opmatrix verify minilm.opmatrix --model minilm"],
     "spectrum": ["opmatrix spectrum minilm"]}

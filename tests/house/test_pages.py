@@ -90,7 +90,7 @@ COMMANDS = typer.main.get_command(app).commands
 PAIRS = 'the bank,a bank,4.5\n"the river, dry",river,3.0\na,of,0.25\nruns,the river runs,3.0\n'
 TEXT = "the bird the\ncat 12 the\nthe fish the\n12 3 dog\n"
 SMALL = {"minilm": "./minilm", "minilm/config.json": "./minilm/config.json", "smollm2": "./smollm2.gguf",
-         "128": "8", "0.7:1x16,0.3:8x128": "0.7:1x8,0.3:2x16", "a sentence": "the river", "another": "a bank"}
+         "128": "8", "0.7:1x16,0.3:8x128": "0.7:1x8,0.3:2x16", "a sentence": "the river", "another": "a bank", "the capital of France is": "the bird"}
 
 
 def asked(line):
@@ -132,6 +132,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
                    "rewrites.command.profile"):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)
+    monkeypatch.setattr("rewrites.front.results.tell_steps", lambda point, result: "its steps")
     monkeypatch.setattr("rewrites.command.calibrate.calibrate_machine", lambda report: "calibrated")
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})
