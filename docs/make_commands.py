@@ -16,11 +16,12 @@ its section.
 
 `MODEL` is `minilm`, `smollm2`, or one of these:
 
-- a directory with `config.json`, `model.safetensors` (or its shards) and `tokenizer.json`, as transformers' `save_pretrained` writes it:
-  BERT, RoBERTa, DistilBERT, GPT-2, LLaMA, Mistral, Qwen2, Qwen3, openPangu-Embedded; Pangu-alpha by the names of its PyTorch port;
+- a directory with `config.json`, `model.safetensors` (or its shards) and `tokenizer.json`, as transformers'
+  `save_pretrained` writes it: BERT, RoBERTa, DistilBERT, GPT-2, LLaMA, Mistral, Qwen2, Qwen3, openPangu-Embedded;
+  Pangu-alpha by the names of its PyTorch port;
 - a GGUF file of a LLaMA, Qwen2 or Qwen3;
-- `org/name@revision` of the Hugging Face hub, where huggingface_hub is installed (`pip install '.[hub]'`): its config, safetensors and
-  tokenizer, never code.
+- `org/name@revision` of the Hugging Face hub, where huggingface_hub is installed (`pip install '.[hub]'`): its config,
+  safetensors and tokenizer, never code.
 
 `DIR` is a directory that `opmatrix optimize` wrote, or one of its `front/N`. What ends with which status:
 [guide/trust.md](guide/trust.md#errors)."""
@@ -76,7 +77,8 @@ def section(name: str, command: Any, types: dict[str, Any]) -> str:
     """Its help, examples, arguments and options."""
     taken = [(each, metavar(each, types[each.name])) for each in command.params]
     usage = " ".join(["opmatrix", name, *(takes for each, takes in taken if is_argument(each))])
-    parts = [f"## {name}", f"`{usage} [OPTIONS]`", broken(words(command.help)), "\n".join(["```", *EXAMPLES[name], "```"])]
+    shown = "\n".join(["```", *EXAMPLES[name], "```"])
+    parts = [f"## {name}", f"`{usage} [OPTIONS]`", broken(words(command.help)), shown]
     if name in BESIDE: parts.append(broken(BESIDE[name]))
     return "\n\n".join([*parts, "\n".join(entry(*each) for each in taken)]).rstrip()
 

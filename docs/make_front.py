@@ -2,8 +2,8 @@
 
     python docs/make_front.py minilm.opmatrix/report.json
 
-Each program by milliseconds (across) and megabytes (up), both logarithmic: a ring where it was predicted, a dot where it
-was measured, its error beside it. The chosen program is a star. The same report gives the same file."""
+Each program by milliseconds (across) and megabytes (up), both logarithmic: a ring where it was predicted, a dot where
+it was measured, its error beside it. The chosen program is a star. The same report gives the same file."""
 import json
 import sys
 from collections.abc import Iterator
@@ -54,8 +54,8 @@ def programs(report: dict[str, Any]) -> list[Shown]:
 
 
 def shown(point: dict[str, Any], label: str, chosen: bool) -> Shown:
-    predicted, measured = ((1e3 * point[f"{kind}_s"], point[f"{kind}_bytes"] / 1e6) for kind in ("predicted", "measured"))
-    return Shown(predicted, measured, label, chosen)
+    places = [(1e3 * point[f"{how}_s"], point[f"{how}_bytes"] / 1e6) for how in ("predicted", "measured")]
+    return Shown(*places, label, chosen)
 
 
 def picture(report: dict[str, Any]) -> str:

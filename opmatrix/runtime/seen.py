@@ -1,5 +1,5 @@
-"""What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask that
-its kernel reads, and the fields of an interpreted term."""
+"""What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask
+that its kernel reads, and the fields of an interpreted term."""
 import json
 from types import SimpleNamespace as Bound
 from typing import Any

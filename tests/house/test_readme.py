@@ -25,7 +25,8 @@ def test_the_four_lines(optimized, tmp_path, monkeypatch):
     """What they optimise is the small model of the one run that tests share."""
     [block] = re.findall(r"^```python notest\n(.*?)^```$", README, re.M | re.S)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rewrites.run.optimize", lambda model, error: {("minilm", 0.02): optimized.result}[model, error])
+    results = {("minilm", 0.02): optimized.result}
+    monkeypatch.setattr("rewrites.run.optimize", lambda model, error: results[model, error])
     exec(block.replace("a sentence", "the river").replace("another", "a bank"), {})
     assert (tmp_path / "fast").is_dir()
 
