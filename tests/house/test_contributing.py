@@ -10,6 +10,7 @@ import pytest
 from children import ROOT
 
 from formats import FORMATS
+from formats.core.activations import ACTIVATIONS
 from formats.machine.datasheets import FILE, datasheets
 from opmatrix.models import FAMILIES
 from opmatrix.monoids import MONOIDS
@@ -35,8 +36,9 @@ DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
             "property": [source(each.sides) for each in PROPERTIES.values()],
             "family of models": [source(each) for each in FAMILIES.values()],
             "kernel": [source(each.function) for each in KERNELS.values()],
-            "activation or other node kind": [source(each.body) for each in KINDS.values()
-                                             if each.body.__module__.startswith("opmatrix.")],
+            "activation": [source(each.function) for each in ACTIVATIONS.values()],
+            "function or other node kind": [source(each.body) for each in KINDS.values()
+                                            if each.body.__module__.startswith("opmatrix.")],
             "monoid": [source(each) for each in MONOIDS if "." not in each.__name__],      # a finish is its monoid's
             "attention pattern": [*(source(each.sees) for each in NAMED_PATTERNS.values()),
                                   *(source(each) for each in NUMBERED_PATTERNS.values())],
@@ -57,9 +59,10 @@ def test_what_there_is_lies_where_it_says(what):
     assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "add_a_kernel"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ("add_a_kernel", "add_an_activation")], ids=lambda page: page.stem)
 def test_a_recipe_runs(page, tmp_path):
-    """In a process of its own, from a file as a user has it; the kernel's is tests/house/test_add_a_kernel.py."""
+    """In a process of its own, from a file as a user has it; two have tests of their own, test_add_a_kernel.py and
+    test_add_an_activation.py."""
     script = tmp_path / "added.py"
     blocks = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S))
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{blocks}", "utf-8")

@@ -26,7 +26,7 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in PAGES}
 GUIDES = [name for name in TEXTS if name.startswith("docs/guide/")]
 SHORT = ["README.md", "docs/commands.md", "docs/results.md", "docs/add_a_command.md", "docs/add_a_monoid.md",
-         "docs/add_a_pattern.md", "docs/add_an_activation.md", *GUIDES]
+         "docs/add_a_pattern.md", "docs/add_a_function.md", "docs/add_an_activation.md", *GUIDES]
 FENCED = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 
 
