@@ -24,6 +24,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 ROW = r"^\| an? ([\w ]+) \| `([\w/.]+)` \| \[[\w/.]+\]\(([\w/.]+)\) \|$"
 ROWS = {what: (place, page) for what, place, page in re.findall(ROW, TEXT, re.M)}
 PAGES = sorted((ROOT / "docs").glob("add_a*_*.md"))
+TESTED = "add_a_kernel", "add_an_activation"                # in files of their own
 
 
 def source(thing):
@@ -59,10 +60,9 @@ def test_what_there_is_lies_where_it_says(what):
     assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in ("add_a_kernel", "add_an_activation")], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in TESTED], ids=lambda page: page.stem)
 def test_a_recipe_runs(page, tmp_path):
-    """In a process of its own, from a file as a user has it; two have tests of their own, test_add_a_kernel.py and
-    test_add_an_activation.py."""
+    """In a process of its own, from a file as a user has it."""
     script = tmp_path / "added.py"
     blocks = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S))
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{blocks}", "utf-8")
