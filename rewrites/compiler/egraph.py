@@ -149,7 +149,7 @@ class Engines(threading.local):
     def __init__(self) -> None: self.by_number, self.whose = dict[int, Any](), object()
 
 
-ENGINES, NUMBERS = Engines(), itertools.count()
+ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
 GONE = set[int]()                                           # the numbers of engines that nobody has any more
 
 
@@ -159,7 +159,7 @@ class Engine:
 
     def __init__(self) -> None:
         from egglog.bindings import EGraph
-        self.number = next(NUMBERS)
+        self.number = next(ENGINE_NUMBERS)
         finalize(self, leave, self.number).atexit = False
         leave()
         ENGINES.by_number[self.number] = EGraph()
