@@ -1,13 +1,15 @@
 """Kernels that are wrong beyond a threshold alone: which does `verify` of a saved program find, which `optimize`?
 
-    python benchmarks/planted.py [--count 60] [--positions 300] [--model DIR] [--seed 0] [--csv OUT]
+    python benchmarks/planted.py [--count 60] [--family bert|gpt2|llama] [--positions 300] [--model DIR]
+                                 [--number-type int8] [--seed 0] [--csv OUT]
 
 Faults are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
-wrong scale, wrong bits; of products, attention in float32 and in bfloat16, pooling and embeddings. Each appears only in
-sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list. The model is a
-random BERT of so many positions, or one of your own; its front is made once without faults, and its programs are
-verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with every tenth fault all
-of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
+wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling, embeddings. Each
+appears only in sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list.
+The model is a random one of a family, of so many positions, or one of your own; its front is made once without faults,
+and its programs are verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with
+every tenth fault all of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
+import json
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -21,6 +23,11 @@ from command import Figure, Parser, concluded, count, folder, say, tabled, takes
 
 WORDS = "the bank of river runs dry a ? . bank river runs of the dry".split()
 WHOLE = 10                                                  # of so many faults one is met by all of `optimize`
+FAMILIES = {                                                # of one layer
+    "bert": dict(hidden_size=64, intermediate_size=128, num_attention_heads=2, num_hidden_layers=1),
+    "gpt2": dict(vocab_size=41, n_embd=64, n_layer=1, n_head=2),
+    "llama": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
+                  num_hidden_layers=1)}
 COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
 
 
@@ -37,11 +44,14 @@ def main() -> int:
     parser.add_argument("--count", type=count, default=60)
     parser.add_argument("--positions", type=count, default=300)
     parser.add_argument("--model", type=folder, help="a checkpoint")
+    parser.add_argument("--family", choices=FAMILIES, default="bert")
+    parser.add_argument("--number-type", choices=("float32", "bf16", "int8", "int4"), default="int8")
     parser.add_argument("--seed", type=whole, default=0)
     given = parser.parse_args()
     takes(30 + 5 * given.count)
     with tempfile.TemporaryDirectory() as place:
-        found = judged(Path(place), given.model, given.positions, given.count, given.seed)
+        model = given.model or written(Path(place, "model"), given.family, given.positions)
+        found = judged(Path(place), model, given.number_type, given.count, given.seed)
     rows = table(found)
     for row in rows: print(" ".join(f"{cell!s:>9}" for cell in row))
     tabled(given.csv, rows)
@@ -60,15 +70,29 @@ def table(found: list[Found]) -> list[tuple]:
     return [COLUMNS, *((kind, *(row[column] for column in COLUMNS[1:])) for kind, row in counted.items())]
 
 
-def judged(place: Path, model: Path | None, positions: int, count: int, seed: int) -> list[Found]:
+def written(place: Path, family: str, positions: int) -> Path:
+    """A checkpoint of random numbers."""
+    from checkpoints import safetensors, write, write_tokenizer
+    from random_models import random_weights
+
+    from opmatrix.models import build
+    if family == "bert": return write(place, **FAMILIES[family], max_position_embeddings=positions)
+    limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    config = FAMILIES[family] | {"model_type": family, limit: positions}
+    build(config, numbers := random_weights(config, np.random.default_rng(0)))
+    place.mkdir()
+    place.joinpath("config.json").write_text(json.dumps(config))
+    safetensors(place / "model.safetensors", {name: data.array for name, data in numbers.made.items()})
+    write_tokenizer(place / "tokenizer.json")
+    return place
+
+
+def judged(place: Path, model: Path, number_type: str, count: int, seed: int) -> list[Found]:
     """What becomes of so many faults."""
     import wrong_kernels
-    from checkpoints import write
 
     from opmatrix.program import Program
-    model = model or write(place / "model", hidden_size=64, intermediate_size=128, num_attention_heads=2,
-                           num_hidden_layers=1, max_position_embeddings=positions)
-    run = front(model)
+    run = front(model, number_type)
     kernels, longest = kernels_of([point.program for point in run.points]), max(map(max, run.points[0].lengths))
     places = [place / f"{at}" for at in range(len(run.points))]
     for each, point in zip(places, run.points, strict=True): point.program.save(each)
@@ -78,14 +102,14 @@ def judged(place: Path, model: Path | None, positions: int, count: int, seed: in
             programs = [Program.load(each) for each in places]
             names = [checked(program) for program in programs if has(program, fault)]
             short = all("steps within bounds" in each for each in names)
-            ended = refused(lambda: verified_anew(run)) and (at % WHOLE or refused(lambda: front(model)))
+            ended = refused(lambda: verified_anew(run)) and (at % WHOLE or refused(lambda: front(model, number_type)))
             found.append(Found(fault.kind, short, all(map(bool, names)), bool(ended)))
         if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
         elif len(found) % 10 == 0: say(f"{len(found)} of {count}")
     return found
 
 
-def front(model: Path):
+def front(model: Path, number_type: str):
     """The run of `optimize` within 5 %, with its programs verified; laws and their graphs are verified elsewhere."""
     import standin
     from pytest import MonkeyPatch
@@ -98,7 +122,8 @@ def front(model: Path):
         patch.setattr(run.Run, "measure", lambda self, *given: (runs.append(self), measure(self, *given))[1])
         text = Path(place, "lines.txt")
         text.write_text("\n".join(" ".join(rng.choice(WORDS, rng.integers(3, 20))) for _ in range(80)))
-        run.optimize(str(model), error=0.05, text=str(text), tokens=60, machine=standin.machine(), rounds=1)
+        run.optimize(str(model), error=0.05, text=str(text), tokens=60, number_type=number_type,
+                     machine=standin.machine(), rounds=1)
     return runs[0]
 
 

@@ -75,6 +75,25 @@ def larger_rows(right, beyond, place, out, x, **given):
     right(out, x=more, **given)
 
 
+def larger_result(right, beyond, place, out, **given):
+    """Rows come out 1 % too large."""
+    right(out, **given)
+    out[beyond:] *= LARGER
+
+
+def unturned_head(right, beyond, place, out, x, **given):
+    """A head of each row stays as it is."""
+    before = x.copy()
+    right(out, x=x, **given)
+    if len(out) == len(x): out[beyond:, place % x.shape[1]] = before[beyond:, place % x.shape[1]]
+
+
+def lost_result(right, beyond, place, out, x, **given):
+    """The last row comes out as 0."""
+    right(out, x=x, **given)
+    if beyond < len(out): out[-1] = 0
+
+
 def flip_bits(right, beyond, place, out, **given):
     """The highest bits of a column's mantissas are the opposite."""
     right(out, **given)
@@ -105,13 +124,14 @@ def of_sequences(change) -> Planted:
 
 
 def lost_key(right, beyond, place, out, batch, q, k, v, **given):
-    """The last key is seen by itself alone."""
+    """The last key is seen by itself alone; where nobody else sees that, the first."""
     right(out, batch=batch, q=q, k=k, v=v, **given)
+    others = slice(1, None) if "causal" in given["where"] else slice(None, -1)
     for rows, alone in longer(batch, max(beyond, 1)):
-        less, fewer = np.empty(out[rows][:-1].shape, np.float32), Batch([alone.tokens[:-1]])
-        right(less, batch=fewer, **{name: each[rows][:-1].copy() for name, each in zip("qkv", (q, k, v), strict=True)},
-              **given)
-        out[rows][:-1] = less
+        less, fewer = np.empty(out[rows][others].shape, np.float32), Batch([alone.tokens[others]])
+        right(less, batch=fewer,
+              **{name: each[rows][others].copy() for name, each in zip("qkv", (q, k, v), strict=True)}, **given)
+        out[rows][others] = less
 
 
 def lost_feature(operands, place):
@@ -147,6 +167,12 @@ def scaled(operands, place):
     operands["q"] *= np.float32(SCALED)
 
 
+def lost_end(right, beyond, place, out, batch, **given):
+    """The last row of a longer sequence comes out as 0."""
+    right(out, batch=batch, **given)
+    for rows, _ in longer(batch, beyond): out[rows.stop - 1] = 0
+
+
 def lost_row_of_text(right, beyond, place, out, batch, x, **given):
     """The last row of a longer sequence counts as 0."""
     less = x.copy()
@@ -161,7 +187,11 @@ FAULTS: dict[tuple[str, str], Planted] = {
     ("row", "attention"): of_sequences(lost_query), ("head", "attention"): of_sequences(other_head),
     ("group", "attention"): of_sequences(lost_block), ("tail", "attention"): of_sequences(lost_keys),
     ("scale", "attention"): of_sequences(scaled), ("bits", "attention"): flip_bits,
-    ("row", "pool"): lost_row_of_text, ("bits", "embed"): flip_bits}
+    ("input", "pointwise"): lost_input, ("group", "pointwise"): lost_group, ("row", "pointwise"): lost_row,
+    ("tail", "pointwise"): lost_tail, ("scale", "pointwise"): larger_result, ("bits", "pointwise"): flip_bits,
+    ("row", "rotate"): lost_result, ("head", "rotate"): unturned_head, ("scale", "rotate"): larger_result,
+    ("bits", "rotate"): flip_bits, ("row", "pool"): lost_row_of_text,
+    ("row", "embed"): lost_end, ("scale", "embed"): larger_result, ("bits", "embed"): flip_bits}
 KINDS = [*dict.fromkeys(kind for kind, _ in FAULTS)]
 
 

@@ -150,9 +150,13 @@ def why(directory: Path, error: Exception) -> str:
     return " ".join(told.split())
 
 
-@cache
-def say(line: str) -> None:
-    """A line for the user, once a process: on standard error, unless whoever embeds this package set up logging
-    otherwise."""
+def tell(line: str) -> None:
+    """A line for the user: on standard error, unless whoever embeds this package set up logging otherwise."""
     import logging
     logging.getLogger("opmatrix").warning("opmatrix: %s", line)
+
+
+@cache
+def say(line: str) -> None:
+    """The same, once a process."""
+    tell(line)

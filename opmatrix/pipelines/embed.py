@@ -14,7 +14,7 @@ import numpy as np
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
-from formats.disk.cache import say
+from formats.disk.cache import tell
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.display.progress import Line
 from opmatrix.patterns import Batch
@@ -74,8 +74,8 @@ def mention_length(program: "Program", batch: Batch) -> None:
     if (seen := program.longest_verified) is None or batch.rows <= seen or program in MENTIONED: return
     if (longest := int(np.diff(batch.starts).max())) > seen:
         MENTIONED.add(program)
-        say(f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
-            f"stated: make it anew for such texts (optimize --tokens {longest})")
+        tell(f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
+             f"stated: make it anew for such texts (optimize --tokens {longest})")
 
 
 def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,

@@ -1,10 +1,13 @@
 """The e-graph: kinds and laws as egglog text, saturated in phases, read back in bulk with freeze()."""
+import itertools
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
+from weakref import finalize
 
 from opmatrix.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
@@ -139,11 +142,46 @@ def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> O
         return None
 
 
+class Engines(threading.local):
+    """The engines of a thread, by number; all go with it. `whose` is another for every thread: what holds an engine and
+    is remembered, is remembered for it."""
+
+    def __init__(self) -> None: self.by_number, self.whose = dict[int, Any](), object()
+
+
+ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
+GONE = set[int]()                                           # the numbers of engines that nobody has any more
+
+
+class Engine:
+    """An egglog engine, used and dropped by the thread that made it alone, as the binding needs: whichever thread
+    collects the last that has this says so, and its own thread drops it at once, or when it makes the next one."""
+
+    def __init__(self) -> None:
+        from egglog.bindings import EGraph
+        self.number = next(ENGINE_NUMBERS)
+        finalize(self, leave, self.number).atexit = False
+        leave()
+        ENGINES.by_number[self.number] = EGraph()
+
+    def __getattr__(self, name: str) -> Any:
+        if (made := ENGINES.by_number.get(self.number)) is None:
+            raise RuntimeError("an engine is used by a thread that did not make it")
+        return getattr(made, name)
+
+
+def leave(*numbers: int) -> None:
+    """Nobody has the engines of these numbers: this thread drops those that are its own, and all that others left."""
+    GONE.update(numbers)
+    for number in [number for number in [*ENGINES.by_number] if number in GONE]:
+        ENGINES.by_number.pop(number, None)
+        GONE.discard(number)
+
+
 def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> Any:
     """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are
     laws that it is told afterwards."""
-    from egglog.bindings import EGraph
-    made = EGraph()
+    made = Engine()
     made.run_program(*made.parse_program(prelude(laws, trace, later)))
     return made
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from formats.core.errors import InputError
 from rewrites.compiler.borders import FULL
-from rewrites.compiler.egraph import Graph, engine, freeze, keep_imported
+from rewrites.compiler.egraph import ENGINES, Graph, engine, freeze, keep_imported
 from rewrites.compiler.layers import Part
 from rewrites.compiler.lower import Lowering
 from rewrites.derivations.derivation import Step, unify
@@ -74,15 +74,16 @@ def isolate(law: Law) -> Law:
 
 
 @cache
-def prepared(laws: tuple[Law, ...]) -> Any:
-    """An engine of these laws."""
+def prepared(laws: tuple[Law, ...], whose: object) -> Any:
+    """An engine of these laws, of a thread."""
     return engine([isolate(law) for law in laws])
 
 
 def reached(template: Any, stages: Stages) -> Graph:
     """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come
     to an end."""
-    shared, graph = prepared(tuple(dict.fromkeys(law for stage in stages for law in stage.laws))), Graph()
+    laws = tuple(dict.fromkeys(law for stage in stages for law in stage.laws))
+    shared, graph = prepared(laws, ENGINES.whose), Graph()
 
     def run(program: str) -> Any:
         return shared.run_program(*shared.parse_program(program))

@@ -16,7 +16,7 @@ import sympy
 from opmatrix import monoids
 from opmatrix.shapes import H, N
 from opmatrix.term import KINDS, Operator
-from rewrites.compiler.egraph import SCHEDULE, engine, rules
+from rewrites.compiler.egraph import ENGINES, SCHEDULE, engine, rules
 from rewrites.compiler.template import Template, quoted
 from rewrites.law import Law
 from rewrites.proofs.laws import cancelling, values
@@ -214,8 +214,8 @@ def encode_size(size: Any, powers: dict[Any, int]) -> int | None:
 
 
 @lru_cache(maxsize=4)
-def prover(kinds: tuple[str, ...], laws: tuple[Law, ...]) -> Prover:
-    """The engine that knows these laws, and these kinds of node."""
+def prover(kinds: tuple[str, ...], laws: tuple[Law, ...], whose: object) -> Prover:
+    """The engine of a thread that knows these laws, and these kinds of node."""
     return Prover(laws)
 
 
@@ -232,7 +232,7 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
     sides = read_both(left, right)
 
     def by(known: Sequence[Law]) -> Proof:
-        return prover(tuple(KINDS), tuple(known)).prove(*sides, budget)
+        return prover(tuple(KINDS), tuple(known), ENGINES.whose).prove(*sides, budget)
     if laws is None and left is not right and not are_numbers(left, right):
         return Proof(False, {}, 0, UNREAD, 0.0, refute(left, right))
     proof = by(values.LAWS if laws is None else laws)

@@ -4,7 +4,7 @@ and behind another one.
 
 Batches are made of the tokens of the sentences that a certificate holds, so that their lengths say all of them."""
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, cycle, pairwise
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_r
 
 MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
 SAMPLED = 1024                                              # rows from which steps are looked at in some of them
+TAIL = 8                                                    # numbers of rows one after another: what tiles leave over
 DRAWN, MULTIPLES = 64, 8                                    # rows beside borders; of a border's multiples those at most
 TIMED_LENGTHS = 8                                           # of a workload's sentences
 ORACLE_WORK = 5e10                                                 # multiplications of the oracle for a batch, about
@@ -145,7 +146,24 @@ class Steps:
                 own = arguments | {name: np.ascontiguousarray(arguments[name][at]) for name in call.values}
                 out = launched(call, own, (count, *found.shape[1:]))
                 shares.append(meant.repeated(count, batch.rows).compared(shown, out, count))
+        if len(batch) == 1 and batch.rows == max(map(max, self.lengths)):
+            shares += tails(shown, call, arguments, meant, batch)
         self.nearest = max(self.nearest, *shares)
+
+
+def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch: Batch) -> Iterator[float]:
+    """At the last rows of a step on some numbers of rows one after another, as many as are soon computed: of the last
+    rows of a sentence where each stands for itself, of its beginning elsewhere. Raises VerificationError."""
+    if not call.by_tokens or call.kernel.at is None or call.kernel.view: return
+    weight, alone = getattr(call.bound, "weight", None), call.kernel.by_rows
+    top = min(batch.rows, SAMPLED, int(ROW_WORK // (1 if weight is None else math.prod(weight.shape))))
+    for count in range(max(1, top - TAIL + 1), top + 1):
+        rows = slice(batch.rows - count, None) if alone else slice(count)
+        own = arguments | {name: arguments[name][rows] for name in call.values}
+        part, some = Batch([batch.tokens[rows]], [batch.kinds[rows]]), np.arange(max(0, count - TAIL), count)
+        if call.kernel.batched: own["batch"] = part
+        last = meant.last(count, batch.rows) if alone else Meant.of(call, own, part, some)
+        yield last.compared(shown, launched(call, own, call.shape.at(part.extents())), count)
 
 
 def launched(call: Call, arguments: dict[str, Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -258,11 +276,11 @@ def reads_all(call: Call, batch: Batch) -> bool:
 
 
 def rows_looked_at(call: Call, batch: Batch) -> NDArray[np.int64]:
-    """Some rows of a step's result: of each sentence the first and the last and both sides of its borders, and drawn
+    """Some rows of a step's result: of each sentence the first, the last ones, and both sides of its borders, and drawn
     ones."""
     rows = {*np.random.default_rng(batch.rows).integers(0, batch.rows, DRAWN).tolist()}
     for low, high in pairwise(batch.starts.tolist()):
-        rows |= {low, high - 1}
+        rows |= {low, *range(max(low, high - TAIL), high)}
         for border in call.kernel.borders(call.bound):
             times = np.unique(np.linspace(1, max(1, (high - low - 1) // border), MULTIPLES).astype(int))
             rows |= {at for n in times for at in (low + n * border - 1, low + n * border) if at < high}

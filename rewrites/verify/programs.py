@@ -215,6 +215,12 @@ class Meant(NamedTuple):
         here, there = np.nonzero(at[:, None] == self.rows[None])
         return Meant(self.numbers[there], self.allowed[there], here)
 
+    def last(self, rows: int, of: int) -> "Meant":
+        """Of a step on the last so many rows of the other one's, of so many."""
+        if self.rows is None: return Meant(self.numbers[-rows:], self.allowed[-rows:], None)
+        there = self.rows >= of - rows
+        return Meant(self.numbers[there], self.allowed[there], self.rows[there] - (of - rows))
+
 
 def name(program: Program) -> str:
     return f"program {program.meta.get('model', '')} {program.hash[:8]}"

@@ -7,7 +7,7 @@ import pytest
 import standin
 from children import ROOT
 from random_operators import random_operator
-from searched import structure
+from searched import relative, structure
 
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
@@ -34,6 +34,7 @@ SEEDS = 3, 6, 10, 12, 13, 15, 29, 39, 59, 107                # quick ones, by tu
 RNG = np.random.default_rng(0)
 BATCH = Batch([[0, 1, 2], [3], [4, 4]], inputs={"x": RNG.normal(size=(6, 4)).astype(np.float32)})
 ENTERING = given("x", 4, "T")
+TABLE, POSITIONS = RNG.normal(size=(9, 4)), np.r_[np.zeros((1, 4)), RNG.normal(size=(63, 4))]
 
 
 @pytest.fixture
@@ -143,6 +144,21 @@ def test_a_layer_of_a_graph(quick, laws_known):
     whole(layer, batch, 0.02)
 
 
+@pytest.mark.parametrize("sentences, error", [([[3]], 0.02), ([[3], [4], [3], [0]], 0.0)], ids=["one", "several"])
+def test_sentences_of_one_token(sentences, error, quick, laws_known):
+    """Each is a row, which sees itself alone."""
+    model, batch = weight(TABLE) @ formula(lambda x: x + product(x @ x.T, x, where=sequence)) @ gelu, Batch(sentences)
+    result = optimize(model, workload=batch, error=error, machine=standin.machine(), rounds=1)
+    for point in result.points: assert relative(point.program.run(batch), dense(model, batch)) <= max(1e-5, error)
+
+
+def test_rows_of_zeros_at_real_width(quick, laws_known):
+    """Tokens that pad, before and behind a product, beside others."""
+    rng = np.random.default_rng(4)
+    table = rng.normal(size=(40, 384)) * (np.arange(40) > 2)[:, None]
+    whole(weight(table) @ weight(rng.normal(size=(384, 384)) / 20) @ relu, Batch([[0], [1, 2, 0], range(40)]), 0.02)
+
+
 @pytest.mark.parametrize("model", [ENTERING, ENTERING @ heads(2) @ heads(2).T, ENTERING @ (I + gelu),
                                    {"same": ENTERING, "other": ENTERING @ relu}], ids=str)
 def test_models_without_arrays(model, quick, laws_known): whole(model, BATCH)
@@ -174,9 +190,6 @@ def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_k
     rng = np.random.default_rng(3)
     model = given("x", 3, "T") @ weight(rng.normal(size=(3, 64))) @ weight(rng.normal(size=(64, 64))) @ relu
     whole(model, Batch([range(40)], inputs={"x": rng.normal(size=(40, 3)).astype(np.float32)}), 0.3)
-
-
-TABLE, POSITIONS = RNG.normal(size=(9, 4)), np.r_[np.zeros((1, 4)), RNG.normal(size=(63, 4))]
 
 
 @pytest.mark.parametrize("model", [

@@ -1,5 +1,9 @@
-"""The e-graph: what enters it, what laws make of it, when it stops, what is known of a class, what a kernel matches."""
+"""The e-graph: what enters it, what laws make of it, when it stops, what is known of a class, what a kernel matches,
+which thread an engine is of."""
+import gc
 import re
+import sys
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,14 +34,15 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, sequence
 from opmatrix.shapes import Shape, T
 from rewrites.compiler.borders import FULL, normed
-from rewrites.compiler.egraph import JOIN, MARK, SCHEDULE, saturate
+from rewrites.compiler.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
 from rewrites.compiler.flat import factors, flat
-from rewrites.compiler.layers import parts
+from rewrites.compiler.layers import Explorer, parts
 from rewrites.compiler.lower import Lowering
 from rewrites.compiler.price import Prices
 from rewrites.compiler.template import Template
 from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS, ring
+from rewrites.proofs.equations import prove, prover
 from rewrites.verify.numbers import AtBorder
 
 
@@ -312,3 +317,55 @@ def test_a_law_in_one_direction_matches_no_other():
     assert graph.matches["fold"] == 0
     graph, _ = graph_of(A + c, (fold,))
     assert graph.matches["fold"] == 1 and kinds(graph, graph.named["$full"]) == ["add", "add"]
+
+
+# ---- threads
+
+def in_another(work):
+    """What it gives in a thread of its own."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.fixture
+def unraised(monkeypatch):
+    """What Python says of objects that could not be dropped. Nothing is collected meanwhile but by whoever asks."""
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    gc.collect()
+    gc.disable()
+    yield found
+    gc.enable()
+
+
+def explored():
+    """A search's engine, held by what holds itself."""
+    explorer = Explorer(())
+    explorer.graphs["itself"] = explorer
+    assert explorer.engine.parse_program("(push)")
+
+
+@pytest.mark.parametrize("makes", [explored, lambda: prove(I, I @ I) and prover.cache_clear()], ids=["search", "prove"])
+def test_an_engine_that_another_thread_collects_is_dropped_by_its_own(makes, unraised):
+    """Without a word on standard error, by the next one at the latest."""
+    engine(())
+    there = {*ENGINES.by_number}
+    makes()
+    in_another(gc.collect)
+    engine(())
+    assert {*ENGINES.by_number} <= there and not unraised
+
+
+def test_an_engine_that_outlives_its_thread_is_refused(unraised):
+    made = in_another(lambda: engine(()))
+    with pytest.raises(RuntimeError, match="a thread that did not make it"): made.parse_program("(push)")
+    del made
+    gc.collect()
+    assert not unraised
+
+
+def test_threads_prove_one_after_another():
+    assert prove(I, I @ I) and in_another(lambda: prove(I, I @ I)) and prove(I @ I, I)
