@@ -52,6 +52,7 @@ BENCHMARKS = {
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
     "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 45, "", 900,
                        "How far off are predicted seconds of whole programs?"),
+    "phases": Benchmark("--models minilm --error 0", 20, "", 120, "Is every second of optimize in a phase?"),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
     "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which "
                                                                             "density on?"),
