@@ -48,5 +48,6 @@ def check_stored(numbers: np.ndarray) -> None:
     """Raises InputError for the first number of a weight that float32 lacks."""
     if not (held := np.isfinite(storable(numbers))).all():
         at = [int(found[0]) for found in np.nonzero(~held)]
-        raise InputError(f"a weight of {' × '.join(map(str, numbers.shape))}: it has {numbers[tuple(at)]:g} at {at}, as given or "
-                         "multiplied out, and is stored in float32, which has numbers to 3.4e38: scale it")
+        size = " × ".join(map(str, numbers.shape))
+        raise InputError(f"a weight of {size}: it has {numbers[tuple(at)]:g} at {at}, as given or multiplied "
+                         "out, and is stored in float32, which has numbers to 3.4e38: scale it")
