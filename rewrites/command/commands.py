@@ -217,8 +217,9 @@ def evaluate(
     results: options.Results = None,
     truncate: options.Truncate = None,
 ) -> None:
-    """With --pairs: Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with
-    scores of people. With --text: the perplexity of language models, and nats a byte."""
+    """How good checkpoints and saved programs are. With --pairs: Spearman's correlation, times 100, of the cosines of
+    sentence pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and
+    nats a byte."""
     from rewrites.command import evaluate as evaluation
     from rewrites.command.pairs import Pairs
     from rewrites.command.report import Report, silence_stdout
@@ -291,9 +292,9 @@ def explain(
 @app.command()
 def profile(
     directory: options.Saved,
-    sentences: Annotated[int, typer.Option(min=1)] = 1,
+    sentences: Annotated[int, typer.Option(min=1, help="of the batch that is run")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
-    rounds: Annotated[int, typer.Option(min=1)] = 15,
+    rounds: Annotated[int, typer.Option(min=1, help="runs that the times are medians of")] = 15,
 ) -> None:
     """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
     was predicted."""

@@ -48,7 +48,7 @@ def load_laws(file: str | Path) -> UserDeclarations:
                              tuple(each for each in once if isinstance(each, Approximation)))
     if not own:
         raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
-                         "README, To add)")
+                         "docs/add_a_law.md)")
     distinct(file, (*found.laws, *found.approximations))
     for law in found.laws:
         try_law(file, law, found.laws)

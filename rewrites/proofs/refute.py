@@ -156,7 +156,7 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         return made
 
     def scaled() -> Operator:
-        made: Operator = I * float(coarsen(rng.uniform(0.5, 2.0)))
+        made: Operator = I * float(coarsen(rng.uniform(0.5, 2.0, 1))[0])
         return made
     if out.rows is not T:                                   # numbers of any rows, not one for each token
         yield product(turn(matrix(columns, out.rows)), matrix(columns, out.cols))

@@ -196,11 +196,13 @@ class Meant(NamedTuple):
     def compared(self, shown: str, found: NDArray[Any], rows: int) -> float:
         """How much of its bound what was found takes, of a step on so many rows. Raises VerificationError."""
         own = found if self.rows is None else found[self.rows]
-        with np.errstate(invalid="ignore"):                 # equal infinities, such as a maximum over nothing, are not
-                                                            # apart
-            off = np.where(own == self.numbers, 0.0, abs(own - self.numbers))
-        if not (off <= self.allowed).all():
-            worst = np.unravel_index(np.argmax(np.nan_to_num(off - self.allowed, nan=np.inf)), off.shape)
+        with np.errstate(invalid="ignore"):
+            # infinities, such as a maximum over nothing, and what is no number, such as 0/0, are equal to themselves
+            equal = (own == self.numbers) | (np.isnan(own) & np.isnan(self.numbers))
+            off = np.where(equal, 0.0, abs(own - self.numbers))
+        if not (right := equal | (off <= self.allowed)).all():
+            worst = np.unravel_index(np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))),
+                                     off.shape)
             at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
             raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
                                     allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)

@@ -19,6 +19,7 @@ from rewrites.verify import (
     verify_steps,
     verify_structure,
 )
+from rewrites.verify.programs import Meant
 
 
 @pytest.mark.parametrize("kind", ["imported", "fused", "exact"])
@@ -121,6 +122,24 @@ def test_a_number_that_is_none_is_found(monkeypatch):
 
     monkeypatch.setattr(table, "compiled", Compiled())
     with pytest.raises(VerificationError, match="= pointwise"): verify_steps(found()[1]["imported"][1], [RAGGED])
+
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize("meant, found, right", [
+    (NAN, NAN, True), (INF, INF, True), (-INF, -INF, True), (1.0, 1.0, True), (NAN, 0.0, False), (1.0, NAN, False),
+    (INF, NAN, False), (NAN, INF, False), (INF, -INF, False), (INF, 1e38, False), (0.0, 1.0, False)])
+def test_what_is_no_number_is_so_on_both_sides(meant, found, right):
+    """0/0 of a sentence is what its kernel means there, and no fault; a number in its place is one, and so is what is
+    none in the place of a number."""
+    numbers = np.array([[0.0, meant], [2.0, 3.0]])
+    step = Meant(numbers, np.where(np.isnan(numbers), np.nan, 1e-6), None)
+    own = np.array([[0.0, found], [2.0, 3.0]], np.float32)
+    if right: assert 0 <= step.compared("", own, 2) < 1
+    else:
+        with pytest.raises(VerificationError, match=r"not what its kernel means.*entry \[0, 1\]"):
+            step.compared("", own, 2)
 
 
 def test_steps_of_large_scores_stay_within_their_bounds():
