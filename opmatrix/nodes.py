@@ -26,8 +26,12 @@ def scalar_function(**properties):
     """Declares a diagonal operator: f on the diagonal, nothing elsewhere."""
     def declare(f):
         def entry(i, j): return f if i == j else None
+        def of_each(u):
+            if np.shape(found := f(u)) == u.shape: return found
+            raise ShapeError(f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(found))}: a scalar "
+                             "function gives one for each entry")
         entry.__name__, entry.__doc__ = f.__name__, f.__doc__
-        return matrix(lambda n: (n, n), f, linear=False, entrywise=True, **properties)(entry)()
+        return matrix(lambda n: (n, n), of_each, linear=False, entrywise=True, **properties)(entry)()
     return declare
 
 

@@ -27,8 +27,9 @@ SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectu
 # and those of models that answer by a head of their own
 ANSWERS = tuple(f"For{task}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering",
                                           "MultipleChoice", "NextSentencePrediction"))
-HEADED = ("a head that an embedding would be computed without: save the model without it, by transformers' "
-          "AutoModel.from_pretrained(DIR).save_pretrained(NEW), or take a row a token: --output rows")
+HEADED = "a head that an embedding would be computed without: "
+ALONE = "save the model without it, by transformers' AutoModel.from_pretrained(DIR).save_pretrained(NEW), or "
+ROWS = "take a row a token: --output rows"
 
 
 class Config(dict[str, Any]):
@@ -91,7 +92,7 @@ class Checkpoint:
 
     def find(self, name: str) -> Tensor:
         """The tensor of that name, with or without the family's prefix; InputError where there is none."""
-        for prefix in ("", self.layout.prefix):
+        for prefix in ("", self.prefix):
             for new, old in (("", ""), *self.layout.spellings):
                 spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
                 if spelt in self.tensors: return self.tensors[spelt]
@@ -153,9 +154,22 @@ class Checkpoint:
                 return f"{tensor.file}: tensor {name!r}{named}"
         return f"{self.config.path}: {self.architecture}" if self.architecture.endswith(ANSWERS) else ""
 
+    @cached_property
+    def prefix(self) -> str:
+        """What stands before names where a head stands on top: its family's word, or the one that this file has before
+        the table of tokens (transformers calls a LLaMA that answers questions so)."""
+        usual, table = self.layout.prefix, self.layout.table
+        if not table or {table, usual + table} & self.tensors.keys(): return usual
+        return next((name.removesuffix(table) for name in sorted(self.tensors) if name.endswith(f".{table}")), usual)
+
     def part(self, name: str) -> str:
         """The first word of a tensor's name, behind the family's prefix."""
-        return name.removeprefix(self.layout.prefix).split(".")[0]
+        return name.removeprefix(self.prefix).split(".")[0]
+
+    def headless(self) -> str:
+        """What its head means, and what to do. By another prefix than its family's transformers finds no weights, and
+        draws some."""
+        return HEADED + ALONE * (self.prefix == self.layout.prefix) + ROWS
 
     def operator(self, pooled: bool = False) -> "Operator":
         """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`;
@@ -165,7 +179,7 @@ class Checkpoint:
         from opmatrix.models import build, head
         from opmatrix.shapes import ShapeError
         used: set[Tensor] = set()
-        beside = self.adapter and Additions(self.adapter, self.layout.prefix)
+        beside = self.adapter and Additions(self.adapter, self.prefix)
 
         def at(name: str, *shape: int, called: str = "") -> Data:
             used.add(self.find(name))
@@ -173,7 +187,7 @@ class Checkpoint:
 
         with self.config.named():
             try:
-                if pooled and self.head: raise InputError(f"{self.head}: {HEADED}")
+                if pooled and self.head: raise InputError(f"{self.head}: {self.headless()}")
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
                 # tied or not, adapters call it by its own name

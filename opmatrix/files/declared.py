@@ -10,7 +10,7 @@ from formats.core.errors import InputError
 from formats.disk.files import read_json
 from opmatrix.pipelines.pooling import Pooling, check_count, check_text, expect, modes, truth
 
-MODULES = "modules.json"
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent
 FLAGS = {                                                   # older names of modes, in the order of their results
     "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
@@ -33,8 +33,9 @@ def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
     """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is
     no modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
     if not embeds(directory): return Pooling()
+    check_task(directory)
     folders = modules(directory)
-    prompt, (longest, lower) = prompted(directory / "config_sentence_transformers.json"), transformer(directory)
+    prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
     which = pooled(folders["Pooling"] / "config.json", width, prompt)
     if normal := folders.get("Normalize"): check_normalize(normal / "config.json")
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
@@ -84,7 +85,9 @@ def modules(directory: Path) -> dict[str, Path]:
         if KNOWN.index(name) != len(found):
             raise InputError(f"{file}: {name} is out of place: supported is {', '.join(KNOWN)}")
         found[name] = directory / path
-    if "Pooling" not in found: raise InputError(f"{file}: it names no Pooling, so how rows become one is not said")
+    if "Pooling" not in found:
+        raise InputError(f"{file}: it names no Pooling, so how rows become one is not said: add the model's own, or "
+                         "take a row a token from a copy without modules.json: --output rows")
     if found["Transformer"] != directory:
         raise InputError(f"{file}: its Transformer lies in {found['Transformer']}: move its files beside {MODULES}")
     return found
@@ -101,6 +104,15 @@ def pooled(file: Path, width: int, prompt: str) -> tuple[str, ...]:
         raise InputError(f"{found.at('include_prompt')} is false, but the prompt {prompt!r:.60} is always pooled here")
     flags = [mode for key, mode in FLAGS.items() if truth(found.said.get(key, False), found.at(key))]
     return modes(found.said.get("pooling_mode", flags or "mean"), found.at("pooling_mode"))
+
+
+def check_task(directory: Path) -> None:
+    """Raises InputError for a model that scores pairs of texts, which its files say before anything of an embedding."""
+    found = read_entries(directory / PROMPTS, absent=True)
+    if found.said.get("model_type") == "CrossEncoder":
+        raise InputError(f"{found.at('model_type')} is 'CrossEncoder': it scores pairs of texts by a head, and embeds "
+                         "none: take a model that embeds, or a row a token from a copy without modules.json: "
+                         "--output rows")
 
 
 def check_normalize(file: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from formats import FORMATS
 from formats.core.arrays import storable
+from formats.core.errors import InputError
 from opmatrix.spectra.gram import Seen, whitened
 from opmatrix.spectra.propose import Candidate
 from rewrites.approximation import Approximation
@@ -24,7 +25,9 @@ class Fitter:
     directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: WeightKey) -> Any:
-        """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
+        """The weight (in x out, float64) in its representation; storing it as it is only rounds it. Raises InputError
+        for a number that float32 lacks."""
+        check_stored(numbers)
         options, seen = dict(method.parameters), self.seen.get(key)
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
@@ -39,3 +42,12 @@ class Fitter:
                   else seen.gram)
         numbers = storable(numbers)                         # wide ones are let go: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
+
+
+def check_stored(numbers: np.ndarray) -> None:
+    """Raises InputError for the first number of a weight that float32 lacks."""
+    if not (held := np.isfinite(storable(numbers))).all():
+        at = [int(found[0]) for found in np.nonzero(~held)]
+        size = " × ".join(map(str, numbers.shape))
+        raise InputError(f"a weight of {size}: it has {numbers[tuple(at)]:g} at {at}, as given or multiplied "
+                         "out, and is stored in float32, which has numbers to 3.4e38: scale it")

@@ -7,6 +7,7 @@ from test_monoids import both
 
 from opmatrix import monoids
 from opmatrix.monoids import mean, softmax, sumsq
+from opmatrix.nodes import scalar_function
 from opmatrix.operators import (
     I,
     affine,
@@ -283,3 +284,11 @@ def test_symbols_have_shapes_and_no_numbers(rng, data):
 def test_errors_say_what_where_and_which_axis(wrong, words, data):
     with pytest.raises(TypeError, match=words):
         wrong(affine(data("Q", 6, 4), data("b", 4)))
+
+
+@pytest.mark.parametrize("f", [lambda u: 3.0, lambda u: np.sum(u), lambda u: u[:1]])
+def test_a_scalar_function_gives_a_number_for_each_entry(f):
+    """One's own is refused where it is evaluated, before shapes of the inside are."""
+    def mine(u): return f(u)
+    with pytest.raises(ShapeError, match=r"^mine: of \(2, 3\) entries it gives \(.*\): a scalar function"):
+        scalar_function()(mine)(np.ones((2, 3)))

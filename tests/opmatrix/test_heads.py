@@ -42,10 +42,10 @@ ANSWERING["gpt2"] |= {"GPT2DoubleHeadsModel": ["lm_head.weight", "multiple_choic
 cases = lambda table: [(family, architecture) for family in table for architecture in table[family]]
 
 
-def write(home, family, architecture, names):
+def write(home, family, architecture, names, prefix=None):
     """A checkpoint of a family with more tensors on top, its own behind the prefix that files with a head have."""
     config = CONFIGS[family] | {"model_type": family, "architectures": [architecture] if architecture else None}
-    rng, prefix = np.random.default_rng(0), layout(config).prefix if names else ""
+    rng, prefix = np.random.default_rng(0), (layout(config).prefix if names else "") if prefix is None else prefix
     numbers = {prefix + name: rng.normal(size=shape).astype("<f4") for name, shape in tensors(config).items()}
     on_top = {prefix * (name in POOLED) + name: np.ones((2, 24), "<f4") for name in names}
     home.mkdir()
@@ -71,6 +71,17 @@ def test_a_model_that_answers_by_a_head_is_not_embedded(tmp_path, family, archit
     named = f"{re.escape(str(home))}/model.safetensors: tensor {answering[0]!r} " if answering else "/config.json: "
     with pytest.raises(InputError, match=rf"{named}\(?{architecture}\)?: a head .* AutoModel") as error: vectors(home)
     assert "\n" not in str(error.value) and "--output rows" in str(error.value)
+    rows = dense(open_model(home).operator(), BATCH)
+    assert np.array_equal(rows, dense(open_model(write(tmp_path / "plain", family, None, [])).operator(), BATCH))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_rows_of_a_file_with_a_word_of_its_own_before_names(tmp_path, family):
+    """transformers saves LlamaForQuestionAnswering so, and its AutoModel finds no weight of it: it draws some."""
+    home = write(tmp_path / "model", family, architecture := f"{STEMS[family]}ForQuestionAnswering",
+                 ["qa_outputs.weight"], "transformer.")
+    with pytest.raises(InputError, match=rf"'qa_outputs.weight' \({architecture}\): a head .*: take a row a token"):
+        vectors(home)
     rows = dense(open_model(home).operator(), BATCH)
     assert np.array_equal(rows, dense(open_model(write(tmp_path / "plain", family, None, [])).operator(), BATCH))
 

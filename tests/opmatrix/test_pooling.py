@@ -117,7 +117,7 @@ REFUSED = [
     ("modules.json", typed(TRANSFORMER, "os.system"), "type 'os.system' is not supported"),
     ("modules.json", typed(TRANSFORMER, "elsewhere.Pooling"), "type 'elsewhere.Pooling'"),
     ("modules.json", typed(TRANSFORMER, 7), "type 7 is"),
-    ("modules.json", typed(TRANSFORMER), "no Pooling"), ("modules.json", [], "no Pooling"),
+    ("modules.json", typed(TRANSFORMER), "no Pooling.* --output rows"), ("modules.json", [], "no Pooling"),
     ("modules.json", [3], "not a list of modules"),
     ("modules.json", typed(POOLING, TRANSFORMER), "Pooling is out of place"),
     ("modules.json", typed(TRANSFORMER, POOLING, POOLING), "Pooling is out of place"),
@@ -152,7 +152,8 @@ REFUSED = [
     (PROMPTS, {"prompts": {"q": 5}, "default_prompt_name": "q"}, "prompts: q is 5"),
     (PROMPTS, {"prompts": {"q": "\ud800"}, "default_prompt_name": "q"}, "prompts: q is .*not valid Unicode"),
     (PROMPTS, {"truncate_dim": 8}, "truncate_dim is 8"),
-    (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'")]
+    (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
+    (PROMPTS, {"model_type": "CrossEncoder"}, "model_type is 'CrossEncoder': it scores pairs .* --output rows")]
 
 
 @pytest.mark.parametrize("file, entries, words", REFUSED)

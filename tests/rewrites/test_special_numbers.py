@@ -103,3 +103,14 @@ def test_zeros_are_not_added_and_ones_are_no_gain():
 def test_properties_are_not_read_from_numbers():
     for row in (const(0.0), const(1.0), const(np.zeros(3))):
         assert not (row.linear or row.additive or row.maps_zero_to_zero)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, 1e40, 3e38])
+def test_a_weight_beyond_float32_is_refused_in_words_of_weights(number):
+    """As given, or as two that are multiplied out."""
+    numbers = np.full((4, 4), 2.0)
+    numbers[2, 1] = number
+    for model in (weight(numbers), weight(np.full((9, 4), 2.0)) @ weight(numbers)):
+        if number == 3e38 and model.kind is weight: continue                    # float32 has it
+        with pytest.raises(InputError, match=r"^a weight of \d × 4: it has \S+ at \[\d, \d\], .* scale it$"):
+            program(model, FUSED)

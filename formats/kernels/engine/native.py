@@ -30,9 +30,9 @@ class Kept:
     def __getattr__(self, name: str) -> Any: return getattr(Nothing, name)
 
 
-def keep(function: Any = None, **options: Any) -> Any:
+def defer(function: Any = None, **options: Any) -> Any:
     """In place of numba's njit."""
-    return Kept(function) if callable(function) else keep
+    return Kept(function) if callable(function) else defer
 
 
 if TYPE_CHECKING or COMPILES:
@@ -44,7 +44,7 @@ if TYPE_CHECKING or COMPILES:
     from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
     from numba.extending import intrinsic, lower_builtin, models, register_model
 else:
-    njit = keep
+    njit = defer
     llvm = ir = carray = cfunc = types = cgutils = get_or_insert_function = Nothing
     ConcreteTemplate = infer_global = signature = intrinsic = lower_builtin = models = register_model = Nothing
 
