@@ -52,7 +52,6 @@ BENCHMARKS = {
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
     "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 45, "", 900,
                        "How far off are predicted seconds of whole programs?"),
-    "phases": Benchmark("--models minilm --error 0", 20, "", 120, "Is every second of optimize in a phase?"),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
     "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which "
                                                                             "density on?"),
@@ -100,6 +99,7 @@ APART = {"paired": "holds two commits against each other", "neighbours": "needs 
          "drawn": "sends hundreds of operators through all of optimize, a second each",
          "families": "writes every family at real widths by transformers, and optimises each for up to a minute",
          "errors": "measures every method of a model twice, to hold one against the other",
+         "phases": "optimises two models whole, each on a terminal of its own",
          "planted": "makes a front with each of dozens of wrong kernels",
          "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures"}
 

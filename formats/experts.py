@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.arrays import Floats, by_rows, readable, separate, writable
 from formats.core.epilogue import Epilogue
-from formats.core.stages import ROW_FIELDS
+from formats.core.stage import ROW_FIELDS
 
 from .format import Format
 

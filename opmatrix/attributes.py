@@ -11,7 +11,6 @@ import numpy as np
 
 from formats.core.epilogue import EPS
 from formats.core.errors import InputError
-from opmatrix.shapes import Space, brief
 
 LEAST_SQUARE = 2.0 ** -1022                                         # the least number of float64 that has all its bits
 
@@ -19,6 +18,12 @@ LEAST_SQUARE = 2.0 ** -1022                                         # the least 
 # what people have at hand, and which is neither a monoid, a pattern nor a size; anything else may stand for one in laws
 STRANGERS = (type(None), type, bool, int, float, str, bytes, list, tuple, set, dict, np.ndarray, np.generic,
              BuiltinFunctionType, FunctionType, ModuleType)
+
+
+def brief(thing: object, limit: int = 100) -> str:
+    """A thing in words for a message, on one line, cut where it is long; a term as readers have it."""
+    words = (repr(thing) if hasattr(thing, "kind") else str(thing)).replace("\n", " ")
+    return words if len(words) <= limit else f"{words[:limit - 20]} … {words[-16:]}"
 
 
 def bind(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> inspect.BoundArguments:
@@ -79,6 +84,7 @@ def is_fixed_value(term: Any, columns: Any) -> bool:
     """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
     needs no x, whose rows are no tokens, or are what the columns stand for."""
     if not term.constant or term.uniform: return False
+    from opmatrix.shapes import Space  # with sympy, which nothing that only runs needs
     return not isinstance(term.out.rows, Space) or term.out.rows is columns
 
 

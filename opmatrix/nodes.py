@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from formats.core.activations import ACTIVATIONS
+from formats.core.activation import ACTIVATIONS
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.patterns import FIELDS, Pattern, everyone
@@ -126,7 +126,7 @@ def over(i, j, a: Operator, m: type):
 
 # Functions of one number.
 
-FUNCTIONS: dict[str, Operator] = {name: scalar_function(**each.properties)(each.function)
+SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(**each.properties)(each.function)
                                   for name, each in ACTIVATIONS.items()}
 
 @scalar_function()

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import sympy
 
-from formats.core.activations import ACTIVATIONS
+from formats.core.activation import ACTIVATIONS
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
-from opmatrix.nodes import FUNCTIONS
+from opmatrix.nodes import SCALAR_FUNCTIONS
 from opmatrix.operators import (
     I,
     const,
@@ -208,7 +208,7 @@ RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[:
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[Any] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, list[Any]] = dict(
-    entrywise=[FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere],
+    entrywise=[SCALAR_FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
            patterns.causal & patterns.sequence,

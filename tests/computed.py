@@ -10,7 +10,7 @@ import numpy as np
 from law_mutants import FREE
 from sympy import sympify
 
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from opmatrix.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import some

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .activations import COMPILED
+from .activation import COMPILED
 from .arrays import by_rows, separate
-from .stages import ROUGH_ERROR as ROUGH_ERROR
-from .stages import ROW_FIELDS, VECTORS, asked, reference
-from .stages import UNIT as UNIT
-from .stages import gamma as gamma
+from .stage import ROUGH_ERROR as ROUGH_ERROR
+from .stage import ROW_FIELDS, VECTORS, reference, stages_of
+from .stage import UNIT as UNIT
+from .stage import gamma as gamma
 
 TINY, HUGE = 2.0 ** -126, float(np.finfo(np.float32).max)    # the positive normal numbers of float32
 EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more,
@@ -59,7 +59,7 @@ class Epilogue:
 
     def __bool__(self) -> bool:
         """Whether it does anything."""
-        return any(asked(self))
+        return any(stages_of(self))
 
     def check(self, rows: int, columns: int, before: object = "y", out: NDArray[Any] | None = None) -> None:
         """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns), and
@@ -82,7 +82,7 @@ class Epilogue:
         A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through
         its derivative and adds its own rounding."""
         y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
-        for stage in asked(self): y, error = stage.means(y, self), stage.bound(y, error, self, rough)
+        for stage in stages_of(self): y, error = stage.means(y, self), stage.bound(y, error, self, rough)
         return error
 
 

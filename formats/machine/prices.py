@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.activations import TIMED
+from formats.core.activation import TIMED
 from formats.core.epilogue import Epilogue
 from formats.core.sizes import T, ceiling, p, size
-from formats.core.stages import ROW_FIELDS, STAGES, VECTORS, Stage
+from formats.core.stage import ROW_FIELDS, STAGES, VECTORS, Stage
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from formats.core.arrays import Floats, by_rows
 from formats.core.epilogue import NOTHING, Epilogue
 from formats.format import Format

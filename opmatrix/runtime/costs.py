@@ -7,7 +7,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats.core.reductions import PICKS
-from formats.core.stages import asked
+from formats.core.stage import stages_of
 from formats.machine.prices import NARROW_SUFFIX
 from opmatrix.extents import WHOLE, Extents, Pairs, S, T, entries, pairs
 from opmatrix.relations import Relation, parse_relation
@@ -65,7 +65,7 @@ def behind(stages: Any, rounds: bool) -> list[str]:
 
 def stages(a: Bound) -> list[str]:
     """The prices of the stages of an epilogue that a kernel is given."""
-    return [stage.price for stage in asked(a)]
+    return [stage.price for stage in stages_of(a)]
 
 
 def linear(a: Bound, out: Rows, extents: Extents) -> Costs:

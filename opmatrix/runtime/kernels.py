@@ -13,7 +13,7 @@ from formats import kernels as compiled
 from formats.core.epilogue import EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
 from formats.core.sizes import S, T, n, p
-from formats.core.stages import reference
+from formats.core.stage import reference
 from formats.machine.prices import LATER, PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.pattern_text import parse

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.stages import reference
+from formats.core.stage import reference
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Pattern
 from opmatrix.relations import parse_relation

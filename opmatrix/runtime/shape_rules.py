@@ -3,7 +3,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats.core.sizes import size
-from formats.core.stages import ROW_FIELDS, VECTORS
+from formats.core.stage import ROW_FIELDS, VECTORS
 from opmatrix.extents import S, T
 from opmatrix.patterns import FIELDS
 from opmatrix.relations import parse_relation

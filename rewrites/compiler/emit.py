@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from formats.machine.threads import in_threads
 from opmatrix.data import Data
 from opmatrix.program import Step

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.stages import STAGES as FUSED
+from formats.core.stage import STAGES as FUSED
 from opmatrix.data import Data, Promised
 from opmatrix.operators import weight
 from opmatrix.term import Operator

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from opmatrix.shapes import H, S, Space, T, space
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph, Node

@@ -7,7 +7,7 @@ from functools import cache, reduce
 from operator import add, or_
 from typing import Any
 
-from formats.core.stages import STAGES as FUSED
+from formats.core.stage import STAGES as FUSED
 from opmatrix.operators import I, layernorm, rmsnorm, total
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import Operator

@@ -5,7 +5,7 @@ from arrays import room
 from scipy.special import ndtr
 
 from formats import kernels
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from formats.core.epilogue import ROUGH_ERROR, Epilogue
 from formats.kernels.engine import maths
 from formats.kernels.engine.compiled import Function

@@ -239,10 +239,10 @@ def test_together_is_at_once(tmp_path):
 from formats.kernels.rows import activations; from formats.kernels.engine import compiled
 missed = []
 def walk():
-    missed.append([each.address for each in (activations.relu, activations.square)])
+    missed.append([each.address for each in (activations.PASSES["relu"], activations.PASSES["square"])])
     if len(missed) == 2: compiled.provide = None                # nothing is left to compile
     return missed[-1]
-assert compiled.walk_compiled(walk, activations.relu)[1] == activations.square.place != 0
+assert compiled.walk_compiled(walk, activations.PASSES["relu"])[1] == activations.PASSES["square"].place != 0
 assert missed[0] == [0, 0] and compiled.MISSING.get() is None
 print("done")
 """, OPMATRIX_CACHE=str(tmp_path)) == ["done"]

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 import formats
 from formats import CSR, FORMATS, NM, Block, Dense, Epilogue, Format, FormatError, Half, LowRank
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from formats.core.check import check_product
 from formats.core.epilogue import UNIT
 from formats.core.sizes import blocks, f4, group, kept, n, nnz, p, r

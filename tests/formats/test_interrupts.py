@@ -142,7 +142,7 @@ def test_a_handler_may_run_programs():
 
 def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monkeypatch):
     """Progress waits for the pool, whose owner waits to compile: no lock is held in progress."""
-    found, x = activations.square, np.ones((64, 64), np.float32)
+    found, x = activations.PASSES["square"], np.ones((64, 64), np.float32)
     kernels.product_packed(x, x.ravel(), np.empty_like(x))
     monkeypatch.setattr(compiled, "provided", lambda functions, others: ((each.name, 0.0) for each in functions))
     begun, told = Event(), []
@@ -278,7 +278,7 @@ time.sleep(0.1)
 for at in range(20):
     if not (child := os.fork()):
         signal.alarm(20)
-        compiled.provide([activations.square])
+        compiled.provide([activations.PASSES["square"]])
         right = np.array_equal(shared.run(here.MANY), wanted) and not threads.CHOSEN and not threads.SINGLE_BLAS.inside
         with threads.single_blas(): fresh = np.array_equal(here.program().run(here.MANY), wanted)
         os._exit(0 if right and fresh else 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import kernels
-from formats.core.activations import COMPILED
+from formats.core.activation import COMPILED
 from formats.core.epilogue import NOTHING, Epilogue, gamma
 
 FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]

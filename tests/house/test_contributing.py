@@ -10,7 +10,7 @@ import pytest
 from children import ROOT
 
 from formats import FORMATS
-from formats.core.activations import ACTIVATIONS
+from formats.core.activation import ACTIVATIONS
 from formats.machine.datasheets import FILE, datasheets
 from opmatrix.models import FAMILIES
 from opmatrix.monoids import MONOIDS

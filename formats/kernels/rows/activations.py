@@ -1,8 +1,8 @@
-"""Vector code of activations (formats/core/activations.py), each a pass in place over so many rows of count numbers
+"""Vector code of activations (formats/core/activation.py), each a pass in place over so many rows of count numbers
 at the address y, step bytes from one to the next: compiled when an epilogue first asks for it."""
 import numpy as np
 
-from formats.core.activations import COMPILED, TIMED, Activation
+from formats.core.activation import COMPILED, TIMED, Activation
 from formats.kernels.engine import maths
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Function

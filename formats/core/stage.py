@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .activations import COMPILED, TIMED, Numbers
+from .activation import COMPILED, TIMED, Reals
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
-COLUMNS, ROWS, CHOICE = "columns", "rows", "choice"          # what a stage's operands are: (p,), (T, p), or no array
+PER_COLUMN, PER_ROW, CHOICE = "columns", "rows", "choice"    # what a stage's operands are: (p,), (T, p), or no array
 
 
 def gamma(k: int) -> float:
@@ -27,14 +27,14 @@ class Stage:
     operations: ClassVar[int]
     reads: ClassVar[int] = 0
     price: ClassVar[str]
-    means: ClassVar[Callable[[Numbers, Any], Numbers]]
-    bound: ClassVar[Callable[[Numbers, Numbers, Any, bool], Numbers]]
+    means: ClassVar[Callable[[Reals, Any], Reals]]
+    bound: ClassVar[Callable[[Reals, Reals, Any, bool], Reals]]
 
     def __init_subclass__(cls, **operands: str) -> None:
         missing = [part for part in ("operations", "means", "bound") if part not in vars(cls)]
         if missing or not operands:
             raise TypeError(f"stage {cls.__name__}: it says no {(*missing, 'operands')[0]}: declare it as those in "
-                            "formats/core/stages.py")
+                            "formats/core/stage.py")
         cls.operands, cls.price = operands, vars(cls).get("price", cls.__name__)
 
     @classmethod
@@ -46,7 +46,7 @@ class Stage:
 def is_given(value: Any) -> bool: return not (value is None or (isinstance(value, str) and not value))
 
 
-class bias(Stage, bias=COLUMNS):
+class bias(Stage, bias=PER_COLUMN):
     """y + bias."""
     operations = 1
     def means(y, e): return y + e.bias
@@ -54,7 +54,7 @@ class bias(Stage, bias=COLUMNS):
 
 
 class activation(Stage, activation=CHOICE):
-    """A function of each number (activations.py); any of them is priced as TIMED is."""
+    """A function of each number (activation.py); any of them is priced as TIMED is."""
     operations = COMPILED[TIMED].operations
     def means(y, e): return COMPILED[e.activation].function(y)
     def bound(y, error, e, rough):
@@ -63,14 +63,14 @@ class activation(Stage, activation=CHOICE):
         return declared.spread(y, error) + least
 
 
-class times(Stage, times=ROWS):
+class times(Stage, times=PER_ROW):
     """y * times: a gate. It is priced as a residual, which moves as much."""
     operations, reads, price = 1, 1, "residual"
     def means(y, e): return y * e.times
     def bound(y, error, e, rough): return (error + UNIT * (abs(y) + error)) * abs(e.times)
 
 
-class residual(Stage, residual=ROWS):
+class residual(Stage, residual=PER_ROW):
     """y + residual."""
     operations, reads = 1, 1
     def means(y, e): return y + e.residual
@@ -98,9 +98,9 @@ class norm(Stage, eps=CHOICE):
         return first / deviation * second + gamma(columns + 8) * abs(z)
 
 
-class affine(Stage, gain=COLUMNS, shift=COLUMNS):
+class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
     """y * gain + shift, or one of both."""
-    operations = 2
+    operations, price = 2, "affine"
     def means(y, e):
         if is_given(e.gain): y = y * e.gain
         return y + e.shift if is_given(e.shift) else y
@@ -110,7 +110,7 @@ class affine(Stage, gain=COLUMNS, shift=COLUMNS):
         return error + UNIT * (abs(y + e.shift) + error) if is_given(e.shift) else error
 
 
-STAGES = (bias, activation, times, residual, norm, affine)   # in the order in which they run
+STAGES = (bias, activation, times, residual, norm, gain_shift)   # in the order in which they run
 
 
 def operands_that_are(*kinds: str) -> tuple[str, ...]:
@@ -118,15 +118,15 @@ def operands_that_are(*kinds: str) -> tuple[str, ...]:
     return tuple(name for stage in STAGES for name, kind in stage.operands.items() if kind in kinds)
 
 
-VECTORS, ROW_FIELDS = operands_that_are(COLUMNS), operands_that_are(ROWS)
+VECTORS, ROW_FIELDS = operands_that_are(PER_COLUMN), operands_that_are(PER_ROW)
 
 
-def asked(epilogue: Any) -> Iterator[type[Stage]]:
+def stages_of(epilogue: Any) -> Iterator[type[Stage]]:
     """The stages that what has their fields asks for, in their order."""
     yield from (stage for stage in STAGES if stage.asked(epilogue))
 
 
-def reference(y: Numbers, epilogue: Any) -> Numbers:
+def reference(y: Reals, epilogue: Any) -> Reals:
     """What stages make of the rows y (T, p), one after another, in float64."""
-    for stage in asked(epilogue): y = stage.means(y, epilogue)
+    for stage in stages_of(epilogue): y = stage.means(y, epilogue)
     return y

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[Any]
+Reals = NDArray[Any]
 TIMED = "gelu"                                              # stands for all of them in prices, and is compiled first
 
 
@@ -19,7 +19,7 @@ class Activation(NamedTuple):
     its names in configurations of checkpoints. `everywhere`: it has a value at every number, so laws are tried with
     it."""
     function: Callable[[Any], Any]
-    spread: Callable[[Numbers, Numbers], Numbers]
+    spread: Callable[[Reals, Reals], Reals]
     operations: int
     properties: dict[str, bool]
     vector: str = ""
@@ -31,12 +31,12 @@ class Activation(NamedTuple):
     def name(self) -> str: return self.function.__name__
 
 
-def steepest(slope: float) -> Callable[[Numbers, Numbers], Numbers]:
+def steepest(slope: float) -> Callable[[Reals, Reals], Reals]:
     """The spread of an error through a function whose derivative lies within ± slope."""
     return lambda y, error: slope * error
 
 
-def activation(slope: float | Callable[[Numbers, Numbers], Numbers], operations: int, *, vector: str = "",
+def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, *, vector: str = "",
                rough: str = "", called: tuple[str, ...] = (), everywhere: bool = True,
                **properties: bool) -> Callable[[Callable[[Any], Any]], Activation]:
     """Declares a function as an activation: `slope` is the largest size of its derivative, or how it spreads an error;
@@ -83,7 +83,7 @@ def square(u: Any) -> Any:
     return u * u
 
 
-def spread_rsqrt(y: Numbers, error: Numbers) -> Numbers:
+def spread_rsqrt(y: Reals, error: Reals) -> Reals:
     """1 / sqrt is steepest at the lower end of what y may be."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
