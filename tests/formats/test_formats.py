@@ -16,6 +16,7 @@ from formats.core.activation import COMPILED
 from formats.core.check import check_product
 from formats.core.epilogue import UNIT
 from formats.core.sizes import blocks, f4, group, kept, n, nnz, p, r
+from formats.core.stage import CHOICE, STAGES, Stage
 
 few = settings(max_examples=40, deadline=None)
 numbers = st.floats(-8, 8, width=32, allow_subnormal=False) | st.just(0.0)
@@ -239,6 +240,16 @@ def test_epilogues(F, rows):
         out = np.full((rows, 35), np.nan, np.float32)
         assert packed.matmul(x, out=out, epilogue=epilogue) is out
         assert (abs(out - epilogue.reference(exact)) <= epilogue.bound(exact, error, packed.rounds)).all(), parts
+
+
+@pytest.mark.parametrize("part", ["operands", "operations", "means", "bound"])
+def test_a_stage_that_lacks_a_part_is_refused_where_it_is_declared(part):
+    parts = {"operations": 2, "means": lambda y, e: y, "bound": lambda y, error, e, rough: error}
+    operands = {} if part == "operands" else {"cap": CHOICE}
+    with pytest.raises(TypeError, match=f"stage softcap: it says no {part}: declare it as those in formats/core/stage"):
+        type("softcap", (Stage,), {name: each for name, each in parts.items() if name != part}, **operands)
+    made = type("softcap", (Stage,), parts, cap=CHOICE)
+    assert made.price == "softcap" and made not in STAGES
 
 
 def test_the_oracle_of_epilogues():
