@@ -243,7 +243,7 @@ class Lowering:
         """What another part may share; None of what is fitted to what this one multiplies."""
         term, how, method = self.terms[stored.weight], stored.layout, stored.method._replace(error=0.0)
         if method.fit in FITTED: return None
-        if how == TURNED: term, how = weight(term.args[0].T), "columns"
+        if how == TURNED and term.kind.name == "weight": term, how = weight(term.args[0].T), "columns"
         return Content(term, how, method)
 
     @cached_property

@@ -17,6 +17,7 @@ from opmatrix.operators import I, centre, const, exp, gelu, given, heads, produc
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.term import formula
+from rewrites.compiler.lower import TURNED, Method
 from rewrites.front.differences import Change, ratio
 from rewrites.front.stated import MIN_SENTENCES, worst
 from rewrites.laws import EXACT_LAWS
@@ -183,6 +184,25 @@ def test_a_table_that_one_step_gathers_from_twice(quick, laws_known):
     numbers = np.random.default_rng(2).normal(size=(64, 64))
     model = (weight(numbers) + given("positions", 64) @ weight(numbers.copy())) @ weight(numbers[:, :48])
     whole(model, Batch([range(40), range(20)]), 0.05)
+
+
+@pytest.mark.parametrize("made", ["product", "blocks", "leaf"])
+def test_a_table_in_panels_is_what_products_of_its_transpose_read(made, quick, laws_known):
+    """A leaf, which both may share; one that is made of several leaves is stored for itself."""
+    rng = np.random.default_rng(2)
+    A, B, C = (weight(rng.normal(size=shape)) for shape in ((50, 64), (64, 64), (50, 64)))
+    table, panels = {"leaf": A, "product": A @ B, "blocks": row(A, C)}[made], Method("int8")
+    [lowering, *_] = structure(table @ relu).lowerings
+    uses = [use for use in lowering.kernels[1] if lowering.gathers(use)]
+    assert table in [lowering.terms[use.weight] for use in uses]
+    for use in uses:
+        stored, term = lowering.held(use, panels), lowering.terms[use.weight]
+        content, numbers = lowering.content(stored), lowering.matrix(use.weight, TURNED)
+        assert stored.layout == TURNED and content.method == panels
+        assert np.allclose(numbers, dense(term, Batch([range(50)])).T)
+        if term in (A, C): assert content[:2] == (weight(numbers), "columns")
+        else: assert content[:2] == (term, TURNED)
+    whole(table @ relu @ table.T, Batch([rng.integers(0, 50, 9)] * 3), 0.05)
 
 
 def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_known):
