@@ -123,10 +123,10 @@ def parts(model: Model) -> list[dict[str, Part]]:
         factor: Operator = reduce(matmul, group)
         states, starts = {}, starts or {FULL: given("tokens", find_vocabulary(model) or 1)}
         for state, x in starts.items():
-            check_order(full := flat(factor, x))
-            forms = [*split_forms(full)]
+            forms = [*split_forms(full := flat(factor, x))]
             roots = {FULL: full} | {name: handed for name, handed, _ in forms}
             more = {f"also{i}": flat(term, x) for i, term in enumerate(also.values())}
+            for root in (full, *more.values()): check_order(root)
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
             leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
             states[state] = Part(Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),

@@ -13,7 +13,22 @@ from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
-from opmatrix.operators import I, centre, const, exp, gelu, given, heads, product, relation, relu, row, tanh, weight
+from opmatrix.operators import (
+    I,
+    centre,
+    const,
+    exp,
+    gelu,
+    given,
+    heads,
+    pick,
+    product,
+    relation,
+    relu,
+    row,
+    tanh,
+    weight,
+)
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.term import formula
@@ -170,6 +185,17 @@ def test_one_output_of_tokens_and_one_of_an_input(order, quick, laws_known):
     """Whichever is first."""
     named = {"entering": ENTERING @ relu, "tokens": weight(RNG.normal(size=(5, 3)))}
     whole(dict([*named.items()][::order]), BATCH)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_rows_in_another_order_are_refused_of_any_output(names):
+    """Whichever is the longest: what reads their positions is no program, and is said to be none."""
+    swapped = pick(relation("swapped", "T", "T"))
+    moved = weight(TABLE) @ swapped @ formula(lambda x: product(x @ x.T, x, where=causal))
+    model = {"a": moved, "b": weight(TABLE) @ relu @ weight(TABLE.T) @ relu @ weight(TABLE)}
+    batch = Batch([[0, 1, 2], [3]], relations={"swapped": np.eye(4)[::-1]})
+    with pytest.raises(InputError, match=r"it reads the positions of rows that pick.* put in another order"):
+        optimize({name: model[name] for name in names}, workload=batch, error=0.0, machine=standin.machine(), rounds=1)
 
 
 def test_the_first_output_need_not_read_tokens(quick, laws_known):
