@@ -59,6 +59,5 @@ def by_expert(choice: ArrayLike, experts: int) -> tuple[NDArray[np.intp], NDArra
 
 def slice_epilogue(epilogue: Epilogue, low: int, high: int) -> Epilogue:
     """The part of an epilogue that belongs to some rows."""
-    parts: dict[str, Any] = {name: rows[low:high] for name in ROW_FIELDS
-                             if (rows := getattr(epilogue, name)) is not None}
+    parts: dict[str, Any] = {name: rows[low:high] for name, rows in epilogue.arrays.items() if name in ROW_FIELDS}
     return replace(epilogue, **parts)

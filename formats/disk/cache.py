@@ -158,5 +158,5 @@ def tell(line: str) -> None:
 
 @cache
 def say(line: str) -> None:
-    """The same, once a process."""
+    """A line for the user, as `tell` writes it, once a process however often it is asked for."""
     tell(line)
