@@ -1,0 +1,194 @@
+"""What the tests of the house count: circles of imports, rooms that import each other, words with several meanings.
+
+    python tests/house/measures.py          prints all of them, with where they are"""
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LADDER = "formats", "opmatrix", "rewrites"
+FILES = sorted(path for name in LADDER for path in ROOT.glob(f"{name}/**/*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+DOORS = {"opmatrix"}                                        # it names what is above as text, imported when asked for
+NUMBERS = {"f4", "i8"}                                      # numpy's own names for types of numbers
+OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring must not begin with: it stands alone
+
+
+@cache
+def tree(path: Path) -> ast.Module: return ast.parse(path.read_text("utf-8"))
+
+
+def typed_only(body: list[ast.stmt]) -> set[int]:
+    """Nodes that type checkers alone read."""
+    blocks = [node for each in body for node in ast.walk(each)
+              if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {id(inner) for block in blocks for inner in ast.walk(block)}
+
+
+def sources(module: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of all that a module imports of ours, inside functions too; the name is "" for a whole module."""
+    path = MODULES[module]
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    unread = typed_only(tree(path).body)
+    for node in ast.walk(tree(path)):
+        if id(node) in unread: continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package[:len(package) - node.level + 1], node.module or ""] if node.level
+                            else [node.module or ""]).rstrip(".")
+            for alias in node.names:
+                if (inner := f"{base}.{alias.name}") in MODULES: yield inner, ""
+                elif base in MODULES: yield base, alias.name
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of ours that one imports, whenever that is."""
+    return frozenset({source for source, _ in sources(module)} - {module})
+
+
+def circles() -> list[list[str]]:
+    """Strongly connected sets of two modules or more (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in imported(module):
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack: low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            at = stack.index(module)
+            if len(stack) - at > 1: found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for module in MODULES:
+        if module not in index: visit(module)
+    return found
+
+
+def room(module: str) -> str:
+    """The folder that a module lies in; a file of `rewrites/` itself is a room of its own."""
+    path = MODULES[module].relative_to(ROOT)
+    return module if path.parts == ("rewrites", path.name) and path.name != "__init__.py" else ".".join(path.parent.parts)
+
+
+def mutual_rooms() -> dict[tuple[str, str], list[str]]:
+    """Pairs of rooms of `rewrites/` that import each other, with the edges of the rarer way."""
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for module in MODULES:
+        for other in imported(module):
+            if module.startswith("rewrites") and other.startswith("rewrites") and room(module) != room(other):
+                edges[room(module), room(other)].append(f"{module} -> {other}")
+    return {(a, b): min(edges[a, b], edges[b, a], key=len) for a, b in edges if a < b and (b, a) in edges}
+
+
+def defined(path: Path) -> set[str]:
+    """The public functions, classes and values of a module. Single letters are symbols of formulas."""
+    names = set()
+    for each in tree(path).body:
+        match each:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("_") and len(name) > 1} - NUMBERS
+
+
+def types(path: Path) -> set[str]:
+    """Classes and aliases of types of a module: public, capitalised, not all capitals."""
+    return {name for name in defined(path) if name[0].isupper() and not name.isupper()}
+
+
+def homes(read) -> dict[str, list[str]]:
+    """Each name that `read` finds in modules, with where."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, path in MODULES.items():
+        for name in read(path): found[name].append(module)
+    return found
+
+
+def opaque_docstrings() -> list[str]:
+    return [f"{path.relative_to(ROOT)}:{node.lineno} {text.splitlines()[0]}" for path in FILES for node in ast.walk(tree(path))
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node) or "")
+            and OPAQUE.match(text)]
+
+
+def anys() -> Counter[Path]:
+    """How often each file says Any."""
+    return Counter({path: count for path in FILES
+                    if (count := sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree(path))))})
+
+
+def relaxed_lines() -> float:
+    """The share of lines that lie under relaxed types."""
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
+    loose = [pattern for rule in rules for pattern in rule["module"] if "disable_error_code" in rule
+             or "allow_untyped_defs" in rule]
+    lines = {module: len(path.read_text("utf-8").splitlines()) for module, path in MODULES.items()}
+    return sum(count for module, count in lines.items() if any(fnmatch(module, each) for each in loose)
+               or "mypy: ignore-errors" in MODULES[module].read_text("utf-8")) / sum(lines.values())
+
+
+def upward_changes() -> list[str]:
+    """Statements outside functions' own names that change what was imported from another package: `TABLE[x] = y`,
+    `TABLE.append(...)`, `TABLE |= ...`, `module.name = ...`."""
+    changing = {"append", "add", "update", "extend", "insert", "setdefault", "pop", "clear", "remove", "discard"}
+    found = []
+    for module, path in MODULES.items():
+        own = module.split(".")[0]
+        foreign = {(name or source.split(".")[-1]) for source, name in sources(module) if source.split(".")[0] != own}
+        aliased = {alias.asname: alias.name for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)
+                   for alias in node.names if alias.asname}
+        foreign |= {new for new, old in aliased.items() if old in foreign}
+
+        def root(node: ast.expr) -> str:
+            while isinstance(node, ast.Subscript | ast.Attribute): node = node.value
+            return node.id if isinstance(node, ast.Name) else ""
+        for node in ast.walk(tree(path)):
+            targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else \
+                [node.target] if isinstance(node, ast.AugAssign) else []
+            hit = any(isinstance(each, ast.Subscript | ast.Attribute) and root(each) in foreign for each in targets) \
+                or (isinstance(node, ast.AugAssign) and root(node.target) in foreign)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in changing \
+                    and isinstance(node.func.value, ast.Name) and node.func.value.id in foreign \
+                    and node.func.value.id.isupper():
+                hit = True
+            if hit: found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)[:80]}")
+    return found
+
+
+def lines() -> int: return sum(len(path.read_text("utf-8").splitlines()) for path in FILES)
+
+
+def main() -> None:
+    def show(title: str, rows: list[str], limit: int = 400) -> None:
+        print(f"\n## {title}: {len(rows)}")
+        for row in rows[:limit]: print("  ", row)
+    show("circles", [" ".join(each) for each in circles()])
+    show("rooms that import each other", [f"{a} <-> {b}: {', '.join(edges)}" for (a, b), edges in mutual_rooms().items()])
+    show("who imports the command line", sorted({f"{module} -> {other}" for module in MODULES for other in imported(module)
+         if other.startswith(("rewrites.command", "rewrites.cli")) and not module.startswith(("rewrites.command", "rewrites.cli"))}))
+    show("changes of another package's tables", upward_changes())
+    show("public names in three modules or more", [f"{name}: {' '.join(where)}" for name, where in sorted(homes(defined).items()) if len(where) > 2])
+    show("type names in two modules or more", [f"{name}: {' '.join(where)}" for name, where in sorted(homes(types).items()) if len(where) > 1])
+    show("opaque docstrings", opaque_docstrings())
+    show("rooms over 15 files", [f"{path.relative_to(ROOT)} {count}" for path, count in Counter(path.parent for path in FILES).items() if count > 15])
+    print("\n## Any:", sum(anys().values()), [(str(p.relative_to(ROOT)), c) for p, c in anys().most_common(25)])
+    print("## relaxed:", round(relaxed_lines(), 3))
+    print("## lines:", lines())
+
+
+if __name__ == "__main__": sys.exit(main())
