@@ -170,7 +170,7 @@ def prepared() -> dict[str, str]:
     from formats import kernels
     from formats.machine.model import this_machine
     from opmatrix.files.checkpoint import open_model
-    from rewrites.command.examine import examined
+    from rewrites.cli.examine import examined
     say("kernels, calibration, model")
     kernels.warm()
     this_machine()

@@ -14,18 +14,18 @@ from command import Figure, Parser, concluded, count, say, tabled, takes, whole
 from random_models import random_config, random_sentences, random_weights
 
 from formats.machine.model import this_machine
+from opmatrix.algebra.oracles import dense
 from opmatrix.measure import peak
 from opmatrix.models.transformer import transformer
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.command.report import Report, silence_stdout
+from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible
-from rewrites.front.choice import allowed
-from rewrites.front.differences import difference
-from rewrites.front.goals import goals
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
+from rewrites.phases import Report, silence_stdout
+from rewrites.report.choice import allowed
 from rewrites.run import RUNS, Run
+from rewrites.verify.differences import difference
+from rewrites.workload.workload import Workload
 
 PLANNED = 0.01                                              # what a planned peak may be off by
 COLUMNS = ("seed", "layers", "width", "heads", "kv_heads", "norm", "act", "mask", "rows", "error_budget",

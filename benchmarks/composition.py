@@ -24,24 +24,24 @@ from command import Figure, Parser, concluded, count, number, readable, say, sha
 from formats.machine.model import this_machine
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
-from rewrites.command.pairs import Pairs, score_pairs
-from rewrites.command.report import Report, silence_stdout
-from rewrites.compiler.mixed import parse_mix
 from rewrites.compiler.search import Space
 from rewrites.derivations.gains import only_narrows
+from rewrites.evaluate.goals import ANY, goals
+from rewrites.evaluate.pairs import Pairs, score_pairs
+from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
-from rewrites.front.choice import choose
-from rewrites.front.goals import ANY, goals
-from rewrites.front.ladder import OBJECTIVES, Front, count_methods, describe_methods
-from rewrites.front.opening import source
-from rewrites.front.points import Point
-from rewrites.front.quality import Quality, loosened
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.mixed import parse_mix
+from rewrites.pareto.error_levels import OBJECTIVES, Front, count_methods, describe_methods
+from rewrites.phases import Report, silence_stdout
+from rewrites.pruning import losses
+from rewrites.pruning.removing import WHAT
+from rewrites.pruning.variants import Untried, smaller, worth
+from rewrites.report.choice import choose
+from rewrites.report.points import Point
 from rewrites.run import Run
-from rewrites.smaller import losses
-from rewrites.smaller.removing import WHAT
-from rewrites.smaller.variants import Untried, smaller, worth
+from rewrites.workload.resolve import source
+from rewrites.workload.workload import Workload
 
 COLUMNS = ("technique", "program", "ms", "megabytes", "spearman_chosen_by", "spearman_kept_apart", "stated_error")
 EXACT, COMPOSED, SMALL, LAYERS = "exact float32", "composition", "composition, small", "layers"

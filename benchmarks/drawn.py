@@ -25,9 +25,9 @@ from command import Figure, Parser, concluded, count, say, tabled, takes, whole
 from random_operators import Drawn, random_operator
 
 from formats.core.errors import InputError
-from opmatrix.oracles import dense
-from rewrites.compiler.layers import outputs
+from opmatrix.algebra.oracles import dense
 from rewrites.extraction import Infeasible
+from rewrites.graph.layers import outputs
 from rewrites.run import optimize
 
 FRESH = 48                                                  # sentences of a batch that no program has seen

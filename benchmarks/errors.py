@@ -17,15 +17,15 @@ from formats.machine.model import this_machine
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.spectra import Limits
-from rewrites.command.report import Report, silence_stdout
 from rewrites.extraction import Infeasible
-from rewrites.front.differences import difference
-from rewrites.front.ladder import OBJECTIVES, describe_methods
-from rewrites.front.opening import source
-from rewrites.front.proposals import propose_methods
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
+from rewrites.pareto.error_levels import OBJECTIVES, describe_methods
+from rewrites.pareto.proposals import propose_methods
+from rewrites.phases import Report, silence_stdout
 from rewrites.run import Run
+from rewrites.verify.differences import difference
+from rewrites.workload.resolve import source
+from rewrites.workload.workload import Workload
 
 COLUMNS = "program", "predicted", "measured", "factor"
 LEAST, MOST = 0.002, 0.4                                    # errors of the ladder

@@ -18,10 +18,10 @@ from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds, turned, undisturbed
 from opmatrix.patterns import Batch
-from rewrites.command.report import Report
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
+from rewrites.phases import Report
 from rewrites.run import Run
+from rewrites.workload.workload import Workload
 
 COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predicted_ms", "error", "spread"
 

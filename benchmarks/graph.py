@@ -13,14 +13,14 @@ from command import Figure, Parser, cell, concluded, count, spread, tabled, take
 from formats import kernels
 from formats.machine.model import this_machine
 from formats.machine.threads import limit
+from opmatrix.algebra.monoids import max as largest
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import gelu, given, product, relation, row, weight
+from opmatrix.algebra.term import formula
 from opmatrix.extents import collect_needs
 from opmatrix.measure import measure
-from opmatrix.monoids import max as largest
-from opmatrix.monoids import mean
-from opmatrix.operators import gelu, given, product, relation, row, weight
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running
-from opmatrix.term import formula
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import unrounded

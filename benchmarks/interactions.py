@@ -25,23 +25,23 @@ from quality import FFN_LEFT, TECHNIQUES, compressed, joined, matrices, scored
 
 from formats import FORMATS
 from formats.machine.model import this_machine
+from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.oracles import factors
 from opmatrix.patterns import Batch
-from opmatrix.term import Operator
-from rewrites.command.pairs import Pairs
-from rewrites.command.report import Report, silence_stdout
-from rewrites.compiler.lower import Method, plainly
-from rewrites.compiler.mixed import parse_mix
-from rewrites.compiler.narrowing import narrowed
 from rewrites.compiler.search import Space, cheapest
-from rewrites.front.opening import source
-from rewrites.front.workload import Workload, calibration
+from rewrites.evaluate.pairs import Pairs
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Method, plainly
+from rewrites.lower.mixed import parse_mix
+from rewrites.lower.narrowing import narrowed
+from rewrites.phases import Report, silence_stdout
+from rewrites.pruning.removing import METRICS, Level, removed
+from rewrites.pruning.structured import split
 from rewrites.run import Run
-from rewrites.smaller.removing import METRICS, Level, removed
-from rewrites.smaller.units import split
+from rewrites.workload.resolve import source
+from rewrites.workload.workload import Workload, calibration
 
 NUMBERS = "int8", "bf16", "int4"
 FITS = {"low rank": TECHNIQUES["low rank"], "2:4": TECHNIQUES["2:4"], "half": TECHNIQUES["half of the entries"]}

@@ -12,13 +12,13 @@ from command import Figure, Parser, cell, concluded, count, number, say, spread,
 from random_models import random_weights
 
 from formats.machine.model import this_machine
+from opmatrix.algebra.operators import pick, weight
+from opmatrix.algebra.shapes import S
 from opmatrix.extents import patterns
 from opmatrix.measure import measure
 from opmatrix.models.transformer import transformer
-from opmatrix.operators import pick, weight
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running
-from opmatrix.shapes import S
 from rewrites.compiler.search import search
 from rewrites.derivations.chain import chain
 from rewrites.laws import EXACT_LAWS

@@ -23,14 +23,14 @@ from command import Figure, Parser, cell, concluded, count, say, spread, tabled,
 from formats import Mask, kernels
 from formats.machine.model import this_machine
 from formats.machine.threads import threads
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.operators import heads, product, weight
+from opmatrix.algebra.term import formula
 from opmatrix.extents import patterns
 from opmatrix.measure import measure, medians
-from opmatrix.monoids import softmax
-from opmatrix.operators import heads, product, weight
 from opmatrix.patterns import Batch, causal, mask, sequence, window
 from opmatrix.runtime.scheme import Running
-from opmatrix.term import formula
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 

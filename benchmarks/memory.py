@@ -22,9 +22,9 @@ from opmatrix.display.tables import table
 from opmatrix.models.transformer import transformer
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.compiler.lower import EXACT, Method
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import EXACT, Method
 
 COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
 FORMS = {"dense": Method(), "half": Method("half"), "csr": Method("csr", (("density", 0.25),)),

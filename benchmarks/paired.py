@@ -111,7 +111,7 @@ def starts(given):
 
 def introduced(trees, given, prices):
     """What is compared, on what, in lines."""
-    from rewrites.command.examine import examined
+    from rewrites.cli.examine import examined
     facts, subject = examined(), lambda tree: git("log", "-1", "--format=%h %s", tree.commit or "HEAD").decode().strip()
     changed = len(git("status", "--porcelain", "--", *PACKAGES).decode().splitlines()) if not trees[1].commit else 0
     load = f"{given.threads} threads, load {facts.host.load or 0:.1f}"

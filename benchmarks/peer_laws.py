@@ -18,11 +18,11 @@ from command import Figure, Parser, concluded, readable, say, tabled, takes
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
-from opmatrix.nodes import compose
-from opmatrix.operators import I, product, relu, row, symbol, turn
-from opmatrix.shapes import Shape, size
-from opmatrix.term import Operator
-from rewrites.compiler.kinds import left, right
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import I, product, relu, row, symbol, turn
+from opmatrix.algebra.shapes import Shape, size
+from opmatrix.algebra.term import Operator
+from rewrites.kinds import left, right
 from rewrites.proofs.equations import Prover
 from rewrites.proofs.refute import refute
 from rewrites.proofs.value_kinds import below, unit

@@ -129,7 +129,7 @@ def front(model: Path, number_type: str):
 
 def verified_anew(run) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
-    from rewrites.front.checked import check_lengths
+    from rewrites.evaluate.checked import check_lengths
     from rewrites.verify import verify_steps
     anew = replace(run, points=[replace(point, program=point.program.over(point.program.steps))
                                 for point in run.points])
@@ -166,7 +166,7 @@ def has(program, fault) -> bool:
 
 def checked(program) -> set[str]:
     """What fails of a program that is verified."""
-    from rewrites.command import recheck
+    from rewrites.evaluate import recheck
     with mock.patch.object(recheck, "verify_laws", lambda laws: {"laws": len(laws)}):
         return {check.what for check in recheck.checks(program) if check.verdict == recheck.FAILS}
 

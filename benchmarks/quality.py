@@ -21,25 +21,25 @@ from command import Figure, Parser, concluded, listed, named, readable, say, tab
 from composition import halves
 
 from formats.machine.model import this_machine
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, const, weight
+from opmatrix.algebra.oracles import apply_factor, entered, factors
+from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.operators import I, const, weight
-from opmatrix.oracles import apply_factor, entered, factors
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
 from opmatrix.spectra.sparsity import Sparsity, sparsify
-from opmatrix.term import Operator, substitute
-from rewrites.command.pairs import Pairs, score_pairs
-from rewrites.command.report import Report, silence_stdout
-from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import Space, cheapest
-from rewrites.front.opening import source
-from rewrites.front.workload import Workload, calibration
+from rewrites.evaluate.pairs import Pairs, score_pairs
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import plainly
+from rewrites.phases import Report, silence_stdout
+from rewrites.pruning.removing import METRICS, Level, removed
+from rewrites.pruning.structured import split
 from rewrites.run import Run
-from rewrites.smaller.removing import METRICS, Level, removed
-from rewrites.smaller.units import split
+from rewrites.workload.resolve import source
+from rewrites.workload.workload import Workload, calibration
 
 COLUMNS = "technique", "metric", "layer_error", "cosine", "spearman_lost"
 NAMES = dict(zip(METRICS, ("OBS", "Wanda", "magnitude"), strict=True))

@@ -14,11 +14,11 @@ from formats.machine.model import this_machine
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians
-from rewrites.command.report import Report
 from rewrites.extraction import Infeasible
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.phases import Report
 from rewrites.run import Run
+from rewrites.workload.workload import Workload
 
 COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted", "spread"
 ERRORS = [0.01 * 1.25 ** step for step in range(24)]

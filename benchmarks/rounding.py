@@ -20,14 +20,14 @@ from opmatrix.display.tables import ms, table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure
 from opmatrix.patterns import Batch
-from rewrites.command.report import Report
-from rewrites.compiler.lower import Method
-from rewrites.front.differences import difference
-from rewrites.front.opening import source
-from rewrites.front.sites import fitter, sites
-from rewrites.front.workload import Workload
+from rewrites.approximate.sites import fitter, sites
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Method
+from rewrites.phases import Report
 from rewrites.run import Run
+from rewrites.verify.differences import difference
+from rewrites.workload.resolve import source
+from rewrites.workload.workload import Workload
 
 COLUMNS = "format", "ms", "share", "spread", "error", "megabytes"
 BASE = "int8"

@@ -19,18 +19,18 @@ import scipy.optimize  # noqa: F401
 from command import Figure, Parser, concluded, count, say, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
-from opmatrix.data import Promised
+from opmatrix.algebra.data import Promised
 from opmatrix.display.tables import table
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
-from rewrites.compiler.flat import factors
-from rewrites.compiler.lower import EXACT, Method
 from rewrites.compiler.search import Space, search
 from rewrites.extraction import Infeasible
-from rewrites.front.budgets import within
+from rewrites.flat import factors
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import EXACT, Method
+from rewrites.pareto.budgets import within
 
 COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s", "spread"
 HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"

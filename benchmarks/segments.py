@@ -13,8 +13,8 @@ from command import Figure, Parser, cell, concluded, count, spread, tabled, take
 from programs import Writer, embedding, fused_layer
 
 from formats import Dense
+from opmatrix.algebra.operators import relu, symbol
 from opmatrix.measure import measure
-from opmatrix.operators import relu, symbol
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.interpreted import write_term

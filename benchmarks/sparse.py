@@ -12,17 +12,17 @@ from command import Figure, Parser, concluded, count, say, share, shown, spread,
 
 from formats import FORMATS
 from formats.machine.model import this_machine
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import dense
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.compiler.lower import Method, plainly
 from rewrites.compiler.search import search
-from rewrites.front.differences import difference
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Method, plainly
+from rewrites.verify.differences import difference
 
 COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",
            "times_best_dense", "stored", "stored_dense", "allocated", "planned", "smallest_dense", "error", "spread")

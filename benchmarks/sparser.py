@@ -15,12 +15,12 @@ import command
 import numpy as np
 from command import Figure, Parser, concluded, count, number, readable, say, tabled, takes
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight
 from opmatrix.display.tables import table
-from opmatrix.operators import I, attention, const, rmsnorm, rotary, weight
 from opmatrix.patterns import Batch, causal, sequence
-from rewrites.compiler.sparser import LEFT_OUT, LONG
-from rewrites.front.points import Point
+from rewrites.compiler.sparse_attention import LEFT_OUT, LONG
+from rewrites.report.points import Point
 from rewrites.run import optimize
 
 COLUMNS = "tokens", "error asked", "program", "ms predicted", "ms measured", "error stated"

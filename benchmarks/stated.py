@@ -21,9 +21,9 @@ from opmatrix.files.saving import FRONT, REPORT
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
-from rewrites.front.differences import Change
-from rewrites.front.samples import TEXT_KINDS, make_lines
-from rewrites.front.stated import MIN_SENTENCES, Stated, change_cosines, uncovered
+from rewrites.verify.differences import Change
+from rewrites.workload.samples import TEXT_KINDS, make_lines
+from rewrites.workload.stated import MIN_SENTENCES, Stated, change_cosines, uncovered
 
 COLUMNS = ("kind", "tokens", "seen", "largest seen", "stated of all", "found of all", "stated worst", "fresh above",
            "largest ratio",

@@ -29,11 +29,11 @@ from opmatrix.measure import measure
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.command.report import Report
-from rewrites.compiler.price import Prices
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.price import Prices
+from rewrites.phases import Report
 from rewrites.run import Run
+from rewrites.workload.workload import Workload
 
 COLUMNS = "model", "workload", "program", "predicted_ms", "measured_ms", "wide", "as_calls_ms"
 NAMES = "names.json"

@@ -11,11 +11,11 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import sentences
-from rewrites.command.pairs import Pairs
+from rewrites.evaluate.pairs import Pairs
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"

@@ -4,7 +4,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from rewrites.command.commands import app
+from rewrites.cli.commands import app
 
 FILE = Path(__file__).with_name("commands.md")
 

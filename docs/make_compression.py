@@ -23,14 +23,14 @@ from quality import joined  # noqa: E402
 from formats.disk.files import replacing  # noqa: E402
 from formats.machine.model import this_machine  # noqa: E402
 from opmatrix.files.checkpoint import open_model  # noqa: E402
-from rewrites.command.pairs import Pairs  # noqa: E402
-from rewrites.command.report import Report, silence_stdout  # noqa: E402
-from rewrites.compiler.mixed import parse_mix  # noqa: E402
-from rewrites.front.opening import source  # noqa: E402
-from rewrites.front.sites import sites  # noqa: E402
-from rewrites.front.workload import Workload, calibration  # noqa: E402
+from rewrites.approximate.sites import sites  # noqa: E402
+from rewrites.evaluate.pairs import Pairs  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
+from rewrites.lower.mixed import parse_mix  # noqa: E402
+from rewrites.phases import Report, silence_stdout  # noqa: E402
 from rewrites.run import Run  # noqa: E402
+from rewrites.workload.resolve import source  # noqa: E402
+from rewrites.workload.workload import Workload, calibration  # noqa: E402
 
 FILE, POINTS, ERROR = HERE / "compression.json", 48, 0.02
 COMPOSED = "units", "heads", "int8"

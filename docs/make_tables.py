@@ -6,10 +6,10 @@ from pathlib import Path
 from formats import FORMATS
 from formats.machine.model import features
 from formats.machine.prices import LATER, PRICES
-from opmatrix.monoid import Monoid
-from opmatrix.monoids import MONOIDS
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.monoids import MONOIDS
+from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.term import KINDS, PROPERTIES, Kind
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS

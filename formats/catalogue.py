@@ -6,32 +6,32 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import FormatError
 from formats.core.epilogue import Epilogue
+from formats.storage.bf16 import BF16
+from formats.storage.bitmap import Bitmap
+from formats.storage.block import Block
+from formats.storage.blockdiagonal import BlockDiagonal
+from formats.storage.coo import COO
+from formats.storage.csc import CSC
+from formats.storage.csr import CSR
+from formats.storage.dense import Dense
+from formats.storage.half import Half
+from formats.storage.int4 import Int4
+from formats.storage.int8 import Int8
+from formats.storage.kronecker import Kronecker
+from formats.storage.lowrank import LowRank
+from formats.storage.lowranksparse import LowRankSparse
+from formats.storage.nm import NM
+from formats.storage.packed import Packed
+from formats.storage.q4_1 import Q4_1
+from formats.storage.sell import SELL
+from formats.storage.vectorwise import VectorWise
 
-from .bf16 import BF16
-from .bitmap import Bitmap
-from .block import Block
-from .blockdiagonal import BlockDiagonal
-from .coo import COO
-from .csc import CSC
-from .csr import CSR
-from .dense import Dense
 from .format import Format
-from .half import Half
-from .int4 import Int4
-from .int8 import Int8
-from .kronecker import Kronecker
-from .lowrank import LowRank
-from .lowranksparse import LowRankSparse
 from .masks import Mask
-from .nm import NM
-from .packed import Packed
 from .pairs.balancedint8 import BalancedInt8
 from .pairs.blockint8 import BlockInt8
 from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
-from .q4_1 import Q4_1
-from .sell import SELL
-from .vectorwise import VectorWise
 
 __all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Bitmap", "Block",
            "BlockDiagonal", "BlockInt8", "Dense", "Epilogue",

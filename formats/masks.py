@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 from formats.core.arrays import FormatError, aligned, picture, read_sizes
 from formats.core.sizes import Array, Later, blocks, ceiling, m, n, r, size, total_bytes, u2, u4
-
-from .csr import compression
+from formats.storage.csr import compression
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 BLOCK, MAX_BLOCK_SIDE = 64, 1024

@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from formats.core.errors import InputError as InputError
     from formats.select import choose as choose
     from formats.select import select as select
-    from opmatrix import monoids as monoids
+    from opmatrix.algebra import monoids as monoids
+    from opmatrix.algebra.monoid import *  # noqa: F403
+    from opmatrix.algebra.operators import *  # noqa: F403
+    from opmatrix.algebra.oracles import *  # noqa: F403
+    from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.storage import load as load
     from opmatrix.models import *  # noqa: F403
-    from opmatrix.monoid import *  # noqa: F403
-    from opmatrix.operators import *  # noqa: F403
-    from opmatrix.oracles import *  # noqa: F403
     from opmatrix.patterns import *  # noqa: F403
     from opmatrix.pipelines.cached import cached as cached
     from opmatrix.program import Program as Program
-    from opmatrix.term import *  # noqa: F403
     from rewrites.derivations.schedules import schedule as schedule
     from rewrites.extraction import Infeasible as Infeasible
     from rewrites.law import Law as _Law
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from rewrites.verify import VerificationError as VerificationError
     laws: tuple[_Law, ...]
 
-MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")          # all that is public in them
+# all that is public in them
+MODULES = ("algebra.operators", "patterns", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),
@@ -100,7 +101,8 @@ def __getattr__(name: str) -> Any:
                        *(each for module in MODULES for each in import_module(f"opmatrix.{module}").__all__)})
     if not name.startswith("_"):
         if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
-        if find_spec(f"opmatrix.{name}"): return import_module(f"opmatrix.{name}")
+        for inner in (f"opmatrix.{name}", f"opmatrix.algebra.{name}"):
+            if find_spec(inner): return import_module(inner)
         for module in MODULES:
             if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
     raise AttributeError(f"module 'opmatrix' has no attribute {name!r}: `help(opmatrix)` lists what there is")

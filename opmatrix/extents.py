@@ -108,7 +108,7 @@ class Extents(Mapping[Any, Any]):
 
 
 def as_entry(key: Any) -> ExtentName:
-    """The entry that is meant. A size may come as that of formats.core.sizes, of opmatrix.shapes, or as its name."""
+    """The entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
     if isinstance(key, Pairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
     raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or "

@@ -15,10 +15,11 @@ import numpy as np
 import sympy
 
 from formats.core.activation import ACTIVATIONS
-from opmatrix import monoids, patterns
-from opmatrix.data import Data
-from opmatrix.nodes import SCALAR_FUNCTIONS
-from opmatrix.operators import (
+from opmatrix import patterns
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.nodes import SCALAR_FUNCTIONS
+from opmatrix.algebra.operators import (
     I,
     const,
     given,
@@ -30,13 +31,13 @@ from opmatrix.operators import (
     turn,
     weight,
 )
-from opmatrix.operators import heads as split
-from opmatrix.oracles import dense
+from opmatrix.algebra.operators import heads as split
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import Shape, T, brief, space
+from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.relations import GIVEN, HELD
 from opmatrix.relations import relation as made_relation
-from opmatrix.shapes import Shape, T, brief, space
-from opmatrix.term import Operator
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
 FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # of monoids and patterns, as guards

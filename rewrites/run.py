@@ -9,41 +9,41 @@ from typing import Any
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
 from formats.machine.threads import in_threads
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians, peak
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.term import Operator
-from rewrites.approximation import Approximation
-from rewrites.command.aside import Aside
-from rewrites.command.report import Report
-from rewrites.compiler.detours import part_factors
-from rewrites.compiler.layers import Model, Part, outputs, parts
-from rewrites.compiler.lower import plainly
-from rewrites.compiler.mixed import Mix
-from rewrites.compiler.precision import check_precision, count_bytes
-from rewrites.compiler.representations import NUMBER_TYPES, Representable, check_budgets
+from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.search import Space, Structure, cheapest, search
+from rewrites.compiler.substitutions import part_factors
 from rewrites.derivations.gains import Group, added, group_laws
+from rewrites.evaluate.checked import check_programs, state_errors
+from rewrites.evaluate.goals import Goal, goals
+from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
-from rewrites.front.checked import check_programs, state_errors
-from rewrites.front.choice import allowed, choose
-from rewrites.front.goals import Goal, goals
-from rewrites.front.ladder import LARGE, Front, count_methods, describe_methods
-from rewrites.front.opening import calibrated, open_arguments
-from rewrites.front.points import Point, Result
-from rewrites.front.proposals import Choices, propose_methods
-from rewrites.front.quality import Quality, loosened
-from rewrites.front.tolls import Unseen, offered
-from rewrites.front.uncompiled import evaluated
-from rewrites.front.workload import Workload, check_output
+from rewrites.graph.layers import Model, Part, outputs, parts
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.smaller.removing import check_removal
-from rewrites.smaller.variants import Variant, carried, smaller, smaller_points
+from rewrites.lower.lower import plainly
+from rewrites.lower.mixed import Mix
+from rewrites.lower.precision import check_precision, count_bytes
+from rewrites.lower.representations import NUMBER_TYPES, Representable, check_budgets
+from rewrites.pareto.block_errors import Unseen, offered
+from rewrites.pareto.error_levels import LARGE, Front, count_methods, describe_methods
+from rewrites.pareto.proposals import Choices, propose_methods
+from rewrites.phases import Report
+from rewrites.pruning.removing import check_removal
+from rewrites.pruning.variants import Variant, carried, smaller, smaller_points
+from rewrites.report.choice import allowed, choose
+from rewrites.report.points import Point, Result
+from rewrites.report.uncompiled import evaluated
 from rewrites.verify.failure import VerificationError
+from rewrites.verify.forked_task import Aside
 from rewrites.verify.levels import Announce
+from rewrites.workload.resolve import calibrated, open_arguments
+from rewrites.workload.workload import Workload, check_output
 
 RUNS = 3                                                    # of which the most memory counts
 
@@ -357,7 +357,7 @@ class Run:
 
     def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]],
                rounds: int) -> Result:
-        """The best point within the budgets (rewrites/front/choice.py); Infeasible says how close the closest came."""
+        """The best point within the budgets (rewrites/report/choice.py); Infeasible says how close the closest came."""
         helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
         for point in self.points: point.laws = helpful
         within = allowed(self.points, asked, memory)

@@ -2,8 +2,8 @@
 other by a number of its own beside its name, which is for reading. Equal things are called alike, others never."""
 from typing import Any
 
-from opmatrix.data import Data
-from opmatrix.monoids import is_known
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import is_known
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation, parse_relation
 

@@ -1,8 +1,8 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof
 that two statements are equal (equal.py), not the search."""
-from opmatrix.operators import I, heads, product, row, total, turn
-from opmatrix.term import KINDS
-from rewrites.compiler.kinds import adjoint, behind, blank, by_head, joined, left, right
+from opmatrix.algebra.operators import I, heads, product, row, total, turn
+from opmatrix.algebra.term import KINDS
+from rewrites.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.law import (
     Sort,
     collect,

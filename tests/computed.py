@@ -11,23 +11,23 @@ from law_mutants import FREE
 from sympy import sympify
 
 from formats.core.activation import COMPILED
-from opmatrix.operators import I, const, given, pick, product, symbol, turn
+from opmatrix.algebra.operators import I, const, given, pick, product, symbol, turn
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import Operator, formula
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import some
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import sentences
 from opmatrix.runtime.operands import C, Tables
 from opmatrix.runtime.schedule import meaning, widen_value
-from opmatrix.shapes import Shape, T
-from opmatrix.term import Operator, formula
-from rewrites.compiler.egraph import saturate
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
-from rewrites.compiler.flat import flat
-from rewrites.compiler.lower import Call, Lowering, Method
-from rewrites.compiler.template import Template
+from rewrites.flat import flat
+from rewrites.graph.egraph import saturate
+from rewrites.graph.template import Template
 from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.lower import Call, Lowering, Method
 from rewrites.verify.numbers import Exact, Values
 
 VALUES = ("value", "scores", "column", "level", "varying")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from formats import kernels
+from opmatrix.algebra.term import Data
 from opmatrix.models import build
 from opmatrix.patterns import Batch
-from opmatrix.term import Data
 
 CONFIG = dict(
     model_type="bert",
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 def graphs_shared():
     """Where tests search at all."""
     with pytest.MonkeyPatch.context() as patch:
-        if "rewrites.compiler.layers" in sys.modules:
+        if "rewrites.graph.layers" in sys.modules:
             from explored import sharing
             sharing(patch)
         yield
@@ -58,7 +58,7 @@ def graphs_shared():
 def graphs_anew(monkeypatch):
     """For what is about making them."""
     from explored import anew
-    monkeypatch.setattr("rewrites.compiler.layers.Explorer.graph", anew)
+    monkeypatch.setattr("rewrites.graph.layers.Explorer.graph", anew)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from typing import Any
 from axioms import LAWS as AXIOMS
 from sympy import sympify
 
-from opmatrix.shapes import N
-from opmatrix.term import Operator
-from rewrites.compiler.egraph import engine, rules, saturate
-from rewrites.compiler.template import Template, quoted
+from opmatrix.algebra.shapes import N
+from opmatrix.algebra.term import Operator
+from rewrites.graph.egraph import engine, rules, saturate
+from rewrites.graph.template import Template, quoted
 from rewrites.law import FLAGS, Law, Name, normalised, right_linear
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid

@@ -1,7 +1,7 @@
 """A graph follows from the text of its laws and of its part: tests of one process make each once. What is about making
-it calls rewrites.compiler.egraph.saturate, or asks for the fixture `graphs_anew`."""
-from rewrites.compiler.egraph import prelude
-from rewrites.compiler.layers import Explorer
+it calls rewrites.graph.egraph.saturate, or asks for the fixture `graphs_anew`."""
+from rewrites.graph.egraph import prelude
+from rewrites.graph.layers import Explorer
 
 anew = Explorer.graph
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from opmatrix import monoids
-from opmatrix.operators import (
+from opmatrix.algebra import monoids
+from opmatrix.algebra.operators import (
     I,
     attention,
     blocks,
@@ -35,8 +35,8 @@ from opmatrix.operators import (
     weight,
     zero,
 )
+from opmatrix.algebra.term import Data, formula
 from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
-from opmatrix.term import Data, formula
 
 FUNCTIONS = (relu, gelu, silu, tanh, square, softplus, (square + 0.5) @ rsqrt, (square + 0.5) @ reciprocal)
 POLYNOMIAL = (relu, square)

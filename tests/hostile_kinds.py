@@ -13,21 +13,21 @@ from formats import FORMATS, Dense, Half
 from formats.core.errors import InputError
 from formats.machine.model import Machine, NotThisMachine, Rates, features, here
 from formats.machine.prices import PRICES
+from opmatrix.algebra.operators import given, product, softmax, symbol, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Data, formula
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.storage import PROGRAM, WEIGHTS
-from opmatrix.operators import given, product, softmax, symbol, weight
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.signature import Port
-from opmatrix.term import Data, formula
-from rewrites.command import environment
-from rewrites.command.pairs import Pairs
+from rewrites.approximate import error_cache as remember
+from rewrites.cli import environment
+from rewrites.evaluate.pairs import Pairs
+from rewrites.evaluate.reported import Reported
 from rewrites.extraction import serialised
-from rewrites.front import remember
-from rewrites.front.reported import Reported
 from rewrites.verify.certificate import certified
 
 BATCH, TEXTS = [[3, 4, 5], [6]], ["the bank", "a river runs dry"]

@@ -8,7 +8,7 @@ import numpy as np
 from equal import proved
 from law_mutants import Mutant, make_law, of_kernel
 
-from rewrites.compiler.egraph import engine
+from rewrites.graph.egraph import engine
 from rewrites.law import Law
 from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.graphs import TOLERANCE, check_seeded

@@ -9,7 +9,7 @@ import pytest
 import standin
 
 from rewrites import cli, run
-from rewrites.front import points
+from rewrites.report import points
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]
 

@@ -7,11 +7,11 @@ from functools import cache
 import mpmath
 import numpy as np
 
-from opmatrix import monoids
-from opmatrix.data import Data
-from opmatrix.monoid import Monoid
-from opmatrix.nodes import scalar_function
-from opmatrix.operators import (
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.nodes import scalar_function
+from opmatrix.algebra.operators import (
     I,
     centre,
     const,
@@ -29,10 +29,10 @@ from opmatrix.operators import (
     turn,
     weight,
 )
-from opmatrix.oracles import Entrywise, check_input
+from opmatrix.algebra.oracles import Entrywise, check_input
+from opmatrix.algebra.shapes import T, size
+from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Pattern, causal, everyone, mask, sequence, window
-from opmatrix.shapes import T, size
-from opmatrix.term import Operator, substitute
 from rewrites.proofs import refute
 from rewrites.proofs.equations import prove
 

@@ -1,7 +1,7 @@
 """Small transformers of random shape, their weights, and sentences for them."""
 import numpy as np
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
 
 MASKS = ("sequence", "sequence & causal", "sequence & window({})", "sequence & causal & window({})")
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from random_programs import LIMIT, OTHERS, PLAIN, VOCABULARY, Choices, Grower, size
 
-from opmatrix import operators
+from opmatrix.algebra import operators
+from opmatrix.algebra.operators import I, given, pick, product, weight
+from opmatrix.algebra.term import Data, Operator, Value
 from opmatrix.extents import collect_needs
-from opmatrix.operators import I, given, pick, product, weight
 from opmatrix.patterns import Batch, mask, sequence
-from opmatrix.term import Data, Operator, Value
-from rewrites.compiler.layers import outputs
+from rewrites.graph.layers import outputs
 
 WIDTHS = 1, 2, 3, 4, 6, 8, 12, 32, 64
 WIDEST, LONGEST, SPACE_ROWS = 64, 5, 4

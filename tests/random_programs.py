@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from opmatrix import monoids, operators
-from opmatrix.extents import collect_needs
-from opmatrix.monoids import MONOIDS
-from opmatrix.operators import (
+from opmatrix.algebra import monoids, operators
+from opmatrix.algebra.monoids import MONOIDS
+from opmatrix.algebra.operators import (
     I,
     centre,
     cols,
@@ -25,15 +24,16 @@ from opmatrix.operators import (
     total,
     weight,
 )
-from opmatrix.oracles import Dense, dense, entrywise
+from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.term import KINDS, Data, formula, read
+from opmatrix.extents import collect_needs
 from opmatrix.patterns import Batch, causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.program import Program
-from opmatrix.term import KINDS, Data, formula, read
-from rewrites.compiler.egraph import fitting, saturate
-from rewrites.compiler.flat import flat
 from rewrites.compiler.search import search
-from rewrites.compiler.template import Template
 from rewrites.extraction import Infeasible
+from rewrites.flat import flat
+from rewrites.graph.egraph import fitting, saturate
+from rewrites.graph.template import Template
 from rewrites.law import apart
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import unrounded, verify_steps

@@ -4,7 +4,7 @@ from functools import cache
 import numpy as np
 from checkpoints import CONFIG, arrays
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
 from opmatrix.extents import collect_needs
 from opmatrix.models import build
 from opmatrix.patterns import Batch

@@ -6,20 +6,20 @@ from numpy.typing import NDArray
 
 import opmatrix as om
 from formats import FORMATS, Epilogue, Format, from_arrays
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.operators import I, const, layernorm, relu, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.measure import measure, medians
-from opmatrix.monoid import Monoid
-from opmatrix.operators import I, const, layernorm, relu, weight
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Spectrum
-from opmatrix.term import Operator
 from rewrites import optimize
 from rewrites.extraction import Extraction, Node, Problem, extract
-from rewrites.front.points import Point, Result
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
+from rewrites.report.points import Point, Result
 
 
 def stored(W: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,10 +14,10 @@ class Activation(NamedTuple):
     """A function of a number. `function` is its meaning: of float64 arrays, and of single numbers of any kind (of
     intervals, too), so it is plain arithmetic and functions of numpy. `spread` bounds, entry by entry, how far
     function(y) is off where y is off by at most `error`. `operations` are those of one number, `properties` those of
-    the operator (opmatrix/properties.py). `vector` names its vector code in formats/kernels/rows/activations.py,
-    `rough` one that is no more exact than ROUGH_ERROR; without vector code it runs as a term, in float64. `called` are
-    its names in configurations of checkpoints. `everywhere`: it has a value at every number, so laws are tried with
-    it."""
+    the operator (opmatrix/algebra/properties.py). `vector` names its vector code in
+    formats/kernels/rows/activations.py, `rough` one that is no more exact than ROUGH_ERROR; without vector code it
+    runs as a term, in float64. `called` are its names in configurations of checkpoints. `everywhere`: it has a value
+    at every number, so laws are tried with it."""
     function: Callable[[Any], Any]
     spread: Callable[[Reals, Reals], Reals]
     operations: int

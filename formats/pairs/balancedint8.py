@@ -11,8 +11,8 @@ from formats.core.layout import MIXED, PANEL, VECTOR
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
-from formats.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, row_rounding, unsound
-from formats.packed import Packed
+from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, row_rounding, unsound
+from formats.storage.packed import Packed
 
 LARGEST = 2.0 ** 20                                          # of what balances an input, and one over the smallest
 

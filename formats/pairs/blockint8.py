@@ -1,10 +1,10 @@
 """Sparse blocks of bytes: tiles of the size that registers and vectors take."""
 import numpy as np
 
-from formats.block import Block, tiles
 from formats.core.sizes import T, blocks, ceiling, f4, n, p, u1, u4
-from formats.csr import compression
 from formats.format import Format
+from formats.storage.block import Block, tiles
+from formats.storage.csr import compression
 
 from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 

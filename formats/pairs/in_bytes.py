@@ -10,8 +10,8 @@ from formats.core.arrays import Floats, FormatError
 from formats.core.layout import PANEL
 from formats.core.sizes import ON_NUMBERS, Size
 from formats.format import Format, options
-from formats.int8 import UNIT, bound_error, by_row, quantised, scale_groups
-from formats.packed import Packed
+from formats.storage.int8 import UNIT, bound_error, by_row, quantised, scale_groups
+from formats.storage.packed import Packed
 
 COLUMN, DEEP = 1 << 30, 1 << 17                              # a group of all inputs; inputs whose sums of bytes are
                                                              # int32

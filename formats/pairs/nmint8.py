@@ -6,7 +6,7 @@ import numpy as np
 from formats.core.arrays import FormatError
 from formats.core.sizes import T, ceiling, f4, kept, n, p, u1
 from formats.format import Format
-from formats.nm import NM
+from formats.storage.nm import NM
 
 from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.data import Promised
+from opmatrix.algebra.data import Promised
+from opmatrix.algebra.oracles import dense, factors
+from opmatrix.algebra.shapes import Shape, brief
+from opmatrix.algebra.term import Operator
 from opmatrix.display.show import row_operands
-from opmatrix.oracles import dense, factors
-from opmatrix.shapes import Shape, brief
-from opmatrix.term import Operator
 
 LIMIT = 8                                                   # rows and columns of entries that are shown
 

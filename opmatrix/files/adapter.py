@@ -10,11 +10,11 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
-from opmatrix.data import Data, Promised
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.files.tensors import Tensor, header
 
 if TYPE_CHECKING:
-    from opmatrix.term import Operator
+    from opmatrix.algebra.term import Operator
 
 CONFIG, MATRICES = "adapter_config.json", "adapter_model.safetensors"
 STEM, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -98,8 +98,8 @@ class Additions:
     def put(self, model: "Operator") -> "Operator":
         """The model with x @ (W + Aᵀ Bᵀ · scale) for every weight that has a pair. Raises InputError for a pair whose
         weight the model does not have, or has in another shape."""
-        from opmatrix.operators import weight
-        from opmatrix.term import substitute
+        from opmatrix.algebra.operators import weight
+        from opmatrix.algebra.term import substitute
         holders: dict[str, list[Operator]] = {module: [] for module in self.pairs}
         for node in model.walk():
             for data in (each.base or each for each in node.attributes if isinstance(each, Data)):

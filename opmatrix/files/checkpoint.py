@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json, read_text
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
 from opmatrix.files.tensors import Tensor, header
@@ -19,8 +19,8 @@ from opmatrix.pipelines.pooling import LAST, Pooling
 from opmatrix.pipelines.text import Tokenizer
 
 if TYPE_CHECKING:
+    from opmatrix.algebra.term import Operator
     from opmatrix.models.config import Layout
-    from opmatrix.term import Operator
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
@@ -176,8 +176,8 @@ class Checkpoint:
         with its pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit
         one another, where the weights hold a tensor of the model's own parts that it does not use, and for the
         embedding of a model that answers by a head."""
+        from opmatrix.algebra.shapes import ShapeError
         from opmatrix.models import build, head
-        from opmatrix.shapes import ShapeError
         used: set[Tensor] = set()
         beside = self.adapter and Additions(self.adapter, self.prefix)
 

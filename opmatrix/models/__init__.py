@@ -3,7 +3,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from formats.core.errors import InputError
-from opmatrix.data import Data, Promised
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.operators import weight
+from opmatrix.algebra.term import Operator
 from opmatrix.models.bert import bert, distilbert, roberta
 from opmatrix.models.config import Layout, one_of, settings
 from opmatrix.models.gpt2 import gpt2
@@ -12,8 +14,6 @@ from opmatrix.models.mistral import mistral
 from opmatrix.models.pangu import pangu_alpha, pangu_embedded
 from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.transformer import transformer
-from opmatrix.operators import weight
-from opmatrix.term import Operator
 
 __all__ = ["FAMILIES", "build", "promised"]
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
-from opmatrix.shapes import brief
+from opmatrix.algebra.shapes import brief
 
 MISSING = object()                                          # the default of a key that must be there
 INT32_MAX = 2 ** 31 - 1

@@ -2,6 +2,7 @@
 from functools import reduce
 from operator import matmul
 
+from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
 from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,
@@ -15,7 +16,6 @@ from opmatrix.models.config import (
     whole,
     wrong,
 )
-from opmatrix.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
 
 SCORES_SCALED = "scores are divided by the root of a head's columns here"

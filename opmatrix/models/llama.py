@@ -2,9 +2,9 @@
 from functools import reduce
 from operator import matmul
 
+from opmatrix.algebra.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
 from opmatrix.models import rope
 from opmatrix.models.config import NOT_QUANTISED, Layout, declares, flag, one_of, optional, real, whole, wrong
-from opmatrix.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
 from opmatrix.patterns import causal, sequence
 
 GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",

@@ -2,10 +2,10 @@
 from functools import reduce
 from operator import matmul
 
+from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
 from opmatrix.models.config import declares, flag, never, one_of, optional, real, whole, wrong
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
-from opmatrix.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
 
 

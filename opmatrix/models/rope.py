@@ -1,8 +1,8 @@
 """RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
 import numpy as np
 
+from opmatrix.algebra.operators import rotate
 from opmatrix.models.config import Key, flag, one_of, optional, real, settings, whole, wrong
-from opmatrix.operators import rotate
 
 MAX_TABLE_NUMBERS = 1 << 25                                 # numbers of a table: positions × columns that turn
 OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))

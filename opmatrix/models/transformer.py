@@ -9,8 +9,7 @@ silu, gated, no bias, rotary, "sequence & causal"."""
 from functools import reduce
 from operator import matmul
 
-from opmatrix.models.config import Key, declares, flag, one_of, real, whole, wrong
-from opmatrix.operators import (
+from opmatrix.algebra.operators import (
     ACTIVATIONS,
     I,
     affine,
@@ -24,6 +23,7 @@ from opmatrix.operators import (
     rotary,
     weight,
 )
+from opmatrix.models.config import Key, declares, flag, one_of, real, whole, wrong
 from opmatrix.pattern_text import parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"

@@ -8,9 +8,11 @@ k)`, and a row sees what its sequence holds: `among(HELD)`."""
 from collections.abc import Callable
 
 from formats.core.errors import InputError
-from opmatrix.monoids import softmax, sum
-from opmatrix.operators import I, given, product, turn
-from opmatrix.oracles import factors
+from opmatrix.algebra.monoids import softmax, sum
+from opmatrix.algebra.operators import I, given, product, turn
+from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.shapes import H, brief
+from opmatrix.algebra.term import Operator
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import among, everyone
 from opmatrix.program import OUTPUT, Program, Step
@@ -19,9 +21,7 @@ from opmatrix.runtime.kernels import CAUSAL
 from opmatrix.runtime.operands import C, Heads
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
-from opmatrix.shapes import H, brief
 from opmatrix.signature import Port
-from opmatrix.term import Operator
 
 ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed"
 

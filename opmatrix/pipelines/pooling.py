@@ -80,9 +80,9 @@ class Pooling:
 
     def operator(self) -> Any:
         """The same as a term of the algebra, from rows of tokens to a row a sequence."""
-        from opmatrix.monoids import max, mean
-        from opmatrix.operators import given, pick, product, row, unit_length
-        from opmatrix.term import formula
+        from opmatrix.algebra.monoids import max, mean
+        from opmatrix.algebra.operators import given, pick, product, row, unit_length
+        from opmatrix.algebra.term import formula
         terms = {"cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
                  "max": lambda x: product(given("members"), x, over=max),
                  "mean": lambda x: product(given("members"), x, over=mean),

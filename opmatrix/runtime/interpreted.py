@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
-from opmatrix.monoids import is_known
-from opmatrix.oracles import Dense, needed
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import is_known
+from opmatrix.algebra.oracles import Dense, needed
+from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
+from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.runtime.terms import measured, parse_operator
-from opmatrix.shapes import Shape, ShapeError, Space, T, space
-from opmatrix.term import Operator, read
 
 Doubles = NDArray[np.float64]
 MAX_OPERANDS = 8                                            # values of a step, and arrays

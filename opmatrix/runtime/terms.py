@@ -7,16 +7,16 @@ from math import prod
 from typing import Any, get_args
 
 from formats.disk.files import parse_json
-from opmatrix import monoids
-from opmatrix.data import Data
-from opmatrix.nodes import LASTING
-from opmatrix.operators import symbol
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.operators import symbol
+from opmatrix.algebra.shapes import H, N, Shape, ShapeError, Space, T, expression, space
+from opmatrix.algebra.term import KINDS, Operator, read
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, relation
-from opmatrix.shapes import H, N, Shape, ShapeError, Space, T, expression, space
 from opmatrix.signature import WIDEST
-from opmatrix.term import KINDS, Operator, read
 
 MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes, and how many of them within one another
 READINGS = 10_000                                           # of nodes, each at one value

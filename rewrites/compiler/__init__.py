@@ -1,1 +1,1 @@
-"""From a model to its cheapest equal program: parts, graphs, prices, extraction, emission."""
+"""From a model to its cheapest equal program: the exact search, blocks that may be substituted, emission of steps."""

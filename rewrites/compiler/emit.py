@@ -11,16 +11,16 @@ import numpy as np
 from formats import FORMATS
 from formats.core.activation import COMPILED
 from formats.machine.threads import in_threads
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
 from opmatrix.program import Step
 from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Scores
-from rewrites.compiler.calls import attributes as given
-from rewrites.compiler.calls import list_kernels
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.kinds import as_array
-from rewrites.compiler.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
+from rewrites.kinds import as_array
+from rewrites.lower.calls import attributes as given
+from rewrites.lower.calls import list_kernels
+from rewrites.lower.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its
                                                             # content

@@ -9,8 +9,8 @@ from formats.core.arrays import storable
 from formats.core.errors import InputError
 from opmatrix.spectra.gram import Seen, whitened
 from opmatrix.spectra.propose import Candidate
-from rewrites.approximation import Approximation
-from rewrites.compiler.lower import DIAGONAL, FITTED, Method
+from rewrites.compiler.approximation import Approximation
+from rewrites.lower.lower import DIAGONAL, FITTED, Method
 
 WeightKey = tuple[int, int, str]                            # part, class and layout of a weight
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
+from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes
 from opmatrix.extents import Extents, counted, patterns
 from opmatrix.models import promised
-from opmatrix.term import Operator
 from opmatrix.weightless import Planned
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -7,24 +7,24 @@ from math import inf, isfinite
 from typing import Any
 
 from formats.core.errors import InputError
-from opmatrix.data import Data, Promised
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.extents import Extents
 from opmatrix.program import OUTPUT, Program
 from opmatrix.runtime.order import ordered
 from opmatrix.signature import Port
 from opmatrix.weightless import Planned
-from rewrites.compiler.borders import FULL
-from rewrites.compiler.detours import Detour
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.layers import Explorer, Model, Part, outputs, parts, spine, states
-from rewrites.compiler.lower import TURNED, Content, Lowering, Method, Use, leaf
-from rewrites.compiler.mixed import Mean, Mix, priced
-from rewrites.compiler.price import Machine, Prices
-from rewrites.compiler.representations import Representable, content
-from rewrites.compiler.sharing import Others, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
+from rewrites.compiler.substitutions import Detour
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
+from rewrites.graph.interfaces import FULL
+from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.law import Law
+from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
+from rewrites.lower.mixed import Mean, Mix, priced
+from rewrites.lower.price import Machine, Prices
+from rewrites.lower.representations import Representable, content
+from rewrites.lower.sharing import Others, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
 TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one

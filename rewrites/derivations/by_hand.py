@@ -7,15 +7,15 @@ from functools import cache, cached_property
 from typing import Any
 
 from formats.core.errors import InputError
-from rewrites.compiler.borders import FULL
-from rewrites.compiler.egraph import ENGINES, Graph, engine, freeze, keep_imported
-from rewrites.compiler.layers import Part
-from rewrites.compiler.lower import Lowering
 from rewrites.derivations.derivation import Step, unify
 from rewrites.derivations.finding import Bound, Deriver, sides
 from rewrites.derivations.trees import Forest, Tree
 from rewrites.derivations.wording import occurrences
+from rewrites.graph.egraph import ENGINES, Graph, engine, freeze, keep_imported
+from rewrites.graph.interfaces import FULL
+from rewrites.graph.layers import Part
 from rewrites.law import MARK, Law
+from rewrites.lower.lower import Lowering
 
 Kinds = tuple[dict[str, tuple[str, ...]], ...]
 BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds of a graph, applications to a program

@@ -4,15 +4,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from rewrites.approximation import by
-from rewrites.compiler.borders import FULL
-from rewrites.compiler.lower import Call, Method, Stored, Use
+from rewrites.compiler.approximation import by
 from rewrites.compiler.search import Structure
 from rewrites.derivations import wording
 from rewrites.derivations.derivation import Derivation, Otherwise
 from rewrites.derivations.finding import derive
 from rewrites.extraction import Extraction
+from rewrites.graph.interfaces import FULL
 from rewrites.law import APPROXIMATE, Law
+from rewrites.lower.lower import Call, Method, Stored, Use
 
 
 @dataclass(frozen=True)

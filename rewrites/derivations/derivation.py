@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.term import Operator, substitute
-from rewrites.compiler.egraph import Node, build
-from rewrites.compiler.template import sizes_of
+from opmatrix.algebra.term import Operator, substitute
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.graph.egraph import Node, build
+from rewrites.graph.template import sizes_of
 from rewrites.law import APPROXIMATE, Law, is_variable
 from rewrites.spelling import spelled
 from rewrites.verify.failure import VerificationError

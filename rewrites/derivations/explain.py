@@ -12,10 +12,10 @@ from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.saving import DERIVATION, FRONT, REPORT
 from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.program import Program
-from rewrites.command.report import Report
 from rewrites.derivations.gains import join_names, saves
 from rewrites.derivations.retelling import again, find_steps
-from rewrites.front.reported import Reported
+from rewrites.evaluate.reported import Reported
+from rewrites.phases import Report
 
 SHOWN_STEPS = 14                                            # steps: about a layer
 REPEATS = 3                                                 # measurements, which have to agree on what a law saves
@@ -25,7 +25,8 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
             **given: Path | None) -> str:
     """The report on a saved program, chosen or of the front beside it, for the workload that it was made for; `full`:
     with every step of its derivation, and the program before it. `given` are the user's files that took part: laws,
-    text, texts (rewrites.front.reported). `model` is where the checkpoint is now; without it, where the program says.
+    text, texts (rewrites.evaluate.reported). `model` is where the checkpoint is now; without it, where the program
+    says.
     Raises InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
     with report.phase("model"):
         program, (found, kept) = Program.load(directory), reported(directory)

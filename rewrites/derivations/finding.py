@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from opmatrix.term import Operator
-from rewrites.compiler.lower import Lowering
+from opmatrix.algebra.term import Operator
 from rewrites.derivations.derivation import Derivation, Step, same_attributes
 from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
 from rewrites.law import IMPLEMENTATION, Law, is_variable
+from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
 
 Bound = dict[str, Any]                                      # variable of a law -> class, or name of an attribute

@@ -10,10 +10,10 @@ from formats import FORMATS, Dense
 from opmatrix.measure import noisy, quartiles
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
-from rewrites.front.choice import choose
+from rewrites.report.choice import choose
 
 if TYPE_CHECKING:
-    from rewrites.front.points import Point
+    from rewrites.report.points import Point
 
 Group = tuple[tuple[str, ...], Structure]                    # laws, and a program without one of them
 SAME = 1e-9                                                 # relative: predicted seconds that are the same sum

@@ -12,24 +12,24 @@ from opmatrix.display.progress import unheard
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.command.report import Report
-from rewrites.command.user import UserDeclarations, load_laws
-from rewrites.compiler.lower import TURNED
+from rewrites.approximate.sites import sites
+from rewrites.approximate.trials import changed
 from rewrites.compiler.search import Structure
 from rewrites.derivations.chain import chain, nearly
 from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
-from rewrites.front.differences import difference
-from rewrites.front.opening import adapter_of, calibrated, source
-from rewrites.front.points import Point
-from rewrites.front.proposals import Choices
-from rewrites.front.reported import Reported
-from rewrites.front.sites import sites
-from rewrites.front.trials import changed
-from rewrites.front.workload import Workload
+from rewrites.evaluate.reported import Reported
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.lower.lower import TURNED
+from rewrites.pareto.proposals import Choices
+from rewrites.phases import Report
+from rewrites.report.points import Point
 from rewrites.run import Run
+from rewrites.verify.differences import difference
+from rewrites.verify.user_laws import UserDeclarations, load_laws
+from rewrites.workload.resolve import adapter_of, calibrated, source
+from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
 

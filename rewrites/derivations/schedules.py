@@ -9,22 +9,19 @@ import numpy as np
 
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes, ms, percent, table
 from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import open_model
-from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.scheme import Running
-from opmatrix.term import Operator
-from rewrites.approximation import Approximation
-from rewrites.compiler.borders import FULL
+from rewrites.approximate.sites import fitter, sites
+from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.layers import Part, check_possible, parts
-from rewrites.compiler.lower import Call, Lowering, Method, Use, plainly
-from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.search import Structure, search
 from rewrites.derivations.by_hand import Applied, Rewrite, apply_stages, refusal
 from rewrites.derivations.chain import Chain, describe_method
@@ -34,13 +31,16 @@ from rewrites.derivations.stages import Stage, Store, Tile, find_law
 from rewrites.derivations.trees import READ, Tree
 from rewrites.derivations.wording import TRUST, Writer
 from rewrites.extraction import Extraction, Infeasible, extract
-from rewrites.front.differences import difference
-from rewrites.front.opening import source
-from rewrites.front.sites import fitter, sites
-from rewrites.front.workload import Workload
+from rewrites.graph.interfaces import FULL
+from rewrites.graph.layers import Part, check_possible, parts
 from rewrites.law import PARTITION, Law, apart
+from rewrites.lower.lower import Call, Lowering, Method, Use, plainly
+from rewrites.lower.price import Machine, Prices
 from rewrites.verify import VerificationError, verify_laws
+from rewrites.verify.differences import difference
 from rewrites.verify.programs import oracle, unrounded, verify_approximate, verify_exact, verify_structure
+from rewrites.workload.resolve import source
+from rewrites.workload.workload import Workload
 
 MAX_TILE_KEYS, EQUAL = 4096, 1e-9                           # keys of a tile, and how equal splits of attention are
 VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; what float32 rounds

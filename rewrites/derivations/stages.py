@@ -3,7 +3,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from formats.core.errors import InputError
-from rewrites.approximation import Approximation
+from rewrites.compiler.approximation import Approximation
 from rewrites.derivations.by_hand import Kinds, Rewrite
 from rewrites.law import Law, find
 from rewrites.laws import EXACT_LAWS

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from opmatrix.term import Operator
-from rewrites.compiler.egraph import Graph, Node, fitting
-from rewrites.compiler.lower import Call, Lowering, Method, Use
-from rewrites.compiler.match import attribute_variable, orders
+from opmatrix.algebra.term import Operator
 from rewrites.extraction import Extraction
+from rewrites.graph.egraph import Graph, Node, fitting
+from rewrites.graph.match import attribute_variable, orders
 from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.lower import Call, Lowering, Method, Use
 
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands

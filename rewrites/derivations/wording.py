@@ -4,10 +4,10 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from opmatrix.data import Data
-from opmatrix.shapes import Shape, ShapeError
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import Shape, ShapeError
+from opmatrix.algebra.term import KINDS, NAMES, Operator
 from opmatrix.signature import Port
-from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivations.derivation import Derivation, Step, unify
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.law import APPROXIMATE, Law

@@ -1,6 +1,6 @@
 """Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
-from opmatrix.operators import I, heads, product, repeat, total, turn
-from rewrites.compiler.kinds import adjoint, by_head
+from opmatrix.algebra.operators import I, heads, product, repeat, total, turn
+from rewrites.kinds import adjoint, by_head
 from rewrites.law import (
     SIMPLIFY,
     collect,

@@ -1,6 +1,6 @@
 """Kernels with an epilogue: a head, what the kernel starts with, then stages over the rows that it gives. A stage is
 declared once, by a function of the rows y and its operands; a chain of stages behind a head is an implementation, made
-when a graph is found to hold it (rewrites/compiler/match.py)."""
+when a graph is found to hold it (rewrites/graph/match.py)."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, reduce
@@ -8,9 +8,9 @@ from operator import add, or_
 from typing import Any
 
 from formats.core.stage import STAGES as FUSED
-from opmatrix.operators import I, layernorm, rmsnorm, total
+from opmatrix.algebra.operators import I, layernorm, rmsnorm, total
+from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.term import Operator
 from rewrites.law import (
     Sort,
     constant,

@@ -1,6 +1,6 @@
 """Class facts: what is known of the value that a class denotes, as egglog rules. They are properties, which kinds
-declare (opmatrix/nodes.py, properties.py): each predicate is asked what is the least that its operands must be, and
-that is a rule. Facts describe a value, so they pass through an approximation from its original, never from its
+declare (opmatrix/algebra/nodes.py, properties.py): each predicate is asked what is the least that its operands must
+be, and that is a rule. Facts describe a value, so they pass through an approximation from its original, never from its
 replacement.
 
 Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from opmatrix.term import KINDS, PROPERTIES, Kind, Operator
+from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.law import FLAGS
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)

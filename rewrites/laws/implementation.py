@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 
-from opmatrix import monoids
-from opmatrix.monoids import mean, softmax
-from opmatrix.operators import I, given, heads, pick, product, turn, unit_length
-from opmatrix.operators import repeat as repeated
+from opmatrix.algebra import monoids
+from opmatrix.algebra.monoids import mean, softmax
+from opmatrix.algebra.operators import I, given, heads, pick, product, turn, unit_length
+from opmatrix.algebra.operators import repeat as repeated
+from opmatrix.algebra.term import Operator
 from opmatrix.relations import SLOTS
-from opmatrix.term import Operator
-from rewrites.compiler import kinds
+from rewrites import kinds
 from rewrites.law import (
     Sort,
     constant,

@@ -1,5 +1,5 @@
 """Products that share their input are one, with the weights side by side. Directed by who reads them together."""
-from rewrites.compiler.kinds import behind, blank, joined, left
+from rewrites.kinds import behind, blank, joined, left
 from rewrites.law import JOIN, collect, constant, h, k, law, matrix, n, p, q, value
 
 BLOCKS = "block matrices"

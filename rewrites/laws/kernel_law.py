@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from opmatrix.data import Data
-from opmatrix.operators import I
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I
+from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Stack
-from opmatrix.term import Operator
-from rewrites.compiler.flat import flat
+from rewrites.flat import flat
 from rewrites.law import IMPLEMENTATION, Sort, stand_in
 
 
@@ -17,7 +17,7 @@ from rewrites.law import IMPLEMENTATION, Sort, stand_in
 class Implementation:
     """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side.
     Each takes the variables that its signature names; what it still lacks the one before it gives. An attribute may be
-    a function of what a call is about (rewrites/compiler/calls.py). `single`: one operator alone, which an import
+    a function of what a call is about (rewrites/lower/calls.py). `single`: one operator alone, which an import
     without fusion runs."""
 
     name: str

@@ -1,5 +1,5 @@
 """The near-ring: composition distributes over sums from the left always, from the right where the factor is linear."""
-from opmatrix.operators import I
+from opmatrix.algebra.operators import I
 from rewrites.law import (
     NORMALISE,
     SIMPLIFY,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.oracles import Entrywise, check_input
+from opmatrix.algebra.oracles import Entrywise, check_input
+from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Batch
-from opmatrix.term import Operator
 
 SURE_BITS = 32                                              # of a number that somebody wrote down and no sum rounded
 UNSURE = 2.0 ** -50                                         # relative: what a number of more bits may have lost

@@ -13,11 +13,11 @@ from typing import Any
 
 import sympy
 
-from opmatrix import monoids
-from opmatrix.shapes import H, N
-from opmatrix.term import KINDS, Operator
-from rewrites.compiler.egraph import ENGINES, SCHEDULE, engine, rules
-from rewrites.compiler.template import Template, quoted
+from opmatrix.algebra import monoids
+from opmatrix.algebra.shapes import H, N
+from opmatrix.algebra.term import KINDS, Operator
+from rewrites.graph.egraph import ENGINES, SCHEDULE, engine, rules
+from rewrites.graph.template import Template, quoted
 from rewrites.law import Law
 from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.reading import are_numbers, read_both

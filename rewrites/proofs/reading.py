@@ -3,14 +3,14 @@ which nothing is known. A composition is then applied factor by factor, and a su
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from opmatrix import monoids
-from opmatrix.nodes import LASTING
-from opmatrix.operators import I, symbol
+from opmatrix.algebra import monoids
+from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.operators import I, symbol
+from opmatrix.algebra.shapes import H, N, Shape, ShapeError, T, size, space, untaken
+from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
-from opmatrix.shapes import H, N, Shape, ShapeError, T, size, space, untaken
-from opmatrix.term import KINDS, Operator
-from rewrites.compiler.kinds import behind, joined, left, right
+from rewrites.kinds import behind, joined, left, right
 from rewrites.proofs.value_kinds import below
 
 PURE = {*LASTING.values(), below, behind, joined, left, right}      # kinds that read x through their operands alone

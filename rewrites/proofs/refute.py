@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sympy import Expr, Symbol, sympify
 
-from opmatrix.data import Data
-from opmatrix.operators import I, const, gelu, heads, ones, product, relu, turn, weight
-from opmatrix.oracles import dense, entrywise
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, const, gelu, heads, ones, product, relu, turn, weight
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.shapes import H, N, Shape, Space, T, untaken
+from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Batch
-from opmatrix.shapes import H, N, Shape, Space, T, untaken
-from opmatrix.term import Operator
-from rewrites.compiler.template import Template
+from rewrites.graph.template import Template
 from rewrites.law import INPUT, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose
 from rewrites.verify.graphs import batch as draw_batch

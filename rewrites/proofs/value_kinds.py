@@ -3,11 +3,11 @@ from functools import reduce
 
 import numpy as np
 
-from opmatrix.data import Data
-from opmatrix.nodes import PRESERVED
-from opmatrix.operators import cols, combinator, const
-from opmatrix.shapes import Shape
-from opmatrix.term import Operator
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.nodes import PRESERVED
+from opmatrix.algebra.operators import cols, combinator, const
+from opmatrix.algebra.shapes import Shape
+from opmatrix.algebra.term import Operator
 
 
 @combinator(at_x=2, constant=lambda a, b: a.constant and b.constant,

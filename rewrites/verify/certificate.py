@@ -1,5 +1,5 @@
 """The certificate of a program: what was verified, on which inputs, within which bounds, and by what. JSON that is
-stored with the program, and enough to do it again (rewrites.command.recheck)."""
+stored with the program, and enough to do it again (rewrites.evaluate.recheck)."""
 import hashlib
 import json
 import platform

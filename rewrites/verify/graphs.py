@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from sympy import Symbol
 
-from opmatrix.data import Data
-from opmatrix.operators import symbol, weight
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import symbol, weight
+from opmatrix.algebra.shapes import Shape, T, brief
+from opmatrix.algebra.term import PROPERTIES, Operator
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.relations import GIVEN, Relation
-from opmatrix.shapes import Shape, T, brief
 from opmatrix.signature import Port
-from opmatrix.term import PROPERTIES, Operator
-from rewrites.compiler.egraph import Graph, Node, build, fitting, saturate
-from rewrites.compiler.flat import flat
-from rewrites.compiler.lower import Lowering
-from rewrites.compiler.template import Template, quoted
+from rewrites.flat import flat
+from rewrites.graph.egraph import Graph, Node, build, fitting, saturate
+from rewrites.graph.template import Template, quoted
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
+from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
 from rewrites.verify.numbers import Exact, Values
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from formats.format import Format
 from formats.machine.threads import limit, threads
+from opmatrix.algebra.term import Operator
 from opmatrix.files.certified import MAX_INPUT_ROWS
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
-from opmatrix.term import Operator
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, name
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rewrites.compiler.template import Template
+from rewrites.graph.template import Template
 from rewrites.law import Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded, seeded, small

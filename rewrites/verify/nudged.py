@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.data import Data
-from opmatrix.oracles import Dense, dense, entered
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import Dense, dense, entered
+from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Batch
-from opmatrix.term import Operator, read
 
 NUDGES = 8                                                  # of which the root mean square counts
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.oracles import Dense
+from opmatrix.algebra.oracles import Dense
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Batch
-from opmatrix.shapes import Shape, T
-from opmatrix.term import Operator, read
 
 FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
 TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),

@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
 from formats.machine.threads import limit
-from opmatrix.data import Data
-from opmatrix.oracles import dense
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, bound, widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
-from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.lower import Method, Stored
 from rewrites.compiler.search import Structure
-from rewrites.front.differences import ratio
+from rewrites.lower.lower import Method, Stored
+from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.nudged import moved, row_scales
 

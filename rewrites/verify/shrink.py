@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, symbol, weight
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.show import labels, text
-from opmatrix.operators import I, symbol, weight
-from opmatrix.shapes import Shape, T
-from opmatrix.term import Operator, substitute
-from rewrites.compiler.egraph import engine, saturate
-from rewrites.compiler.flat import flat
-from rewrites.compiler.template import Template, shrunken, sizes_of
+from rewrites.flat import flat
+from rewrites.graph.egraph import engine, saturate
+from rewrites.graph.template import Template, shrunken, sizes_of
 from rewrites.law import ROWS, Law
 from rewrites.verify.graphs import Disagreement, disagreements, spell_values
 
 MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried, and how long it may take
 LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
-SPEAKS = ("opmatrix.operators", "opmatrix.patterns", "opmatrix.monoids", "opmatrix.nodes", "opmatrix.term", "opmatrix",
-          "rewrites.compiler.kinds", "rewrites.law")
+SPEAKS = (*(f"opmatrix.algebra.{each}" for each in ("operators", "monoids", "nodes", "term")), "opmatrix.patterns",
+          "opmatrix", "rewrites.kinds", "rewrites.law")
 
 
 def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0,

@@ -17,7 +17,7 @@ from formats.machine.model import Machine, features, here, machine_file, this_ma
 from formats.machine.peaks import Peaks, Rate
 from formats.machine.prices import PRICES
 from rewrites import cli
-from rewrites.command import environment
+from rewrites.cli.__main__ import environment
 
 RATES = {"": 1e11, "ZEN": 1.5e11}
 
@@ -44,7 +44,7 @@ def measured(monkeypatch):
         progress(1, 1)
         runs.append(full)
         return machine()
-    monkeypatch.setattr("rewrites.command.calibrate.calibrate", calibrated)
+    monkeypatch.setattr("rewrites.cli.calibrate.calibrate", calibrated)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate"])
     return runs
 
@@ -117,7 +117,7 @@ def test_both_names_of_the_cache_are_one(kept, monkeypatch):
 
 
 def test_numpy_comes_after_the_environment():
-    asked = "import sys, rewrites.command.environment as e; e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'"
+    asked = "import sys, rewrites.cli.environment as e; e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'"
     subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
 
 

@@ -16,10 +16,10 @@ from optimized import small
 
 from opmatrix.program import Program
 from rewrites import cli
-from rewrites.command.report import Report
 from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.phases import Report
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
 KEYS = {"model", "machine", "workload", "seeds", "versions", "search", "baseline", "front", "chosen"}
@@ -44,7 +44,7 @@ class Ran:
 def patched():
     """No test calibrates."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rewrites.run", "rewrites.derivations.retelling", "rewrites.command.evaluate"):
+        for module in ("rewrites.run", "rewrites.derivations.retelling", "rewrites.evaluate.evaluate"):
             patch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
         yield patch
 
@@ -379,7 +379,7 @@ def test_exit_status(tmp_path, arguments, status):
 
 NOWHERE = """
 import sys
-from rewrites.cli import run_command
+from rewrites.cli.__main__ import run_command
 sys.argv = ["opmatrix", "embed", "nowhere", "texts", "--out", "x.npy"]
 try: run_command()
 except SystemExit as end:

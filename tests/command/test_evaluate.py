@@ -8,10 +8,10 @@ from programs import bert_program
 from formats.core.errors import InputError
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program
-from rewrites.command import evaluate as evaluation
-from rewrites.command.evaluate import evaluate_all, format_scores, open_program
-from rewrites.command.pairs import Pairs, score_pairs
-from rewrites.command.report import Report
+from rewrites.evaluate import evaluate as evaluation
+from rewrites.evaluate.evaluate import evaluate_all, format_scores, open_program
+from rewrites.evaluate.pairs import Pairs, score_pairs
+from rewrites.phases import Report
 
 ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25),
         ("runs", "the river runs", 3.0)]

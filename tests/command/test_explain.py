@@ -12,11 +12,11 @@ from formats.core.errors import InputError
 from opmatrix.files.saving import DERIVATION
 from opmatrix.program import Program
 from rewrites import run
-from rewrites.command.report import Report
-from rewrites.compiler.lower import Call, Method, Use
 from rewrites.derivations import explain, retelling
-from rewrites.front import results
-from rewrites.front.reported import Reported
+from rewrites.evaluate.reported import Reported
+from rewrites.lower.lower import Call, Method, Use
+from rewrites.phases import Report
+from rewrites.report import results
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

@@ -18,8 +18,8 @@ from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
 from rewrites import cli
-from rewrites.command import commands
-from rewrites.compiler.layers import parts
+from rewrites.cli.__main__ import commands
+from rewrites.graph.layers import parts
 from rewrites.law import SIMPLIFY, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import own_laws
@@ -69,7 +69,7 @@ def test_where_nothing_can_be_written_it_is_kept_among_temporary_files(command, 
     failing(monkeypatch, KeyError("key"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr("rewrites.command.faults.Path.cwd", lambda: tmp_path / "absent")
+    monkeypatch.setattr("rewrites.cli.faults.Path.cwd", lambda: tmp_path / "absent")
     assert faulted(command("laws")).parent == tmp_path / "elsewhere"
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
     ran = command("laws")

@@ -7,15 +7,16 @@ from searched import KINDS, structure
 from typer.testing import CliRunner
 
 from formats.core.errors import InputError
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.command import commands, perplexity
-from rewrites.command import evaluate as evaluation
-from rewrites.command.perplexity import Foreseen, score_text
-from rewrites.command.report import Report
-from rewrites.front.opening import source
+from rewrites.cli.__main__ import commands
+from rewrites.evaluate import evaluate as evaluation
+from rewrites.evaluate import perplexity
+from rewrites.evaluate.perplexity import Foreseen, score_text
+from rewrites.phases import Report
+from rewrites.workload.resolve import source
 
 TEXT = "the bird the cat 12 the the fish the 1 2 3 dog the end of the end"
 

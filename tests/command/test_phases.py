@@ -13,8 +13,8 @@ import standin
 
 from opmatrix.display import progress
 from rewrites import cli, run
-from rewrites.command import report
-from rewrites.command.report import Report
+from rewrites import phases as report
+from rewrites.phases import Report
 
 BETWEEN = 3000                                              # calls outside phases, of millions: forks, tables, options
 

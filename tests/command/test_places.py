@@ -10,7 +10,7 @@ from test_cli import command, patched, refused  # noqa: F401
 
 from formats.disk.cache import CACHE_VARIABLE
 from opmatrix.files.storage import KIND, PROGRAM
-from rewrites.command.commands import app
+from rewrites.cli.commands import app
 
 WRITES = {"out", "results"}                                 # parameters that name what is written
 SUFFIX = {"embed": ".npy", "spectrum": ".png"}

@@ -23,9 +23,9 @@ from formats.disk import files
 from opmatrix.files import placing, saving
 from opmatrix.pipelines.embed import MAX_LINE_BYTES, embed_texts, quantity
 from opmatrix.program import Program
-from rewrites.command.report import Report
 from rewrites.derivations import explain, retelling
-from rewrites.front.reported import Named, Reported
+from rewrites.evaluate.reported import Named, Reported
+from rewrites.phases import Report
 
 LINES = ["the bank of the river", "", "a river runs dry"]
 LONG = "n" * 300
@@ -373,7 +373,7 @@ def test_no_compiled_code_beside_a_file_is_run(tmp_path):
     import py_compile
     from importlib.util import cache_from_source
 
-    from rewrites.command.user import run_file as module
+    from rewrites.verify.user_laws import run_file as module
     laws, other = tmp_path / "laws.py", evil(tmp_path)
     laws.write_text("mine = 1\n".ljust(other.stat().st_size))
     for file in (laws, other): os.utime(file, (10 ** 9, 10 ** 9))

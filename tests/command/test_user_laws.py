@@ -10,19 +10,19 @@ from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
 from opmatrix.program import Program
-from rewrites.approximation import approximation
-from rewrites.command.user import load_laws
+from rewrites.compiler.approximation import approximation
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.lower import Method
 from rewrites.derivations.chain import chain
-from rewrites.front.ladder import count_methods, describe_methods
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Method
+from rewrites.pareto.error_levels import count_methods, describe_methods
 from rewrites.run import Run
+from rewrites.verify.user_laws import load_laws
 
 HEAD = """import numpy as np
 from opmatrix import I, relu, tanh
-from opmatrix.operators import heads
-from rewrites.approximation import approximation
+from opmatrix.algebra.operators import heads
+from rewrites.compiler.approximation import approximation
 from rewrites.law import SIMPLIFY, constant, count, h, k, law, matrix, n, operator, p, value
 
 """

@@ -13,10 +13,10 @@ from formats import FORMATS
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.front.opening import source
-from rewrites.front.reported import Named
+from rewrites.evaluate.reported import Named
 from rewrites.verify import unrounded, verify_exact
 from rewrites.verify.certificate import certified
+from rewrites.workload.resolve import source
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from scipy.special import ndtr
 from formats import kernels
 from formats.core.activation import COMPILED
 from formats.core.epilogue import ROUGH_ERROR, Epilogue
-from formats.kernels.engine import maths
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.launch import address
 from formats.kernels.rows import tail
 from formats.kernels.rows.activations import PASSES as KERNEL_ACTIVATIONS
 from formats.kernels.rows.activations import ROUGH, each_vector
+from formats.kernels.simd import maths
 
 
 def floats_of(low, high, count, rng):

@@ -21,8 +21,8 @@ from formats.machine import model as machines
 from formats.machine.model import Machine, features, this_machine
 from formats.machine.prices import PRICES
 from rewrites import cli
-from rewrites.compiler.lower import Method
-from rewrites.front import remember
+from rewrites.approximate import error_cache as remember
+from rewrites.lower.lower import Method
 
 OTHER = 54321                                                # a user who is neither us nor root
 owned = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")

@@ -161,7 +161,7 @@ def test_every_machine_says_where_its_numbers_are_from():
 
 
 def test_a_prediction_compares_and_says_that_nothing_was_run(small):
-    from rewrites.command.predict import predicted
+    from rewrites.cli.predict import predicted
     said = predicted(small, datasheet("A100"), 20)
     assert "nothing was run" in said and datasheet("A100").source in said
     rows = {tuple(line.split()[:2]): [*line.split()[2:]] for line in said.splitlines()[-4:]}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from formats import FORMATS, Epilogue
-from formats.kernels.engine.amx import MATRIX
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address
 from formats.kernels.engine.memory import longs
 from formats.kernels.products.tiles import ATTENDED, TILES, attended_pairs, by_vectors
+from formats.kernels.simd.amx import MATRIX
 from formats.machine import threads
 
 OTHERS = (8, 3), (6, 4), (3, 1), (1, 2)

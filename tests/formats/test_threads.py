@@ -9,11 +9,11 @@ from children import ROOT, printed
 
 from formats import kernels
 from formats.kernels.engine import pool
-from formats.kernels.engine.amx import MATRIX
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import launch
 from formats.kernels.engine.memory import longs
-from formats.kernels.engine.vectors import FEATURES
+from formats.kernels.simd.amx import MATRIX
+from formats.kernels.simd.vectors import FEATURES
 from formats.machine import threads
 
 
@@ -150,9 +150,9 @@ BOTH = """
 import numpy as np
 from formats import FORMATS, kernels
 from formats.core.check import check
-from formats.kernels.engine.amx import MATRIX
-from formats.kernels.engine.vectors import MANY_REGISTERS
-from formats.kernels.engine.words import FOURS, PAIRS
+from formats.kernels.simd.amx import MATRIX
+from formats.kernels.simd.vectors import MANY_REGISTERS
+from formats.kernels.simd.words import FOURS, PAIRS
 assert (MANY_REGISTERS, FOURS, PAIRS, MATRIX) == {expected}
 rng = np.random.default_rng(0)
 for T, n, p in ((1, 40, 70), (7, 40, 33), (300, 64, 96)):

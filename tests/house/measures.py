@@ -82,7 +82,8 @@ def circles() -> list[list[str]]:
 def room(module: str) -> str:
     """The folder that a module lies in; a file of `rewrites/` itself is a room of its own."""
     path = MODULES[module].relative_to(ROOT)
-    return module if path.parts == ("rewrites", path.name) and path.name != "__init__.py" else ".".join(path.parent.parts)
+    alone = path.parts == ("rewrites", path.name) and path.name != "__init__.py"
+    return module if alone else ".".join(path.parent.parts)
 
 
 def mutual_rooms() -> dict[tuple[str, str], list[str]]:
@@ -121,15 +122,17 @@ def homes(read) -> dict[str, list[str]]:
 
 
 def opaque_docstrings() -> list[str]:
-    return [f"{path.relative_to(ROOT)}:{node.lineno} {text.splitlines()[0]}" for path in FILES for node in ast.walk(tree(path))
+    return [f"{path.relative_to(ROOT)}:{node.lineno} {text.splitlines()[0]}"
+            for path in FILES for node in ast.walk(tree(path))
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node) or "")
             and OPAQUE.match(text)]
 
 
 def anys() -> Counter[Path]:
     """How often each file says Any."""
-    return Counter({path: count for path in FILES
-                    if (count := sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree(path))))})
+    counts = {path: sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree(path)))
+              for path in FILES}
+    return Counter({path: count for path, count in counts.items() if count})
 
 
 def relaxed_lines() -> float:
@@ -150,8 +153,8 @@ def upward_changes() -> list[str]:
     for module, path in MODULES.items():
         own = module.split(".")[0]
         foreign = {(name or source.split(".")[-1]) for source, name in sources(module) if source.split(".")[0] != own}
-        aliased = {alias.asname: alias.name for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)
-                   for alias in node.names if alias.asname}
+        statements = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        aliased = {alias.asname: alias.name for node in statements for alias in node.names if alias.asname}
         foreign |= {new for new, old in aliased.items() if old in foreign}
 
         def root(node: ast.expr) -> str:
@@ -173,20 +176,36 @@ def upward_changes() -> list[str]:
 def lines() -> int: return sum(len(path.read_text("utf-8").splitlines()) for path in FILES)
 
 
+def from_the_command_line() -> list[str]:
+    """Imports of the command line from elsewhere."""
+    inside = ("rewrites.cli",)
+    return sorted(f"{module} -> {other}" for module in MODULES if not module.startswith(inside)
+                  for other in imported(module) if other.startswith(inside))
+
+
+def full_rooms() -> list[str]:
+    return [f"{path.relative_to(ROOT)} {count}" for path, count in Counter(path.parent for path in FILES).items()
+            if count > 15]
+
+
+def listed(found: dict[str, list[str]], least: int) -> list[str]:
+    return [f"{name}: {' '.join(where)}" for name, where in sorted(found.items()) if len(where) >= least]
+
+
 def main() -> None:
-    def show(title: str, rows: list[str], limit: int = 400) -> None:
-        print(f"\n## {title}: {len(rows)}")
-        for row in rows[:limit]: print("  ", row)
-    show("circles", [" ".join(each) for each in circles()])
-    show("rooms that import each other", [f"{a} <-> {b}: {', '.join(edges)}" for (a, b), edges in mutual_rooms().items()])
-    show("who imports the command line", sorted({f"{module} -> {other}" for module in MODULES for other in imported(module)
-         if other.startswith(("rewrites.command", "rewrites.cli")) and not module.startswith(("rewrites.command", "rewrites.cli"))}))
-    show("changes of another package's tables", upward_changes())
-    show("public names in three modules or more", [f"{name}: {' '.join(where)}" for name, where in sorted(homes(defined).items()) if len(where) > 2])
-    show("type names in two modules or more", [f"{name}: {' '.join(where)}" for name, where in sorted(homes(types).items()) if len(where) > 1])
-    show("opaque docstrings", opaque_docstrings())
-    show("rooms over 15 files", [f"{path.relative_to(ROOT)} {count}" for path, count in Counter(path.parent for path in FILES).items() if count > 15])
-    print("\n## Any:", sum(anys().values()), [(str(p.relative_to(ROOT)), c) for p, c in anys().most_common(25)])
+    for title, rows in {
+        "circles": [" ".join(each) for each in circles()],
+        "rooms that import each other": listed({f"{a} <-> {b}": edges for (a, b), edges in mutual_rooms().items()}, 1),
+        "who imports the command line": from_the_command_line(),
+        "changes of another package's tables": upward_changes(),
+        "public names in three modules or more": listed(homes(defined), 3),
+        "type names in two modules or more": listed(homes(types), 2),
+        "docstrings that do not stand alone": opaque_docstrings(),
+        "rooms over 15 files": full_rooms(),
+    }.items():
+        print(f"\n## {title}: {len(rows)}", *rows, sep="\n   ")
+    most = [(str(path.relative_to(ROOT)), count) for path, count in anys().most_common(25)]
+    print("\n## Any:", sum(anys().values()), most)
     print("## relaxed:", round(relaxed_lines(), 3))
     print("## lines:", lines())
 

@@ -23,5 +23,5 @@ def test_the_page_runs(tmp_path):
 
 
 def test_without_its_term_it_is_not_chosen(tmp_path):
-    done = run([BLOCKS[0], "from opmatrix.operators import exp\n", BLOCKS[2]], tmp_path)
+    done = run([BLOCKS[0], "from opmatrix.algebra.operators import exp\n", BLOCKS[2]], tmp_path)
     assert "AssertionError" in done.stderr and "interpret" not in BLOCKS[2]

@@ -10,7 +10,7 @@ from children import ROOT
 
 PAGE = (ROOT / "docs" / "add_an_activation.md").read_text("utf-8")
 RECORD, CODE, USE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-IMPORTS = "from formats.kernels.engine.arithmetic import smaller\nfrom formats.kernels.engine.maths import exp\n"
+IMPORTS = "from formats.kernels.simd.arithmetic import smaller\nfrom formats.kernels.simd.maths import exp\n"
 
 
 @pytest.fixture(scope="module")

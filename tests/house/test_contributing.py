@@ -12,12 +12,12 @@ from children import ROOT
 from formats import FORMATS
 from formats.core.activation import ACTIVATIONS
 from formats.machine.datasheets import FILE, datasheets
+from opmatrix.algebra.monoids import MONOIDS
+from opmatrix.algebra.term import KINDS, PROPERTIES
 from opmatrix.models import FAMILIES
-from opmatrix.monoids import MONOIDS
 from opmatrix.pattern_text import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.term import KINDS, PROPERTIES
-from rewrites.command.commands import app
+from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")

@@ -26,7 +26,6 @@ from opmatrix import (
     layernorm,
     magnitude,
     maximum,
-    monoids,
     over,
     patterns,
     product,
@@ -48,6 +47,7 @@ from opmatrix import (
     weight,
 )
 from opmatrix import given as fields
+from opmatrix.algebra import monoids
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import each
 from opmatrix.program import Program
@@ -62,7 +62,7 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
     (lambda: softmax([[1.0]]), "softmax(..): a monoid is a way of summing, not a function: product(scores, values, "
                                "over=softmax)"),
     (lambda: over(I, "maxx"), "over: there is no monoid 'maxx': concat,"),
-    (lambda: product(A, A, over=relu), "product: relu is no monoid: give one of opmatrix.monoids"),
+    (lambda: product(A, A, over=relu), "product: relu is no monoid: give one of opmatrix.algebra.monoids"),
     (lambda: over(I, int), "over: <class 'int'> is no monoid"),
     (lambda: formula(lambda x: None), "formula <lambda>: it gives nothing (is a `return` missing?): give a value, such "
                                       "as x @ relu"),
@@ -113,7 +113,7 @@ def test_what_is_no_monoid_is_refused_where_it_is_written(given):
     """What Python calls by the name of one has it named."""
     for write in (lambda: over(I, given), lambda: formula(lambda x: product(x @ x.T, x, over=given))):
         with pytest.raises(TypeError, match=r"^(over|product): .* no monoid") as error: write()
-        if given is sum or given is max: assert str(error.value).endswith(f"opmatrix.monoids.{given.__name__}")
+        if given is sum or given is max: assert str(error.value).endswith(f"opmatrix.algebra.monoids.{given.__name__}")
 
 
 @pytest.mark.parametrize("given", [None, True, "x", [1], np.eye(2), relation("links", "T", "T"), sum, A, monoids.sum,
@@ -240,7 +240,7 @@ def test_a_large_operator_is_said_by_its_shape():
 
 def test_help_is_about_what_was_asked():
     assert "multiply by w[i, j]" in pydoc.plain(
-        pydoc.render_doc(weight)) and str(inspect.signature(weight)) == "(w: opmatrix.data.Data)"
+        pydoc.render_doc(weight)) and str(inspect.signature(weight)) == "(w: opmatrix.algebra.data.Data)"
 
 
 @pytest.mark.parametrize("call, said", [

@@ -12,9 +12,9 @@ from children import ROOT
 
 from formats import FORMATS
 from formats.machine.prices import PRICES
-from opmatrix import monoids, operators  # noqa: F401, their kinds
+from opmatrix.algebra import monoids, operators  # noqa: F401, their kinds
+from opmatrix.algebra.term import KINDS, PROPERTIES
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.term import KINDS, PROPERTIES
 from rewrites.law import Sort
 
 FILES = sorted(path for package in ("formats", "opmatrix", "rewrites") for path in (ROOT / package).rglob("*.py"))

@@ -16,10 +16,10 @@ from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
 from rewrites import cli
-from rewrites.command import recheck
-from rewrites.command.commands import app
+from rewrites.cli.commands import app
 from rewrites.derivations import explain  # noqa: F401, before what it imports is replaced
-from rewrites.front.opening import source
+from rewrites.evaluate import recheck
+from rewrites.workload.resolve import source
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
          *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -130,13 +130,13 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     """On small models and a machine that nobody measured. A search is the one that tests share: all that a line asks
     for is opened and checked, and its result is saved and printed. Laws are verified already (test_verify.py), what
     each saves is left to test_explain.py, calibrations to test_calibrate_command.py."""
-    for module in ("rewrites.run", "rewrites.derivations.retelling", "rewrites.command.evaluate",
-                   "rewrites.command.profile"):
+    for module in ("rewrites.run", "rewrites.derivations.retelling", "rewrites.evaluate.evaluate",
+                   "rewrites.cli.profile"):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)
     monkeypatch.setattr("rewrites.run.Run.groups", lambda run, exact: [])
-    monkeypatch.setattr("rewrites.front.results.tell_steps", lambda point, result: "its steps")
-    monkeypatch.setattr("rewrites.command.calibrate.calibrate_machine", lambda report: "calibrated")
+    monkeypatch.setattr("rewrites.report.results.tell_steps", lambda point, result: "its steps")
+    monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: "calibrated")
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})
     words, piped = asked(line)

@@ -5,10 +5,10 @@ import pytest
 import sympy
 from test_monoids import both
 
-from opmatrix import monoids
-from opmatrix.monoids import mean, softmax, sumsq
-from opmatrix.nodes import scalar_function
-from opmatrix.operators import (
+from opmatrix.algebra import monoids
+from opmatrix.algebra.monoids import mean, softmax, sumsq
+from opmatrix.algebra.nodes import scalar_function
+from opmatrix.algebra.operators import (
     I,
     affine,
     attention,
@@ -38,10 +38,10 @@ from opmatrix.operators import (
     weight,
     zero,
 )
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import Shape, ShapeError, T
+from opmatrix.algebra.term import Data, formula, substitute
 from opmatrix.patterns import Batch, causal, sequence
-from opmatrix.shapes import Shape, ShapeError, T
-from opmatrix.term import Data, formula, substitute
 
 
 def equal(A, B, x, batch=None):

@@ -7,10 +7,12 @@ import pytest
 from conftest import CONFIG
 from test_monoids import both, minplus
 
-from opmatrix import oracles
-from opmatrix.monoids import MONOIDS
-from opmatrix.operators import I, attention, given, over, product, softmax, weight
-from opmatrix.oracles import dense, entrywise
+from opmatrix.algebra import oracles
+from opmatrix.algebra.monoids import MONOIDS
+from opmatrix.algebra.operators import I, attention, given, over, product, softmax, weight
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.shapes import ShapeError
+from opmatrix.algebra.term import Data, formula
 from opmatrix.patterns import (
     Batch,
     Pattern,
@@ -22,8 +24,6 @@ from opmatrix.patterns import (
     sequence,
     window,
 )
-from opmatrix.shapes import ShapeError
-from opmatrix.term import Data, formula
 
 
 def test_fields(batch):

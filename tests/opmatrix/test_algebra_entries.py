@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_monoids import minplus
 
-from opmatrix.monoids import concat, max, mean, moments, rectify, softmax, topk
-from opmatrix.operators import (
+from opmatrix.algebra.monoids import concat, max, mean, moments, rectify, softmax, topk
+from opmatrix.algebra.operators import (
     I,
     affine,
     centre,
@@ -29,7 +29,7 @@ from opmatrix.operators import (
     weight,
     zero,
 )
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from hypothesis import given as forall
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from opmatrix.algebra.entries import NoMatrix
+from opmatrix.algebra.operators import I, attention, compose, const, diag, product, relu, rsqrt, square, tanh, weight
+from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.term import PROPERTIES, Data, formula, read
 from opmatrix.display.show import latex, names, text
-from opmatrix.entries import NoMatrix
-from opmatrix.operators import I, attention, compose, const, diag, product, relu, rsqrt, square, tanh, weight
-from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import sequence
-from opmatrix.term import PROPERTIES, Data, formula, read
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=60, deadline=None, derandomize=True)
@@ -134,7 +134,7 @@ def test_random_terms_do_have_each_property_and_not(name):
 )
 def test_what_refutes_each_property(name, guarded, rng):
     """A guard must refuse something: each definition fails where the property is not claimed."""
-    from opmatrix.operators import given
+    from opmatrix.algebra.operators import given
 
     A, batch, x = guarded or given("positions", 5), random_batch(rng), rng.normal(size=(6, 5))
     assert not getattr(A, name) and not holds(A, name, x, batch, rng)
@@ -142,7 +142,7 @@ def test_what_refutes_each_property(name, guarded, rng):
 
 def test_a_value_of_the_batch_is_no_matrix(rng):
     """x * given is additive and row-wise, but another matrix for each row: it must not license the adjoint law."""
-    from opmatrix.operators import given
+    from opmatrix.algebra.operators import given
 
     A = I * (given("positions", 5) @ np.ones((5, 5)) @ diag(rng.normal(size=5)) + given("kinds", 5))
     assert (
@@ -175,8 +175,8 @@ def test_entries_are_the_operator(seed):
             entries = [[A[i, j] for j in range(3)] for i in range(5)]
         except NoMatrix:
             continue
-        from opmatrix import monoids
-        from opmatrix.entries import monoid
+        from opmatrix.algebra import monoids
+        from opmatrix.algebra.entries import monoid
 
         if monoid(A) is monoids.sum:
             close(

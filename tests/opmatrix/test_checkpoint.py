@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 
 NAME = "encoder.layer.1.attention.self.query.weight"

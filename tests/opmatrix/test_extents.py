@@ -11,13 +11,13 @@ from searched import RAGGED, Round, model, structure
 
 from formats.kernels.mixing import attending
 from formats.machine.model import features
-from opmatrix import shapes
+from opmatrix.algebra import shapes
+from opmatrix.algebra.operators import I, product, turn
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import transformer
-from opmatrix.operators import I, product, turn
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Batch, causal, sequence, window
-from rewrites.compiler.price import Prices
+from rewrites.lower.price import Prices
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 WITHIN = st.builds(lambda parts: sequence & parts[0] & parts[1] if parts else sequence, st.one_of(

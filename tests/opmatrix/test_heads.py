@@ -10,11 +10,11 @@ from programs import bert_program
 from test_families import BERT, CASES
 
 from formats.core.errors import InputError
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import FAMILIES, layout, tensors
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.front.opening import source
+from rewrites.workload.resolve import source
 
 BATCH = Batch([[3, 4, 5, 6, 7], [8]])
 CONFIGS = {"bert": BERT} | {family: config for family, config, _ in reversed(CASES.values())}

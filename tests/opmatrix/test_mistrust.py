@@ -58,7 +58,7 @@ def test_no_text_in_a_term_is_run(canary, at):
 
 
 def test_sizes_are_never_read_from_text(canary):
-    from opmatrix.shapes import Shape, ShapeError
+    from opmatrix.algebra.shapes import Shape, ShapeError
     with pytest.raises(ShapeError, match="is no size"): Shape(1, 4, canary) + Shape(1, 4, 5)
 
 

@@ -7,10 +7,10 @@ from random_models import random_config
 from scipy.special import erf
 
 from formats.core.errors import InputError
+from opmatrix.algebra.oracles import dense, entrywise, factors
+from opmatrix.algebra.term import Data
 from opmatrix.models import build, tensors
-from opmatrix.oracles import dense, entrywise, factors
 from opmatrix.patterns import Batch
-from opmatrix.term import Data
 
 ACTIVATIONS = dict(
     gelu=lambda u: u * (1 + erf(u / np.sqrt(2))) / 2,
@@ -109,7 +109,7 @@ def test_a_large_model_needs_no_weights_to_have_shapes():
 
 
 def test_promised_weights_have_no_numbers():
-    from opmatrix.data import Promised
+    from opmatrix.algebra.data import Promised
 
     model = build(CONFIG, lambda name, *shape: Promised(name, shape))
     assert model.out.cols == 6 and model is build(CONFIG, lambda name, *shape: Promised(name, shape))

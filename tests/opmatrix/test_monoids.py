@@ -3,11 +3,24 @@
 import numpy as np
 import pytest
 
-from opmatrix import monoids
-from opmatrix.monoids import MONOIDS, Monoid, concat, logsumexp, max, mean, moments, rectify, softmax, sum, sumsq, topk
-from opmatrix.operators import I, centre, ones, over, product, relu, square, weight
-from opmatrix.oracles import dense, entrywise
-from opmatrix.term import formula
+from opmatrix.algebra import monoids
+from opmatrix.algebra.monoids import (
+    MONOIDS,
+    Monoid,
+    concat,
+    logsumexp,
+    max,
+    mean,
+    moments,
+    rectify,
+    softmax,
+    sum,
+    sumsq,
+    topk,
+)
+from opmatrix.algebra.operators import I, centre, ones, over, product, relu, square, weight
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.term import formula
 
 
 class minplus(Monoid):

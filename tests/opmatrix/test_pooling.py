@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.pipelines.pooling import MEAN, MODES, Pooling
 from opmatrix.program import Program
-from rewrites.front.opening import open_arguments, source
+from rewrites.workload.resolve import open_arguments, source
 
 STARTS = np.array([0, 4, 5, 9])
 BY_HAND = {                                                 # of one sentence's rows, a column at a time

@@ -9,11 +9,11 @@ import random_programs
 from hypothesis import given, settings
 
 import opmatrix as om
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.nodes import LASTING, scalar_function
+from opmatrix.algebra.term import Data, named, operator
 from opmatrix.display.show import ATOM, LATEX, PYTHON, Writer, latex, names, vocabulary
-from opmatrix.monoid import Monoid
-from opmatrix.nodes import LASTING, scalar_function
 from opmatrix.patterns import Pattern
-from opmatrix.term import Data, named, operator
 
 RNG = np.random.default_rng(0)
 DOOR = {name: getattr(om, name) for name in om.__all__}

@@ -11,12 +11,12 @@ from programs import Writer, bert_program, fused_layer, held, unfused_layer
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
 from formats.machine.model import evaluate_features
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import relu, symbol, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import Extents, T, counted
 from opmatrix.measure import peak
 from opmatrix.models import build
-from opmatrix.operators import relu, symbol, weight
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import New
 from opmatrix.program import Program, Step

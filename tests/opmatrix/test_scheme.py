@@ -19,9 +19,9 @@ from formats.machine.threads import limit
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, assign_groups, make_groups
-from rewrites.compiler.lower import Method, plainly
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Method, plainly
 
 EVEN = Batch([[3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18]])
 

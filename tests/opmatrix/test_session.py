@@ -14,10 +14,9 @@ from searched import Round, relative
 from formats.core.errors import InputError
 from formats.kernels.mixing.caches import PAGE
 from formats.machine.threads import limit
-from opmatrix.data import Data
-from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
-from opmatrix.monoids import mean
-from opmatrix.operators import (
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import (
     I,
     const,
     diag,
@@ -33,14 +32,15 @@ from opmatrix.operators import (
     softmax,
     weight,
 )
-from opmatrix.oracles import dense, entrywise
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.term import formula
+from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.pipelines.cached import cached, cached_model
 from opmatrix.pipelines.session import New, some
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
-from opmatrix.term import formula
 from rewrites import optimize
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

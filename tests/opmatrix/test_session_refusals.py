@@ -9,17 +9,17 @@ from test_session import by_steps as found
 from test_session import counted, model, text
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, given, product, softmax, turn, weight
+from opmatrix.algebra.term import formula
 from opmatrix.extents import patterns
-from opmatrix.operators import I, given, product, softmax, turn, weight
 from opmatrix.patterns import Batch, among, sequence
 from opmatrix.pipelines.cached import cached
 from opmatrix.program import Program, Step
 from opmatrix.relations import HELD, SLOTS
 from opmatrix.signature import Port
-from opmatrix.term import formula
-from rewrites.compiler.layers import parts
 from rewrites.compiler.search import search
+from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 
 

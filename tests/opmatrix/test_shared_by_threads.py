@@ -15,13 +15,13 @@ from test_session_interrupts import text
 from formats.kernels.mixing import caches
 from formats.kernels.mixing.caches import PAGE
 from formats.machine.threads import limit
-from opmatrix import term
-from opmatrix.data import Data
+from opmatrix.algebra import term
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, relu, weight
 from opmatrix.extents import Extents, S, T
-from opmatrix.operators import I, relu, weight
 from opmatrix.patterns import Batch
 from opmatrix.runtime import order, recorded
-from rewrites.compiler import representations
+from rewrites.lower import representations
 
 
 def in_threads(*works):

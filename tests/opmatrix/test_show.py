@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import opmatrix
-from opmatrix.data import Promised
-from opmatrix.display.show import latex, names, text
-from opmatrix.monoids import max, topk
-from opmatrix.operators import (
+from opmatrix.algebra.data import Promised
+from opmatrix.algebra.monoids import max, topk
+from opmatrix.algebra.operators import (
     I,
     attention,
     centre,
@@ -29,8 +28,9 @@ from opmatrix.operators import (
     total,
     weight,
 )
+from opmatrix.algebra.term import Data, formula, named
+from opmatrix.display.show import latex, names, text
 from opmatrix.patterns import causal, mask, sequence
-from opmatrix.term import Data, formula, named
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_whole_model_is_displayed(small):
 def test_public_names():
     for name in opmatrix.__all__:
         assert getattr(opmatrix, name) is not None
-    assert opmatrix.monoids.softmax is softmax and "relu" in dir(opmatrix)
+    assert opmatrix.algebra.monoids.softmax is softmax and "relu" in dir(opmatrix)
     with pytest.raises(AttributeError, match="module 'opmatrix' has no attribute 'relux'"):
         _ = opmatrix.relux
 

@@ -12,17 +12,17 @@ from searched import model as bert
 
 from formats import Dense
 from formats.core.errors import InputError
-from opmatrix import monoids
+from opmatrix.algebra import monoids
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import gelu as activation
+from opmatrix.algebra.operators import given, product, relation, row, weight
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.term import formula
 from opmatrix.extents import Extents, collect_needs, entries
-from opmatrix.monoids import mean
-from opmatrix.operators import gelu as activation
-from opmatrix.operators import given, product, relation, row, weight
-from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program, Step
 from opmatrix.signature import Port
-from opmatrix.term import formula
 from rewrites import optimize
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

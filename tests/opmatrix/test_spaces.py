@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from opmatrix.display.show import latex, names
-from opmatrix.monoids import max as largest
-from opmatrix.monoids import mean, softmax
-from opmatrix.operators import (
+from opmatrix.algebra.monoids import max as largest
+from opmatrix.algebra.monoids import mean, softmax
+from opmatrix.algebra.operators import (
     I,
     const,
     gelu,
@@ -24,14 +23,15 @@ from opmatrix.operators import (
     symbol,
     weight,
 )
-from opmatrix.oracles import dense, entrywise
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.shapes import S, Shape, ShapeError, T, space
+from opmatrix.algebra.term import formula
+from opmatrix.display.show import latex, names
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.relations import Sparse
-from opmatrix.shapes import S, Shape, ShapeError, T, space
-from opmatrix.term import formula
-from rewrites.compiler.egraph import saturate
-from rewrites.compiler.flat import flat
-from rewrites.compiler.template import Template
+from rewrites.flat import flat
+from rewrites.graph.egraph import saturate
+from rewrites.graph.template import Template
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.graphs import disagreements
 

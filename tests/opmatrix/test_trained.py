@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from rewrites.command.perplexity import of_text
-from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import search
-from rewrites.front.opening import source
+from rewrites.evaluate.perplexity import of_text
+from rewrites.lower.lower import plainly
+from rewrites.workload.resolve import source
 
 DATA = Path(__file__).parents[1] / "data"
 RECORD = json.loads((DATA / "record.json").read_text())

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from fetched import data, smollm2
 
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.quantised import STORED
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 
 gguf = pytest.importorskip("gguf", reason="needs peers: gguf")

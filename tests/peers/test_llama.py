@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from searched import Round
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import dense
 from opmatrix.models import build, tensors
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.run import optimize
 

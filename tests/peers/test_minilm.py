@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from fetched import minilm
 
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.pipelines.text import sentences

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from searched import structure
 
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.laws import EXACT_LAWS
 

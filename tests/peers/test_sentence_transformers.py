@@ -10,8 +10,8 @@ import standin
 
 from formats.core.errors import InputError
 from opmatrix.program import Program
-from rewrites.command import evaluate
-from rewrites.command.evaluate import open_program
+from rewrites.evaluate import evaluate
+from rewrites.evaluate.evaluate import open_program
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")

@@ -12,14 +12,14 @@ from test_cli import command, patched, refused  # noqa: F401
 from test_q4_1 import blocks, widened
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import tanh, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
-from opmatrix.operators import tanh, weight
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.compiler.search import search
-from rewrites.front.differences import difference
 from rewrites.laws import EXACT_LAWS
+from rewrites.verify.differences import difference
 
 RANK, ALPHA, TOKENS = 3, 8, [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
 QUERY = "encoder.layer.0.attention.self.query"

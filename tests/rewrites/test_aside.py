@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from rewrites.command import aside
-from rewrites.command.aside import Aside
 from rewrites.verify import VerificationError
+from rewrites.verify import forked_task as aside
+from rewrites.verify.forked_task import Aside
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 

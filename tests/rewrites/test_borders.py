@@ -4,18 +4,18 @@ import pytest
 from random_models import random_config, random_weights
 from searched import Round, relative
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import substitute
 from opmatrix.extents import patterns
 from opmatrix.models import build
-from opmatrix.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, sequence
-from opmatrix.term import substitute
-from rewrites.compiler import borders
-from rewrites.compiler.borders import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
-from rewrites.compiler.flat import flat
-from rewrites.compiler.layers import parts
 from rewrites.compiler.search import search
+from rewrites.flat import flat
+from rewrites.graph import interfaces as borders
+from rewrites.graph.interfaces import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
+from rewrites.graph.layers import parts
 from rewrites.law import SAMPLE, drawn, n, value
 from rewrites.laws import EXACT_LAWS
 

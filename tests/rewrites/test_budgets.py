@@ -6,14 +6,14 @@ from zlib import crc32
 import pytest
 from searched import RAGGED, Round, model, relative
 
-from opmatrix.oracles import dense
-from rewrites.compiler.borders import FULL
-from rewrites.compiler.lower import EXACT, Method
+from opmatrix.algebra.oracles import dense
 from rewrites.compiler.search import Space, cheapest
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
-from rewrites.front import budgets
-from rewrites.front.budgets import Budgets, within
+from rewrites.graph.interfaces import FULL
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import EXACT, Method
+from rewrites.pareto import budgets
+from rewrites.pareto.budgets import Budgets, within
 
 OFFERED = (Method("half"), Method("csr", (("density", 0.45),)), Method("lowrank", (("rank", 4),)))
 OPERATOR = model(num_hidden_layers=1)

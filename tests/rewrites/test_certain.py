@@ -9,9 +9,9 @@ import pytest
 from proof_pairs import judged, pair, tabulated
 from test_equations import K, M
 
-from opmatrix import monoids
-from opmatrix.nodes import compose
-from opmatrix.operators import (
+from opmatrix.algebra import monoids
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import (
     I,
     centre,
     const,
@@ -30,9 +30,9 @@ from opmatrix.operators import (
     turn,
     weight,
 )
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import Shape, T, size
 from opmatrix.patterns import Batch
-from opmatrix.shapes import Shape, T, size
 from rewrites.law import INPUT, ROWS, array, k, n, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, chosen, enclose

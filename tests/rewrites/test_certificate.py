@@ -9,10 +9,10 @@ from searched import RAGGED, found, model
 from formats import Dense, Packed
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.command import recheck
-from rewrites.command.recheck import CLAIMED, FAILS, HOLDS, checks
-from rewrites.compiler.lower import Method
+from rewrites.evaluate import recheck
+from rewrites.evaluate.recheck import CLAIMED, FAILS, HOLDS, checks
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Method
 from rewrites.verify import unrounded, verify_approximate, verify_exact
 from rewrites.verify.certificate import certificate, certified, hash_rows
 

@@ -6,7 +6,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from rewrites.front.choice import ALIKE, LEVEL, choose, middle
+from rewrites.report.choice import ALIKE, LEVEL, choose, middle
 
 ROUNDS = 11                                                 # of `optimize`
 WITHIN = 0.05                                               # of predicted seconds

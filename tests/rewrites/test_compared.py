@@ -4,11 +4,11 @@ import pytest
 from searched import RAGGED, found, relative
 
 from formats import FORMATS
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.program import OUTPUT
-from rewrites.front import compared
+from rewrites.evaluate import compared
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from searched import found, model, structure
 
-from opmatrix.data import Data
-from opmatrix.monoids import logsumexp
-from opmatrix.operators import I, const, heads, over, relu, weight
-from rewrites.compiler.egraph import engine, saturate
-from rewrites.compiler.layers import parts
-from rewrites.compiler.lower import Call, Lowering
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import logsumexp
+from opmatrix.algebra.operators import I, const, heads, over, relu, weight
 from rewrites.derivations import finding, wording
 from rewrites.derivations.chain import chain
 from rewrites.derivations.derivation import Derivation, instance
 from rewrites.derivations.finding import Deriver, Underivable, match_rows
 from rewrites.derivations.trees import READ, STORED, Forest
+from rewrites.graph.egraph import engine, saturate
+from rewrites.graph.layers import parts
 from rewrites.law import SIMPLIFY, count, h, law, n, p, value
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Call, Lowering
 from rewrites.verify import VerificationError
 from rewrites.verify.graphs import seeded
 

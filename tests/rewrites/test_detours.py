@@ -9,19 +9,19 @@ import standin
 from random_models import random_weights
 from searched import relative
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, attention, rmsnorm, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.models.transformer import transformer
-from opmatrix.operators import I, attention, rmsnorm, weight
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, sequence
 from rewrites import run
-from rewrites.compiler.detours import BESIDE, DROPPED, INNER, detoured, detours, part_factors
-from rewrites.compiler.representations import Representable
 from rewrites.compiler.search import Space, search
-from rewrites.front.budgets import Budgets
-from rewrites.front.results import save
-from rewrites.front.tolls import LEAST, offered, tolled
+from rewrites.compiler.substitutions import BESIDE, DROPPED, INNER, detoured, detours, part_factors
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.representations import Representable
+from rewrites.pareto.block_errors import LEAST, offered, tolled
+from rewrites.pareto.budgets import Budgets
+from rewrites.report.results import save
 
 N, WORDS, NEARLY = 16, 30, (2, 4)                           # width, vocabulary, layers that hardly add anything
 FIRST, SECOND = slice(0, N // 2), slice(N // 2, N)

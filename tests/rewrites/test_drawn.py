@@ -11,9 +11,9 @@ from searched import relative, structure
 
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
-from opmatrix.monoids import max as largest
-from opmatrix.monoids import mean
-from opmatrix.operators import (
+from opmatrix.algebra.monoids import max as largest
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import (
     I,
     centre,
     const,
@@ -29,18 +29,18 @@ from opmatrix.operators import (
     tanh,
     weight,
 )
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import formula
 from opmatrix.patterns import Batch, causal, mask, sequence
-from opmatrix.term import formula
-from rewrites.compiler.lower import TURNED, Method
-from rewrites.front.differences import Change, ratio
-from rewrites.front.stated import MIN_SENTENCES, worst
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import TURNED, Method
 from rewrites.run import optimize
 from rewrites.verify import Errors, VerificationError, check_term, unrounded
 from rewrites.verify.certificate import as_json_value
+from rewrites.verify.differences import Change, ratio
 from rewrites.verify.nudged import row_scales
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, verify_structure
+from rewrites.workload.stated import MIN_SENTENCES, worst
 
 sys.path.append(str(ROOT / "benchmarks"))
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from searched import Round, model
 
-from opmatrix.data import Data
-from opmatrix.extents import counted
-from opmatrix.monoids import softmax
-from opmatrix.operators import (
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.operators import (
     I,
     centre,
     cols,
@@ -30,18 +29,19 @@ from opmatrix.operators import (
     turn,
     weight,
 )
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.extents import counted
 from opmatrix.patterns import Batch, causal, everyone, sequence
-from opmatrix.shapes import Shape, T
-from rewrites.compiler.borders import FULL, normed
-from rewrites.compiler.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
-from rewrites.compiler.flat import factors, flat
-from rewrites.compiler.layers import Explorer, parts
-from rewrites.compiler.lower import Lowering
-from rewrites.compiler.price import Prices
-from rewrites.compiler.template import Template
+from rewrites.flat import factors, flat
+from rewrites.graph.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
+from rewrites.graph.interfaces import FULL, normed
+from rewrites.graph.layers import Explorer, parts
+from rewrites.graph.template import Template
 from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS, ring
+from rewrites.lower.lower import Lowering
+from rewrites.lower.price import Prices
 from rewrites.proofs.equations import prove, prover
 from rewrites.verify.numbers import AtBorder
 

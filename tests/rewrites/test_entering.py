@@ -6,10 +6,10 @@ import standin
 
 import opmatrix as om
 from formats.core.errors import InputError
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.term import Data
 from opmatrix.extents import collect_needs
-from opmatrix.monoid import Monoid
 from opmatrix.patterns import Pattern
-from opmatrix.term import Data
 from rewrites.compiler.search import search
 from rewrites.derivations.schedules import schedule
 from rewrites.derivations.stages import half
@@ -130,7 +130,7 @@ IMPOSSIBLE = [
     IMPOSSIBLE)])
 def test_what_is_not_possible_is_said_at_once(term, says, monkeypatch):
     def never(*_): raise AssertionError("it was searched")
-    monkeypatch.setattr("rewrites.compiler.layers.flat", never)
+    monkeypatch.setattr("rewrites.graph.layers.flat", never)
     monkeypatch.setattr("formats.machine.model.this_machine", never)
     for ask in (lambda: om.optimize(term, workload=BATCH), lambda: schedule(term, BATCH, machine=standin.machine()),
                 lambda: search(term, (), standin.machine(), BATCH.extents())):

@@ -16,14 +16,14 @@ sys.path.append(str(ROOT / "benchmarks"))
 import peer_laws
 
 from formats.core.errors import InputError
-from opmatrix.monoids import softmax
-from opmatrix.nodes import compose
-from opmatrix.operators import I, centre, gelu, product, relu, row, square, symbol, turn, weight
-from opmatrix.oracles import dense, entrywise
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import I, centre, gelu, product, relu, row, square, symbol, turn, weight
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.shapes import N, Shape, size
+from opmatrix.algebra.term import formula
 from opmatrix.patterns import Batch
-from opmatrix.shapes import N, Shape, size
-from opmatrix.term import formula
-from rewrites.compiler.kinds import left, right
+from rewrites.kinds import left, right
 from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from generate import Grower, random_batch
 
-from opmatrix.data import Data
-from opmatrix.operators import I, const, gelu, heads, product, rotary, softmax, symbol, tanh, turn, weight
-from opmatrix.oracles import dense
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, const, gelu, heads, product, rotary, softmax, symbol, tanh, turn, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import KINDS, PROPERTIES, Operator, holding
 from opmatrix.patterns import sequence
-from opmatrix.shapes import Shape, T
-from opmatrix.term import KINDS, PROPERTIES, Operator, holding
-from rewrites.compiler.egraph import saturate
-from rewrites.compiler.flat import flat
-from rewrites.compiler.template import Template
+from rewrites.flat import flat
+from rewrites.graph.egraph import saturate
+from rewrites.graph.template import Template
 from rewrites.law import SIMPLIFY, Sort, h, law, n, rotation, value
 from rewrites.laws import EXACT_LAWS, facts
 from rewrites.verify.graphs import disagreements

@@ -8,10 +8,10 @@ import pytest
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import pick
+from opmatrix.algebra.oracles import dense
 from opmatrix.models import FAMILIES, build, head, normalise_config, tensors
-from opmatrix.operators import pick
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.verify import unrounded, verify_exact
 

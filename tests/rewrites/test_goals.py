@@ -7,11 +7,11 @@ import standin
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.text import read_lines
-from rewrites.command import perplexity
-from rewrites.front.choice import allowed, choose
-from rewrites.front.goals import ANY, ERROR, MEASURES, Goal, goals
-from rewrites.front.workload import divided
+from rewrites.evaluate import perplexity
+from rewrites.evaluate.goals import ANY, ERROR, MEASURES, Goal, goals
+from rewrites.report.choice import allowed, choose
 from rewrites.run import optimize
+from rewrites.workload.workload import divided
 
 LINES = ["the bird the cat 12", "the the fish the 1", "2 3 dog the end", "of the end the", "12 12 the the the cat",
          "a cat of the the 3"]

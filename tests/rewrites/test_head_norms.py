@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 from searched import KINDS, RAGGED, relative, structure
 
-from opmatrix.data import Data
-from opmatrix.operators import const, diag, heads, layernorm, product, rmsnorm, rotary, softmax, weight
-from opmatrix.oracles import dense
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import const, diag, heads, layernorm, product, rmsnorm, rotary, softmax, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import formula
 from opmatrix.patterns import causal, sequence
 from opmatrix.program import Program
-from opmatrix.term import formula
 from rewrites.verify import unrounded, verify_steps
 
 h, d, WIDE = 3, 4, 40

@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from searched import Round, relative
 
-from opmatrix.data import Data
-from opmatrix.extents import T, patterns
-from opmatrix.operators import (
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import (
     I,
     const,
     diag,
@@ -23,11 +22,12 @@ from opmatrix.operators import (
     softmax,
     weight,
 )
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import formula
+from opmatrix.extents import T, patterns
 from opmatrix.patterns import Batch, causal, sequence
-from opmatrix.term import formula
-from rewrites.compiler.layers import parts
 from rewrites.compiler.search import search
+from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS, joining, without
 from rewrites.verify import verify_steps
 from rewrites.verify.graphs import check_graph

@@ -8,23 +8,35 @@ import numpy as np
 import pytest
 from sympy import sympify
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.operators import (
+    I,
+    const,
+    gelu,
+    given,
+    heads,
+    pick,
+    product,
+    rotate,
+    square,
+    symbol,
+    tanh,
+    turn,
+    weight,
+)
+from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import substitute
 from opmatrix.extents import collect_needs
-from opmatrix.monoids import softmax
-from opmatrix.operators import I, const, gelu, given, heads, pick, product, rotate, square, symbol, tanh, turn, weight
-from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
-from opmatrix.shapes import Shape, T
-from opmatrix.term import substitute
-from rewrites.compiler.borders import FULL
-from rewrites.compiler.egraph import engine, saturate
-from rewrites.compiler.flat import flat
-from rewrites.compiler.layers import Part
-from rewrites.compiler.lower import Call, Lowering, plainly
-from rewrites.compiler.price import Prices
 from rewrites.compiler.search import Structure
-from rewrites.compiler.template import Template
 from rewrites.extraction import Problem, extract
+from rewrites.flat import flat
+from rewrites.graph.egraph import engine, saturate
+from rewrites.graph.interfaces import FULL
+from rewrites.graph.layers import Part
+from rewrites.graph.template import Template
 from rewrites.law import (
     FLAGS,
     INPUT,
@@ -51,6 +63,8 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain, epilogues
 from rewrites.laws.facts import DIRECTING
 from rewrites.laws.implementation import IMPLEMENTATIONS, implementations
+from rewrites.lower.lower import Call, Lowering, plainly
+from rewrites.lower.price import Prices
 from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 

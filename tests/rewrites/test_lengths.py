@@ -15,7 +15,7 @@ from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.schedule import widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
-from rewrites.command.recheck import FAILS, HOLDS, checks
+from rewrites.evaluate.recheck import FAILS, HOLDS, checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certified
 from rewrites.verify.lengths import MAX_LENGTH, Steps, batches_at, lengths_of, rows_looked_at

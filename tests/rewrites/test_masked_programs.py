@@ -11,15 +11,15 @@ from test_narrowing import stored
 
 from formats import BF16, Mask, kernels
 from formats.kernels.mixing import attending
+from opmatrix.algebra.operators import I, attention, weight
+from opmatrix.algebra.operators import given as field
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import T, counted, pairs, patterns
-from opmatrix.operators import I, attention, weight
-from opmatrix.operators import given as field
-from opmatrix.oracles import dense
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Batch, causal, mask, sequence, window
 from opmatrix.program import Program
-from rewrites.compiler.narrowing import narrowed
-from rewrites.compiler.price import Prices
+from rewrites.lower.narrowing import narrowed
+from rewrites.lower.price import Prices
 
 POSITIONS, SIDES = 320, (1, 16, 40, 64, 100)
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=4)

@@ -11,14 +11,14 @@ from opmatrix import measure
 from opmatrix.extents import counted, patterns
 from opmatrix.patterns import Batch
 from rewrites import run
-from rewrites.command.answers import InputError
-from rewrites.compiler.mixed import Mean, format_lengths, lengths, parse_mix, priced
-from rewrites.compiler.price import Prices
+from rewrites.cli.exit_codes import InputError
 from rewrites.compiler.search import search
-from rewrites.front.reported import Reported
-from rewrites.front.results import printed, save
-from rewrites.front.workload import Workload, of_shares
+from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.mixed import Mean, format_lengths, lengths, parse_mix, priced
+from rewrites.lower.price import Prices
+from rewrites.report.results import printed, save
+from rewrites.workload.workload import Workload, of_shares
 
 SHORT, LONG = counted([2]), counted([60, 40])
 

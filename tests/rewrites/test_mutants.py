@@ -11,7 +11,7 @@ from equal import proved
 from judge import TRIED, judge
 from law_mutants import Mutant, kernel_mutants, mutants
 
-from opmatrix.operators import I, product, relu, turn
+from opmatrix.algebra.operators import I, product, relu, turn
 from rewrites.law import column, constant, find, law, matrix, n, p, stand_in, value
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations

@@ -7,18 +7,18 @@ from proof_pairs import LINKS, OURS, OWN, PATTERNS, functions
 from searched import RAGGED, structure
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
-from opmatrix.monoids import softmax
-from opmatrix.nodes import compose
-from opmatrix.operators import I, heads, product, relu, symbol, turn, weight
-from opmatrix.oracles import dense
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import I, heads, product, relu, symbol, turn, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import Shape, size
+from opmatrix.algebra.term import KINDS, formula
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Pattern, causal, coarse, hubs, mask, scattered, sequence, window
 from opmatrix.runtime.interpreted import is_writable, write_term
-from opmatrix.shapes import Shape, size
-from opmatrix.term import KINDS, formula
-from rewrites.compiler.template import Table
 from rewrites.extraction import Infeasible
+from rewrites.graph.template import Table
 from rewrites.law import law, n, value
 from rewrites.proofs.equations import prove
 from rewrites.spelling import spelled

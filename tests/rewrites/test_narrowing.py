@@ -5,8 +5,8 @@ from searched import RAGGED, Round, found, relative
 
 from formats import BF16, Format
 from opmatrix.program import Program
-from rewrites.compiler.narrowing import narrowed
-from rewrites.compiler.price import Prices
+from rewrites.lower.narrowing import narrowed
+from rewrites.lower.price import Prices
 from rewrites.verify import verify_steps
 
 

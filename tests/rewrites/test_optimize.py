@@ -15,25 +15,25 @@ from optimized import LINES
 from formats import FORMATS
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import peak
 from opmatrix.models import build
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.spectra import Limits, propose
-from rewrites.compiler.lower import plainly
-from rewrites.compiler.price import Prices
-from rewrites.compiler.representations import NUMBER_TYPES, Representable, forms
 from rewrites.compiler.search import search
+from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible
-from rewrites.front.choice import allowed, choose
-from rewrites.front.differences import difference
-from rewrites.front.goals import goals
-from rewrites.front.results import as_json, printed
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.lower.lower import plainly
+from rewrites.lower.price import Prices
+from rewrites.lower.representations import NUMBER_TYPES, Representable, forms
+from rewrites.report.choice import allowed, choose
+from rewrites.report.results import as_json, printed
 from rewrites.run import Run, optimize
+from rewrites.verify.differences import difference
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
           "vocab_size": 100}

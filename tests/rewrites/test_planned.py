@@ -14,10 +14,10 @@ from searched import Round
 from formats import FORMATS
 from formats.core.errors import InputError
 from formats.machine.datasheets import datasheet
-from opmatrix.data import Promised
+from opmatrix.algebra.data import Promised
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build, promised
-from rewrites.command.commands import app
+from rewrites.cli.commands import app
 from rewrites.compiler.planned import planned
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -5,18 +5,30 @@ import pytest
 import standin
 from searched import KINDS, RAGGED, model, relative, structure
 
-from opmatrix.monoids import max as largest
-from opmatrix.monoids import mean
-from opmatrix.operators import attention, const, gelu, given, pick, product, relation, rotary, row, unit_length, weight
-from opmatrix.oracles import dense
+from opmatrix.algebra.monoids import max as largest
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import (
+    attention,
+    const,
+    gelu,
+    given,
+    pick,
+    product,
+    relation,
+    rotary,
+    row,
+    unit_length,
+    weight,
+)
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import formula
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.pipelines.pooling import MODES, Pooling
 from opmatrix.program import Program
-from opmatrix.term import formula
 from rewrites import optimize
-from rewrites.command.answers import InputError
-from rewrites.compiler.layers import parts
+from rewrites.cli.exit_codes import InputError
 from rewrites.derivations.chain import chain
+from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import unrounded, verify_steps
 

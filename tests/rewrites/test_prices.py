@@ -5,9 +5,9 @@ from random_models import random_config, random_weights
 from searched import KINDS, RAGGED
 from standin import machine
 
+from opmatrix.algebra.operators import pick
 from opmatrix.extents import patterns
 from opmatrix.models.transformer import transformer
-from opmatrix.operators import pick
 from opmatrix.pipelines.pooling import Pooling
 from rewrites.compiler.search import search
 

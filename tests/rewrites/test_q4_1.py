@@ -6,16 +6,16 @@ import standin
 
 from formats import Q4_1, FormatError
 from formats.core.check import check_product
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.compiler.lower import plainly
-from rewrites.compiler.representations import Representable
 from rewrites.compiler.search import Space, search
-from rewrites.front.budgets import within
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import plainly
+from rewrites.lower.representations import Representable
+from rewrites.pareto.budgets import within
 
 TYPE, GROUP = 3, 32
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 30], [8]])

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import given as forall
 from random_programs import LIMIT, OTHERS, PLAIN, Choices, Grower, check, programs, ragged, size
 
-from opmatrix.monoids import MONOIDS
-from opmatrix.nodes import LASTING
-from opmatrix.term import formula
+from opmatrix.algebra.monoids import MONOIDS
+from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.term import formula
 
 EXAMPLES = int(os.environ.get("OPMATRIX_EXAMPLES", 0))
 many = settings(max_examples=EXAMPLES or 28, derandomize=not EXAMPLES, deadline=None, database=None,

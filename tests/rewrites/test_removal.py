@@ -14,23 +14,23 @@ import standin
 from random_models import random_config, random_sentences, random_weights
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, affine, gelu, weight
+from opmatrix.algebra.oracles import dense, factors
+from opmatrix.algebra.term import substitute
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models.transformer import transformer
-from opmatrix.operators import I, affine, gelu, weight
-from opmatrix.oracles import dense, factors
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra.removal import DAMPING, DELAY, removals, remove
-from opmatrix.term import substitute
 from rewrites import run
-from rewrites.command.report import Report
-from rewrites.front.results import save
 from rewrites.laws import CHOOSING_LAWS
-from rewrites.smaller import losses
-from rewrites.smaller.losses import STEPS, Curve, Loss, cheapest_level, curves, lesser, levels
-from rewrites.smaller.removing import Level, check_removal, every_pair, removed
-from rewrites.smaller.units import HEADS, UNITS, pairs, spread
+from rewrites.phases import Report
+from rewrites.pruning import losses
+from rewrites.pruning.losses import STEPS, Curve, Loss, cheapest_level, curves, lesser, levels
+from rewrites.pruning.removing import Level, check_removal, every_pair, removed
+from rewrites.pruning.structured import HEADS, UNITS, pairs, spread
+from rewrites.report.results import save
 from rewrites.verify.failure import VerificationError
 
 # ---- the closed form
@@ -300,7 +300,7 @@ def test_units_that_are_there_twice_go_for_nothing(run_of):
 
 def test_what_judges_is_not_calibrated_with(run_of):
     result, place = run_of
-    from rewrites.front.workload import calibration
+    from rewrites.workload.workload import calibration
     tokenizer = open_model(str(place / "model")).tokenizer()
     assert len(calibration(place / "text.txt", tokenizer, result.workload, ["the bank of river runs dry"])) <= 40
     with pytest.raises(InputError, match="each of its lines chooses programs or judges them"):

@@ -13,17 +13,17 @@ import searched
 import standin
 
 from formats.kernels.engine import replay
-from opmatrix.monoids import logsumexp
-from opmatrix.operators import I, attention, over, weight
+from opmatrix.algebra.monoids import logsumexp
+from opmatrix.algebra.operators import I, attention, over, weight
 from opmatrix.patterns import everyone
-from rewrites.compiler.price import Prices
 from rewrites.derivations.gains import group_laws, join_names, only_narrows, saves, steps
 from rewrites.extraction import Infeasible
-from rewrites.front import results
-from rewrites.front.ladder import OBJECTIVES, Front
-from rewrites.front.stated import MIN_SENTENCES
-from rewrites.front.uncompiled import GUIDE, evaluated, tell_evaluated
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.lower.price import Prices
+from rewrites.pareto.error_levels import OBJECTIVES, Front
+from rewrites.report import results
+from rewrites.report.uncompiled import GUIDE, evaluated, tell_evaluated
+from rewrites.workload.stated import MIN_SENTENCES
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
 SAID = "int8", "float64", f"that needs {2 * MIN_SENTENCES} lines"  # words with digits, and a constant

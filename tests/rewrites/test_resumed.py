@@ -11,10 +11,10 @@ from test_families import model
 
 from formats import FORMATS
 from opmatrix.program import Program
+from rewrites.approximate import trials
+from rewrites.approximate.sites import gathered_rows, sites, stored_for
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.lower import TURNED, Method
-from rewrites.front import trials
-from rewrites.front.sites import gathered_rows, sites, stored_for
+from rewrites.lower.lower import TURNED, Method
 
 CASES = {"bert": (lambda: searched.model(), RAGGED), "llama": (lambda: model("llama")[1], TOKENS),
          "mistral": (lambda: model("mistral")[1], TOKENS), "qwen3": (lambda: model("qwen3")[1], TOKENS)}

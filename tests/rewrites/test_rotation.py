@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from searched import Round, relative
 
-from opmatrix.data import Data
-from opmatrix.extents import patterns
-from opmatrix.operators import (
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import (
     I,
     const,
     diag,
@@ -24,14 +23,15 @@ from opmatrix.operators import (
     turn,
     weight,
 )
-from opmatrix.oracles import Dense, dense, entrywise
+from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.shapes import Shape, ShapeError
+from opmatrix.algebra.term import formula, read
+from opmatrix.extents import patterns
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.program import Program
-from opmatrix.shapes import Shape, ShapeError
-from opmatrix.term import formula, read
-from rewrites.compiler.flat import flat
 from rewrites.compiler.search import search
-from rewrites.compiler.template import Template
+from rewrites.flat import flat
+from rewrites.graph.template import Template
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import verify_steps
 from rewrites.verify.graphs import check_graph

@@ -6,9 +6,9 @@ import standin
 from searched import RAGGED, model
 
 from formats.core.errors import InputError
-from opmatrix.operators import gelu, relu
-from opmatrix.oracles import dense
-from rewrites.approximation import approximation
+from opmatrix.algebra.operators import gelu, relu
+from opmatrix.algebra.oracles import dense
+from rewrites.compiler.approximation import approximation
 from rewrites.compiler.search import search
 from rewrites.derivations.schedules import schedule
 from rewrites.derivations.stages import (
@@ -94,7 +94,7 @@ def test_a_law_of_ones_own():
         return x @ relu @ relu, x @ relu
 
     from opmatrix import Data
-    from opmatrix.operators import weight
+    from opmatrix.algebra.operators import weight
     rng = np.random.default_rng(0)
     E, A = (weight(Data(rng.normal(size=shape), name)) for name, shape in (("E", (41, 8)), ("A", (8, 6))))
     made = schedule(E @ A @ relu @ relu, RAGGED, machine=standin.machine()) | relu_twice

@@ -3,19 +3,19 @@ import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
 
+from opmatrix.algebra.operators import attention
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import patterns
-from opmatrix.operators import attention
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, everyone, mask, sequence
-from rewrites.compiler.borders import FULL, normed
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.layers import Explorer, parts, states
-from rewrites.compiler.lower import EXACT, Lowering, Method, plainly
-from rewrites.compiler.price import Prices
 from rewrites.compiler.search import shortest
 from rewrites.extraction import Infeasible, verify
+from rewrites.graph.interfaces import FULL, normed
+from rewrites.graph.layers import Explorer, parts, states
 from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import EXACT, Lowering, Method, plainly
+from rewrites.lower.price import Prices
 
 OPERATOR = model()
 WITHOUT = [law.name for law in EXACT_LAWS]

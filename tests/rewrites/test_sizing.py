@@ -5,10 +5,9 @@ import gc
 import numpy as np
 import pytest
 
-from opmatrix import monoids
-from opmatrix.data import Data, Promised
-from opmatrix.models import FAMILIES, promised
-from opmatrix.operators import (
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.operators import (
     I,
     attention,
     cols,
@@ -25,14 +24,15 @@ from opmatrix.operators import (
     symbol,
     weight,
 )
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import KINDS, Operator
+from opmatrix.models import FAMILIES, promised
 from opmatrix.patterns import causal, sequence
-from opmatrix.shapes import Shape, T
-from opmatrix.term import KINDS, Operator
-from rewrites.compiler import sizing
-from rewrites.compiler.flat import flat
-from rewrites.compiler.layers import parts
-from rewrites.compiler.sizing import ask_shapes
-from rewrites.compiler.template import Template
+from rewrites.flat import flat
+from rewrites.graph import sizing
+from rewrites.graph.layers import parts
+from rewrites.graph.sizing import ask_shapes
+from rewrites.graph.template import Template
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.graphs import check_graph
 
@@ -149,7 +149,7 @@ AT_OWN = [                                                   # operators of some
 @pytest.mark.parametrize("number", range(len(AT_OWN)))
 def test_where_no_small_sizes_are_found_a_template_is_verified_at_its_own(rng, monkeypatch, number):
     """Of operators that take any number of columns some need more than a few."""
-    monkeypatch.setattr("rewrites.compiler.template.shrink", lambda answers: {})
+    monkeypatch.setattr("rewrites.graph.template.shrink", lambda answers: {})
     n, term = AT_OWN[number]
     made = template(term(lambda *shape: Data(rng.normal(size=shape))), n)
     assert not made.small_sizes()

@@ -8,22 +8,22 @@ import pytest
 import standin
 from searched import relative
 
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import count_scores
 from opmatrix.files.storage import load
-from opmatrix.operators import I, attention, const, rmsnorm, rotary, weight
-from opmatrix.oracles import dense
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Batch, causal, coarse, hubs, mask, scattered, sequence, window
 from rewrites import run
-from rewrites.compiler.detours import detoured, part_factors
 from rewrites.compiler.search import Space, cheapest
-from rewrites.compiler.sparser import KEPT, LEFT_OUT, LONG, SPARSE, sparser, unseeing
+from rewrites.compiler.sparse_attention import KEPT, LEFT_OUT, LONG, SPARSE, sparser, unseeing
+from rewrites.compiler.substitutions import detoured, part_factors
 from rewrites.derivations.retelling import tell_steps
-from rewrites.front.results import save
-from rewrites.front.tolls import Unseen
-from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
+from rewrites.pareto.block_errors import Unseen
+from rewrites.report.results import save
+from rewrites.workload.workload import Workload
 
 N, WORDS, LAYERS = 16, 1000, 2
 LENGTHS = np.array([LONG])

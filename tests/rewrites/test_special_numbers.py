@@ -6,16 +6,16 @@ from checkpoints import CONFIG, arrays
 from searched import RAGGED, Round, relative
 
 from formats.core.errors import InputError
-from opmatrix.data import Data
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I, affine, const, diag, symbol, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import patterns
 from opmatrix.models import build
-from opmatrix.operators import I, affine, const, diag, symbol, weight
-from opmatrix.oracles import dense
-from rewrites.compiler.flat import flat
-from rewrites.compiler.layers import Explorer, parts
-from rewrites.compiler.precision import check_precision
 from rewrites.compiler.search import Space, cheapest
+from rewrites.flat import flat
+from rewrites.graph.layers import Explorer, parts
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.precision import check_precision
 from rewrites.verify import check_graph
 
 SMALL = CONFIG | dict(hidden_size=16, num_attention_heads=2, intermediate_size=24, num_hidden_layers=1)

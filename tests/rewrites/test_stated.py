@@ -9,10 +9,10 @@ import tokenizers
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer
-from rewrites.front import differences
-from rewrites.front.differences import Change, difference
-from rewrites.front.samples import TEXT_KINDS, make_lines
-from rewrites.front.stated import MIN_SENTENCES, PLENTY, Stated, change_cosines, uncovered, worst
+from rewrites.verify import differences
+from rewrites.verify.differences import Change, difference
+from rewrites.workload.samples import TEXT_KINDS, make_lines
+from rewrites.workload.stated import MIN_SENTENCES, PLENTY, Stated, change_cosines, uncovered, worst
 
 DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)),
          "wide": lambda rng, n: np.exp(rng.standard_normal(n)),

@@ -11,19 +11,19 @@ from safetensors.numpy import load_file
 from searched import Round
 
 from formats import FORMATS, kernels
+from opmatrix.algebra.oracles import dense
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build
-from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Limits
-from rewrites.compiler.lower import Use
 from rewrites.compiler.planned import planned
-from rewrites.compiler.representations import Representable
 from rewrites.compiler.search import Space, search
-from rewrites.front.budgets import within
-from rewrites.front.proposals import propose_methods
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import Use
+from rewrites.lower.representations import Representable
+from rewrites.pareto.budgets import within
+from rewrites.pareto.proposals import propose_methods
 from rewrites.verify.programs import unrounded, verify_exact
 
 WORDS, WIDE = 3000, 24

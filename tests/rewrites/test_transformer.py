@@ -7,13 +7,13 @@ from random_models import MASKS, random_config, random_sentences, random_weights
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
+from opmatrix.algebra.operators import ACTIVATIONS
+from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.models import build
-from opmatrix.operators import ACTIVATIONS
-from opmatrix.oracles import dense, entrywise
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Batch, causal, mask, sequence, window
 from opmatrix.program import Program
-from rewrites.compiler.layers import parts
+from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import check_graph, unrounded, verify_exact
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from searched import model
 
-from opmatrix.monoids import mean
-from opmatrix.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
-from opmatrix.operators import over as overall
-from rewrites.compiler.kinds import by_head
-from rewrites.compiler.layers import parts
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
+from opmatrix.algebra.operators import over as overall
+from rewrites.graph.layers import parts
+from rewrites.kinds import by_head
 from rewrites.law import (
     SIMPLIFY,
     Sort,

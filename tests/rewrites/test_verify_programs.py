@@ -6,10 +6,10 @@ import pytest
 from searched import RAGGED, found, relative, structure
 
 from formats import CSR, Dense, kernels
-from opmatrix.oracles import dense
+from opmatrix.algebra.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
-from rewrites.compiler.lower import Method
+from rewrites.lower.lower import Method
 from rewrites.verify import (
     Errors,
     VerificationError,

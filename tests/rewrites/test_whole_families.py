@@ -5,8 +5,8 @@ import pytest
 from searched import Round, relative
 from test_families import CASES, RAGGED, made
 
+from opmatrix.algebra.oracles import dense
 from opmatrix.models import build
-from opmatrix.oracles import dense
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import optimize
 from rewrites.verify import verify_laws

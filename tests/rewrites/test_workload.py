@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
+from opmatrix.algebra.operators import I
 from opmatrix.files.checkpoint import open_model
-from opmatrix.operators import I
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import BATCH_ROWS, batches
 from opmatrix.pipelines.text import Parts, Tokenizer, sentences
-from rewrites.compiler.sparser import LONG
-from rewrites.front.opening import open_arguments
-from rewrites.front.workload import CHOOSE, FIT, VERIFY, Workload
+from rewrites.compiler.sparse_attention import LONG
+from rewrites.workload.resolve import open_arguments
+from rewrites.workload.workload import CHOOSE, FIT, VERIFY, Workload
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

@@ -1,8 +1,9 @@
 """Loops that do one thing as fast as the machine can: multiply and add in registers, read memory."""
 
+from formats.kernels.simd.vectors import FLOAT, LANES, MANY_REGISTERS
+
 from .compiled import Function
 from .native import cgutils, intrinsic, ir, types
-from .vectors import FLOAT, LANES, MANY_REGISTERS
 
 CHAINS = 8 * LANES if MANY_REGISTERS else 4 * LANES          # eight registers: no sum waits for the one before
 LONG_VECTOR = ir.VectorType(FLOAT, CHAINS)

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formats.kernels.engine.arithmetic import get, keep, larger
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, launch, words
-from formats.kernels.engine.maths import ONE, exp2, reciprocal
 from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import (
+from formats.kernels.products.turning import turn_in
+from formats.kernels.simd.arithmetic import get, keep, larger
+from formats.kernels.simd.maths import ONE, exp2, reciprocal
+from formats.kernels.simd.vectors import (
     MANY_REGISTERS,
     add_outer,
     count_vectors,
@@ -27,7 +28,6 @@ from formats.kernels.engine.vectors import (
     times_rows,
     zeros,
 )
-from formats.kernels.products.turning import turn_in
 from formats.machine.threads import threads
 
 from .heads import (

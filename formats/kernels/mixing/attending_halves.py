@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from formats.bf16 import BF16_OVERFLOW, nearest, widen_bits
-from formats.kernels.engine.amx import MATRIX, multiply_tiles, release_registers, shape_registers
-from formats.kernels.engine.arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.maths import MIN_EXPONENT, ONE, ROUNDER
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import intrinsic, ir, njit
-from formats.kernels.engine.vectors import VECTOR, closed, turn, zeros
-from formats.kernels.engine.words import words_of
 from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
 from formats.kernels.products.tiles import attended_pairs
 from formats.kernels.products.turning import turn_in, turn_out
+from formats.kernels.simd.amx import MATRIX, multiply_tiles, release_registers, shape_registers
+from formats.kernels.simd.arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
+from formats.kernels.simd.maths import MIN_EXPONENT, ONE, ROUNDER
+from formats.kernels.simd.vectors import VECTOR, closed, turn, zeros
+from formats.kernels.simd.words import words_of
+from formats.storage.bf16 import BF16_OVERFLOW, nearest, widen_bits
 
 from .attending import (
     ATTEND,

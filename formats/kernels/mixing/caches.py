@@ -10,15 +10,15 @@ from math import gcd
 import numpy as np
 
 from formats.core.arrays import as_contiguous, places, separate
-from formats.kernels.engine.arithmetic import keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
-from formats.kernels.engine.maths import ONE
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import zeros
 from formats.kernels.products.turning import turn_in
+from formats.kernels.simd.arithmetic import keep
+from formats.kernels.simd.maths import ONE
+from formats.kernels.simd.vectors import zeros
 from formats.machine.threads import threads
 
 from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scale_lines, score_all, softened, weigh_all

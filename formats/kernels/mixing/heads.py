@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike
 from formats.core.arrays import separate, writable
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
-from formats.kernels.engine.maths import exponentials, largest
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import turn
 from formats.kernels.products.gemm import gemm, multiply
+from formats.kernels.simd.maths import exponentials, largest
+from formats.kernels.simd.vectors import turn
 from formats.machine.threads import threads
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers

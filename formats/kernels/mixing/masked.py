@@ -4,13 +4,13 @@ import numpy as np
 from formats.core.arrays import separate
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
-from formats.kernels.engine.maths import exponentials, fade, largest
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import LANE, LANES, MASK, VECTOR, llvm_function, pointer_at
 from formats.kernels.products.gemm import gemm, multiply
 from formats.kernels.products.linear import typed
+from formats.kernels.simd.maths import exponentials, fade, largest
+from formats.kernels.simd.vectors import LANE, LANES, MASK, VECTOR, llvm_function, pointer_at
 from formats.machine.threads import threads
 
 from .heads import KEYS, PLACES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served

@@ -9,7 +9,7 @@ from typing import Any
 from formats.core.layout import MIXED
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.native import intrinsic, njit, types
-from formats.kernels.engine.vectors import LANES, load_vector, put
+from formats.kernels.simd.vectors import LANES, load_vector, put
 
 
 def mixing(order: int) -> Any:

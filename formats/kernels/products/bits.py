@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from formats.kernels.engine.arithmetic import sum_lanes
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import WORD, floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.vectors import (
+from formats.kernels.simd.arithmetic import sum_lanes
+from formats.kernels.simd.vectors import (
     FLOAT,
     LANE,
     LANES,

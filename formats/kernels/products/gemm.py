@@ -4,7 +4,7 @@ Kernels are given its address, so it is compiled once. No other BLAS runs inside
 
 from formats.kernels.engine.compiled import HELPER, Function, calling
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, zeros
+from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, zeros
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
 TILE_ROWS, TILE_VECTORS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)

@@ -13,7 +13,9 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WIDENS, record, widen_by_integers
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import (
+from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
+from formats.kernels.rows.tail import permute
+from formats.kernels.simd.vectors import (
     AHEAD,
     FEATURES,
     FLOAT,
@@ -34,11 +36,9 @@ from formats.kernels.engine.vectors import (
     store_tile,
     zeros,
 )
-from formats.kernels.engine.words import SHORT, WORDS, words_of
-from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
-from formats.kernels.rows.tail import permute
+from formats.kernels.simd.words import SHORT, WORDS, words_of
 from formats.machine.threads import threads
-from formats.q4_1 import GROUP_INPUTS, WORD_INPUTS
+from formats.storage.q4_1 import GROUP_INPUTS, WORD_INPUTS
 
 from .gemm import multiply
 from .linear import LINEAR, check_product, linear_stages, tile, typed

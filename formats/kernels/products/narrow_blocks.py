@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from formats.core.layout import PANEL
-from formats.kernels.engine.arithmetic import VECTOR16, get, keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, ints_at, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import (
+from formats.kernels.rows.following import epilogue_record
+from formats.kernels.simd.arithmetic import VECTOR16, get, keep
+from formats.kernels.simd.vectors import (
     AHEAD,
     LANE,
     MANY_REGISTERS,
@@ -25,8 +26,7 @@ from formats.kernels.engine.vectors import (
     pointer_at,
     put,
 )
-from formats.kernels.engine.words import WORDS, add_fours, everywhere
-from formats.kernels.rows.following import epilogue_record
+from formats.kernels.simd.words import WORDS, add_fours, everywhere
 from formats.machine.threads import threads
 
 from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed

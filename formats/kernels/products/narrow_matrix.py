@@ -3,13 +3,13 @@ the sums of a band of them in scratch, from where they pass through the epilogue
 import numpy as np
 
 from formats.core.layout import PANEL
-from formats.kernels.engine.amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
-from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.memory import bytes_at, floats, ints_at, record
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.words import as_numbers
 from formats.kernels.rows.following import finish_rows, move_block
+from formats.kernels.simd.amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
+from formats.kernels.simd.arithmetic import get, keep
+from formats.kernels.simd.words import as_numbers
 
 from .linear import LINEAR, tile
 from .narrow_vectors import NARROW, balanced, halves, lift_rows, nibbled, quantised

@@ -11,7 +11,8 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import (
+from formats.kernels.rows.following import epilogue_record
+from formats.kernels.simd.vectors import (
     AHEAD,
     FEATURES,
     LANE,
@@ -23,8 +24,7 @@ from formats.kernels.engine.vectors import (
     pointer_at,
     put,
 )
-from formats.kernels.engine.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
-from formats.kernels.rows.following import epilogue_record
+from formats.kernels.simd.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
 from formats.machine.threads import threads
 
 from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed

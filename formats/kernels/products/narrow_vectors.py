@@ -3,13 +3,13 @@
 import numpy as np
 
 from formats.core.layout import PANEL
-from formats.kernels.engine.arithmetic import get, keep, negative
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import zeros
 from formats.kernels.rows.following import finish_rows, finish_sums, move_block, pointwise_sums, sums_at
+from formats.kernels.simd.arithmetic import get, keep, negative
+from formats.kernels.simd.vectors import zeros
 
 from .balancing import mix_row
 from .linear import LINEAR, tile

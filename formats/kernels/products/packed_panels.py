@@ -11,8 +11,8 @@ from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch
 from formats.kernels.engine.memory import record
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, store_tile, zeros
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
+from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, store_tile, zeros
 from formats.machine.threads import threads
 
 from .gemm import strip

@@ -7,7 +7,7 @@ import numpy as np
 from formats.kernels.engine.compiled import FAST, HELPER, Function
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import add_outer, fetch, store_tile, zeros
+from formats.kernels.simd.vectors import add_outer, fetch, store_tile, zeros
 
 from .linear import check_product, typed
 from .sparse import SPARSE, STRIP, csr_column, launch_sparse

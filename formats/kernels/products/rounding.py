@@ -2,13 +2,12 @@
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
 import numpy as np
 
-from formats.bf16 import BF16_OVERFLOW
-from formats.kernels.engine.arithmetic import VECTOR16, folded, get
 from formats.kernels.engine.compiled import HELPER
-from formats.kernels.engine.maths import ONE as ONE
 from formats.kernels.engine.memory import ints_at
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.vectors import (
+from formats.kernels.simd.arithmetic import VECTOR16, folded, get
+from formats.kernels.simd.maths import ONE as ONE
+from formats.kernels.simd.vectors import (
     FEATURES,
     LANE,
     LANES,
@@ -19,7 +18,8 @@ from formats.kernels.engine.vectors import (
     pointer_at,
     zeros,
 )
-from formats.kernels.engine.words import BYTE, SHORT, WORDS, BFloat, add_fours, store_words, words_of
+from formats.kernels.simd.words import BYTE, SHORT, WORDS, BFloat, add_fours, store_words, words_of
+from formats.storage.bf16 import BF16_OVERFLOW
 
 PACKS = "+avx512bw" in FEATURES                              # instructions that narrow two vectors into one
 HALVES = "+avx512bf16" in FEATURES

@@ -10,7 +10,7 @@ from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.launch import address, filled, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.vectors import (
+from formats.kernels.simd.vectors import (
     LANE,
     LANES,
     MASK,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import WORD
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.vectors import (
+from formats.kernels.simd.vectors import (
     AHEAD,
     FLOAT,
     LANE,
@@ -23,7 +23,7 @@ from formats.kernels.engine.vectors import (
     put,
     splat,
 )
-from formats.kernels.engine.words import WORDS, add_fours, add_pairs, everywhere, nibbles
+from formats.kernels.simd.words import WORDS, add_fours, add_pairs, everywhere, nibbles
 
 # (rows, vectors) from large to small: each takes what rows the one before leaves. Of 32 registers 24 hold sums, two W,
 # one x; of 16,

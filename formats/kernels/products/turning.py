@@ -3,7 +3,7 @@
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import floats
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import turn, turn_edge
+from formats.kernels.simd.vectors import turn, turn_edge
 
 
 @njit(**HELPER)

@@ -3,11 +3,11 @@ at the address y, step bytes from one to the next: compiled when an epilogue fir
 import numpy as np
 
 from formats.core.activation import COMPILED, TIMED, Activation
-from formats.kernels.engine import maths
-from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import floats
 from formats.kernels.engine.native import njit
+from formats.kernels.simd import maths
+from formats.kernels.simd.arithmetic import get, keep
 
 f4 = np.float32
 

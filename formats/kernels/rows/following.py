@@ -3,12 +3,12 @@
 import numpy as np
 
 from formats.core.epilogue import NOTHING, TINY, Epilogue
-from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import FAST, HELPER, Function, calling
 from formats.kernels.engine.launch import address, make_record, step, words
-from formats.kernels.engine.maths import ONE
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
+from formats.kernels.simd.arithmetic import get, keep
+from formats.kernels.simd.maths import ONE
 
 from .activations import PASSES, ROUGH
 

@@ -6,7 +6,6 @@ from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.core.reductions import HOW
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, launch, make_record, step, words
-from formats.kernels.engine.maths import exponentials, largest
 from formats.kernels.engine.memory import floats, longs, record, view_as
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
@@ -21,6 +20,7 @@ from formats.kernels.mixing.heads import (
     sequences,
     served,
 )
+from formats.kernels.simd.maths import exponentials, largest
 from formats.machine.threads import threads
 
 from .following import combine

@@ -1,8 +1,8 @@
 """Values in blocks, side by side and one above the other, and their parts. Directed: blocks come out of everything, and
 parts of blocks are found. Equal sizes are guards: blocks that do not meet are left alone."""
-from opmatrix.nodes import compose
-from opmatrix.operators import product, row, turn
-from rewrites.compiler.kinds import left, right
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import product, row, turn
+from rewrites.kinds import left, right
 from rewrites.law import SIMPLIFY, array, collect, entrywise, k, law, n, p, q, varying
 from rewrites.proofs.value_kinds import below
 

@@ -1,8 +1,8 @@
 """Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number. `EQUAL`
 asks for equal rows, columns and heads, where nothing spreads; a number that is `narrow` is one for all heads. What
 becomes a part of itself is looked at no longer: a times one is a, and so times one times one."""
-from opmatrix.nodes import compose
-from opmatrix.operators import I, const, mean
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import I, const, mean
 from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
 
 EQUAL = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")

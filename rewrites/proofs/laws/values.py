@@ -5,8 +5,8 @@ for them.
 
 A sum is taken apart only where no column spreads (SAME). No law subsumes its left side: what is no longer looked at is
 still needed once its class is found to be another."""
-from opmatrix.nodes import compose
-from opmatrix.operators import I, product, relu, turn
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import I, product, relu, turn
 from rewrites.law import (
     JOIN,
     SIMPLIFY,

@@ -1,0 +1,246 @@
+"""Vectors of 16 float32 as numba values: kernels keep their sums in registers and say so in plain Python.
+
+A value of type Vectors(rows, across) is a tile of sums: rows of so many vectors. Where registers are narrower, LLVM
+uses several."""
+from typing import Any
+
+from formats.kernels.engine.native import FEATURES, get_or_insert_function, intrinsic, ir, models, register_model, types
+
+MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
+LANES, FLOAT = 16, ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+AHEAD = 4096                                                 # bytes that a stream of numbers is asked for ahead of its
+                                                             # use
+LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), LANES)
+
+
+class Vectors(types.Type):
+    """rows by across vectors of 16 float32."""
+
+    def __init__(self, rows: int, across: int) -> None:
+        self.rows, self.across, self.count = rows, across, rows * across
+        super().__init__(name=f"Vectors({rows}, {across})")
+
+
+@register_model(Vectors)
+class VectorsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vectors) -> None:
+        super().__init__(manager, kind, ir.ArrayType(VECTOR, kind.count))
+
+
+def pointer_at(builder, address, offset, kind):
+    """A pointer to this kind of number, so many bytes after an address."""
+    return builder.inttoptr(builder.add(address, address.type(offset)), kind.as_pointer())
+
+
+def lane_mask(builder, lanes):
+    """The first so many lanes (int64)."""
+    several = ir.VectorType(LANE, LANES)
+    first = builder.insert_element(ir.Constant(several, ir.Undefined), builder.trunc(lanes, LANE), LANE(0))
+    limit = builder.shuffle_vector(first, ir.Constant(several, ir.Undefined), ir.Constant(several, [0] * LANES))
+    return builder.icmp_signed("<", ir.Constant(several, list(range(LANES))), limit)
+
+
+def load_vector(builder, address, offset=0, lanes=None):
+    """The vector at an address that need not be aligned; with lanes, only so many are read and the rest are 0."""
+    at = pointer_at(builder, address, offset, VECTOR)
+    if lanes is not None:
+        masked = llvm_function(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, at.type, LANE, MASK, VECTOR)
+        return builder.call(masked, [at, LANE(4), lane_mask(builder, lanes), ir.Constant(VECTOR, None)])
+    value = builder.load(at)
+    value.align = 4
+    return value
+
+
+def put(builder, value, address, offset=0, lanes=None):
+    """Store a vector at an address that need not be aligned; with lanes, only so many of it."""
+    at = pointer_at(builder, address, offset, VECTOR)
+    if lanes is None:
+        builder.store(value, at).align = 4
+    else:
+        masked = llvm_function(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), VECTOR, at.type, LANE, MASK)
+        builder.call(masked, [value, at, LANE(4), lane_mask(builder, lanes)])
+
+
+def llvm_function(builder, name, result, *arguments):
+    """One of LLVM's own functions."""
+    return get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def splat(builder, number):
+    """A vector of 16 times the same number."""
+    nothing = ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(nothing, number, LANE(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES))
+
+
+def multiply_add(builder, x, y, z):
+    """x y + z, rounded once."""
+    return builder.call(llvm_function(builder, f"llvm.fma.v{LANES}f32", VECTOR, VECTOR, VECTOR, VECTOR), [x, y, z])
+
+
+def closed(builder, parts):
+    """A tile from its vectors."""
+    value = ir.Constant(ir.ArrayType(VECTOR, len(parts)), ir.Undefined)
+    for i, part in enumerate(parts): value = builder.insert_value(value, part, i)
+    return value
+
+
+@intrinsic(prefer_literal=True)
+def zeros(typing, rows, across):
+    """A tile of zeros; both sizes are literals."""
+    kind = Vectors(rows.literal_value, across.literal_value)
+    def code(context, builder, signature, values): return ir.Constant(ir.ArrayType(VECTOR, kind.count), None)
+    return kind(rows, across), code
+
+
+@intrinsic
+def add_outer(typing, sums, factors, apart, x, lanes):
+    """sums + (one number for each row, apart bytes from each other) times (the vectors at x, the last cut to lanes)."""
+    def code(context, builder, signature, values):
+        tile, factors, apart, x, cut = values
+        vectors = [load_vector(builder, x, 64 * v, cut_at(sums, v, lanes, cut)) for v in range(sums.across)]
+        new: list[ir.Value] = []
+        for r in range(sums.rows):
+            at = builder.add(factors, builder.mul(apart, apart.type(r)))
+            factor = splat(builder, builder.load(pointer_at(builder, at, 0, FLOAT)))
+            for vector in vectors:
+                new.append(multiply_add(builder, factor, vector, builder.extract_value(tile, len(new))))
+        return closed(builder, new)
+    return sums(sums, types.int64, types.int64, types.int64, lanes), code
+
+
+def cut_at(sums, v, lanes, value):
+    """The lanes of vector v of a row: None (all of them) but for the last one, if the type of lanes is not None."""
+    return None if lanes == types.none or v < sums.across - 1 else value
+
+
+@intrinsic
+def plus(typing, a, b):
+    """The sum of two tiles."""
+    def code(context, builder, signature, values):
+        pairs = [[builder.extract_value(value, i) for value in values] for i in range(a.count)]
+        return closed(builder, [builder.fadd(x, y) for x, y in pairs])
+    return a(a, a), code
+
+
+@intrinsic
+def times_rows(typing, sums, factors):
+    """Each row of a tile times a number of its own; the numbers lie side by side at an address."""
+    def code(context, builder, signature, values):
+        tile, factors = values
+        numbers = [splat(builder, builder.load(pointer_at(builder, factors, 4 * r, FLOAT))) for r in range(sums.rows)]
+        return closed(builder, [builder.fmul(builder.extract_value(tile, i), numbers[i // sums.across])
+                                for i in range(sums.count)])
+    return sums(sums, types.int64), code
+
+
+@intrinsic
+def store_tile(typing, sums, y, apart, lanes):
+    """Store a tile at y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
+    def code(context, builder, signature, values):
+        tile, y, apart, cut = values
+        for i in range(sums.count):
+            row, v = builder.add(y, builder.mul(apart, apart.type(i // sums.across))), i % sums.across
+            put(builder, builder.extract_value(tile, i), row, 64 * v, cut_at(sums, v, lanes, cut))
+        return context.get_dummy_value()
+    return types.void(sums, types.int64, types.int64, lanes), code
+
+
+@intrinsic
+def fetch(typing, sums, y, apart, lanes):
+    """A tile of the same size from y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
+    def code(context, builder, signature, values):
+        _, y, apart, cut = values
+        rows = [builder.add(y, builder.mul(apart, apart.type(r))) for r in range(sums.rows)]
+        return closed(builder, [load_vector(builder, row, 64 * v, cut_at(sums, v, lanes, cut))
+                                for row in rows for v in range(sums.across)])
+    return sums(sums, types.int64, types.int64, lanes), code
+
+
+@intrinsic
+def span(typing, sums):
+    """Columns of a tile."""
+    def code(context, builder, signature, values): return ir.IntType(64)(LANES * sums.across)
+    return types.int64(sums), code
+
+
+@intrinsic
+def count_vectors(typing, sums):
+    """Vectors of a tile."""
+    def code(context, builder, signature, values): return ir.IntType(64)(sums.count)
+    return types.int64(sums), code
+
+
+def turned(builder, rows):
+    """The 16 columns of 16 vectors: four stages of exchanges."""
+    rows = list(rows)
+    def mixed(p, q, lanes): return builder.shuffle_vector(p, q, ir.Constant(ir.VectorType(LANE, LANES), lanes))
+    for s in (8, 4, 2, 1):
+        for i in (i for i in range(LANES) if not i & s):
+            p, q = rows[i], rows[i + s]
+            rows[i] = mixed(p, q, [j if not j & s else LANES + j - s for j in range(LANES)])
+            rows[i + s] = mixed(p, q, [j + s if not j & s else LANES + j for j in range(LANES)])
+    return rows
+
+
+def ask_line(builder, address):
+    """Ask for the cache line of an address, which need not be anybody's."""
+    kind = ir.IntType(8).as_pointer()
+    ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
+    builder.call(ask, [builder.inttoptr(address, kind), LANE(0), LANE(3), LANE(1)])
+
+
+@intrinsic
+def prefetch(typing, sums, address):
+    """Ask for the cache lines of a row of a tile's vectors at an address, which need not be anybody's."""
+    def code(context, builder, signature, values):
+        kind = ir.IntType(8).as_pointer()
+        ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
+        for v in range(sums.across):
+            builder.call(ask, [pointer_at(builder, values[1], 64 * v, ir.IntType(8)), LANE(0), LANE(3), LANE(1)])
+        return context.get_dummy_value()
+    return types.void(sums, types.int64), code
+
+
+@intrinsic
+def ask(typing, sums, base, offset):
+    """prefetch of base + offset, into the second cache: the first has few places for what is on its way. Nothing where
+    base is None."""
+    def code(context, builder, signature, values):
+        if base == types.none: return context.get_dummy_value()
+        kind = ir.IntType(8).as_pointer()
+        ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
+        start = builder.add(values[1], values[2])
+        for v in range(sums.across):
+            builder.call(ask, [pointer_at(builder, start, 64 * v, ir.IntType(8)), LANE(0), LANE(2), LANE(1)])
+        return context.get_dummy_value()
+    return types.void(sums, base, types.int64), code
+
+
+@intrinsic
+def turn(typing, x, across, y, along):
+    """y[j, i] = x[i, j] for a tile of 16 by 16 (addresses; bytes between rows)."""
+    def code(context, builder, signature, values):
+        x, across, y, along = values
+        rows = [load_vector(builder, builder.add(x, builder.mul(across, across.type(i)))) for i in range(LANES)]
+        for i, row in enumerate(turned(builder, rows)):
+            put(builder, row, builder.add(y, builder.mul(along, along.type(i))))
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 4), code
+
+
+@intrinsic
+def turn_edge(typing, x, across, rows, columns, y, along, lines, lanes):
+    """turn, where only rows by columns of x are read, zeros for other columns, and only lines by lanes of y written."""
+    def code(context, builder, signature, values):
+        x, across, rows, columns, y, along, lines, lanes = values
+        def line(start, apart, i, count):                    # a line beyond the last is the last
+            last = builder.sub(count, count.type(1))
+            at = builder.select(builder.icmp_signed("<", count.type(i), count), count.type(i), last)
+            return builder.add(start, builder.mul(apart, at))
+        found = [load_vector(builder, line(x, across, i, rows), 0, columns) for i in range(LANES)]
+        for i, row in reversed([*enumerate(turned(builder, found))]):        # so that the last is written last
+            put(builder, row, line(y, along, i, lines), 0, lanes)
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 8), code

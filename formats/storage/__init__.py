@@ -1,0 +1,1 @@
+"""The storage formats: a file each, all of one form; formats/catalogue.py lists them by name."""

@@ -1,0 +1,146 @@
+"""Bytes: whole numbers with a scale for each output, or for each group of inputs of one."""
+from types import MappingProxyType
+
+import numpy as np
+
+from formats.core.arrays import ROUNDED_TOGETHER, FormatError, multiply_sizes
+from formats.core.epilogue import gamma
+from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
+from formats.core.sizes import T, ceiling, f4, n, p, u1
+from formats.core.sizes import group as size
+from formats.format import SMALLEST, Format
+from formats.storage.packed import Packed
+
+STEP_INPUTS = 64                                             # inputs of a step
+COLUMN = 1 << 16                                             # a group that holds all inputs
+UNIT = 2.0 ** -24
+MAX_WEIGHT = 2.0 ** 70                                       # the scale of a weight, times that of a row, is a float32
+
+
+class Int8(Format):
+    """W / scale rounded to whole numbers up to 127, stored as bytes with 128 added, in panels of 64 outputs, fours of
+    inputs together; x is rounded row by row on the way, to its own largest number / 127 (Dettmers et al. 2022,
+    arXiv:2208.07339, section 2.1).
+
+    `group`: so many inputs of an output share a scale, a multiple of 64; the default is all of them, one scale an
+    output."""
+    w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
+    scale: f4[ceiling(n / size), p]
+    unit = "int8"
+    panelled = Panelled(TILE, 4, STEP_INPUTS)
+    portion = PANEL
+    flops = 2 * T * n * p
+    work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
+    named = MappingProxyType({"group": size})
+
+    def fit(W, *, group=COLUMN):
+        """The nearest whole multiples of scales that the largest numbers decide."""
+        whole, scale = quantised(W, group, 127)
+        return scale_groups(whole, scale, group)
+
+    def pack(W, *, group=COLUMN):
+        whole, scale = quantised(W, group, 127, 128, np.uint8)
+        return panels(deepened(whole, STEP_INPUTS), 4, TILE), scale
+
+    def unpack(shape, w, scale, *, group):
+        stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[:shape[0]]
+        return scale_groups(stored.astype(np.float32) - 128, scale, group)
+
+    def kernel(x, w, scale, out, epilogue, *, group):
+        from formats.kernels import product_int8
+        product_int8(x, w, scale, group, out, epilogue)
+
+    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
+    def unsound(self): return unsound("int8", self.scale, self.remembered["group"])
+    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+    def bound(self, x, operands=None): return bound_error(x, *operands or self.operands(x), len(self.scale))
+
+    @staticmethod
+    def reads(x): return by_row(x)
+
+    @classmethod
+    def rounding(cls, spectrum, *, group=COLUMN): return row_rounding(spectrum, spectrum.squares, spectrum.weight)
+
+    @classmethod
+    def choices(cls, inputs, outputs):
+        return [{"group": COLUMN}, *([{"group": STEP_INPUTS}] if inputs > STEP_INPUTS else [])]
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, group=COLUMN): return {size: check_group("int8", group)}
+
+
+def row_rounding(spectrum, seen, W):
+    """The relative error of the output by rounding rows whose inputs have these squares, before W, as if independent: a
+    step is 1/127 of a row's largest number, that of the largest input, or of normal numbers of the mean one."""
+    largest = max(seen.max(), 2 * np.log(len(seen) + 1) * seen.mean())
+    return float(np.sqrt(largest * np.square(W).sum() / spectrum.energy / 12) / 127) if spectrum.energy else 0.0
+
+
+def check_group(where, group):
+    """The group; FormatError if a kernel cannot step through it."""
+    if isinstance(group, int | np.integer) and group > 0 and group % STEP_INPUTS == 0: return int(group)
+    raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {STEP_INPUTS}")
+
+
+def quantised(W, group, most, more=0, kind=np.float32):
+    """W (n, p) as whole numbers up to `most`, to which `more` is added, and the scales (groups, p) of groups of
+    inputs. Some columns at a time are rounded: of all of them float64 would take four times the bytes of W."""
+    group = check_group("quantise", group)
+    starts, some = np.arange(0, len(W), group), max(1, ROUNDED_TOGETHER // len(W))
+    whole, scale = np.empty(W.shape, kind), np.empty((len(starts), W.shape[1]), np.float32)
+    for at in range(0, W.shape[1], some):
+        part = W[:, at:at + some]
+        largest = np.maximum.reduceat(abs(part), starts, 0)
+        if largest.max() > MAX_WEIGHT:
+            raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
+        scale[:, at:at + some] = own = (largest / most).astype(np.float32)
+        inverse = np.divide(1, own, out=np.zeros_like(own, np.float64), where=own > SMALLEST)
+        rounded = np.rint(part * repeat_scales(inverse, len(W), group))
+        whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded) + more
+    return whole, scale
+
+
+def repeat_scales(rows, n, group):
+    """A row for every group as a row for every input, or as one where there is one group."""
+    return rows if len(rows) == 1 else np.repeat(rows, group, 0)[:n]
+
+
+def scale_groups(whole, scale, group):
+    """Whole numbers times their scales, in place."""
+    whole *= repeat_scales(scale, len(whole), group)
+    return whole
+
+
+def unsound(where, scale, group):
+    """What is wrong with stored scales and their groups; empty if nothing is."""
+    try: check_group(where, group)
+    except FormatError as error: return str(error)
+    return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
+
+
+def row_bytes(x):
+    """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three,
+    by the float32 operations of kernels/rounding.py, one by one."""
+    from formats.kernels.products.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
+    x = np.asarray(x, np.float32)
+    largest = abs(x).max(1, keepdims=True)
+    lift = np.where((0 < largest) & (largest < LIFT_BELOW), LIFT,
+                    np.where(largest > LIFT_ABOVE, 1 / LIFT, np.float32(1)))
+    largest = largest * lift
+    turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    return np.rint(x * lift * turns), largest / np.float32(127), lift
+
+
+def by_row(x):
+    """x (T, n) in float64 as its kernel reads it."""
+    whole, scale, lift = row_bytes(x)
+    return whole.astype(np.float64) * scale / lift.astype(np.float64)
+
+
+def bound_error(x, read, W, groups):
+    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their
+    sum; x is `read` by rows. What a product of two scales loses that underflows, every whole number of a sum loses;
+    rows beyond MOST are multiplied back."""
+    from formats.kernels.products.rounding import LIFT, LIFT_ABOVE
+    lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
+    return gamma(groups + 5) * multiply_sizes(read, W) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

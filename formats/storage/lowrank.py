@@ -1,0 +1,153 @@
+"""Low rank: two thin factors instead of a matrix."""
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from formats.core.arrays import Floats, FormatError, as_matrix
+from formats.core.epilogue import UNIT, gamma
+from formats.core.sizes import Min, T, ceiling, f4, n, p, r
+from formats.format import SMALLEST, Format
+
+
+class LowRank(Format):
+    """Two factors, u (n, r) and v (r, p): x @ W is (x @ u) @ v.
+
+    The best factors of a given rank are those of the truncated singular value decomposition (Eckart and Young 1936)."""
+    u: f4[n, r]
+    v: f4[r, p]
+    projected = True
+    work = T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + p + r)
+
+    def fit(W, *, rank=None, weight=None):
+        """The product of `factors(W, rank, weight)`, rounded once."""
+        return multiply_factors(*LowRank.factors(W, rank=rank, weight=weight))
+
+    def pack(W, *, rank=None):
+        """The factors of a matrix of this rank, up to the rounding of W, u and v; without `rank`, of the least rank
+        that does so. Where the factors are at hand, `pack_factors` needs no decomposition."""
+        U, s, V = np.linalg.svd(W.astype(np.float64), full_matrices=False)
+        tail = np.sqrt(np.cumsum(np.square(s[::-1])))[::-1]             # norm of what is lost with rank 0, 1, 2, …
+        rank = max(1, int((tail > UNIT * tail[0]).sum())) if rank is None else ranked(rank, W.shape)
+        return U[:, :rank] * s[:rank], V[:rank]
+
+    def unpack(shape, u, v): return multiply_factors(u, v)
+
+    def kernel(x, u, v, out, epilogue):
+        from formats.kernels import product_lowrank
+        product_lowrank(x, u, v, out, epilogue)
+
+    @staticmethod
+    def factors(W: ArrayLike, *, rank: int | None = None, weight: ArrayLike | None = None) -> tuple[Floats, Floats]:
+        """u (n, rank) and v (rank, p), float32, with the least ‖W - u v‖ (Frobenius); the default rank stores half as
+        much as W. A `weight` of n positive numbers d minimises ‖diag(d) (W - u v)‖; an (n, n) Gram matrix G = XᵀX
+        minimises ‖X (W - u v)‖, the error of the outputs (whitening: Wang et al. 2024, arXiv:2403.07378).
+
+        All three project the outputs on the leading right singular vectors V of R W, where RᵀR is I, diag(d²) or G:
+        R (W V Vᵀ) is the best approximation of R W, and nothing is inverted, so G may be singular."""
+        W = as_matrix(W, "lowrank").astype(np.float64)
+        rank = LowRank.counts(*W.shape, rank=rank)[r]
+        V = right_vectors(W, weight, rank)
+        return (W @ V.T).astype(np.float32), V.astype(np.float32)
+
+    @classmethod
+    def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
+        """Store the product of u (n, r) and v (r, p), as float32."""
+        u, v = as_matrix(u, "lowrank.pack_factors, u"), as_matrix(v, "lowrank.pack_factors, v")
+        if u.shape[1] != len(v): raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
+        return cls((len(u), v.shape[1]), (u, v))
+
+    @classmethod
+    def approximate(cls, W, **given):
+        """`pack_factors(factors(W))`: one decomposition."""
+        return cls.pack_factors(*cls.factors(W, **given))
+
+    def transpose(self): return LowRank.pack_factors(self.v.T, self.u.T)
+
+    def scratch(self): return len(self.v)
+
+    def bound(self, x, operands=None):
+        """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the
+        three."""
+        x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
+        lost = len(u) * v.sum(0) + len(v) * (1 + x.sum(1, keepdims=True))
+        return gamma(len(u) + len(v) + 1) * (x @ u @ v) + SMALLEST * lost
+
+    def tolerance(self, W):
+        """What rounding W to float32 may leave outside the rank, and rounding u, v and their product may add. The
+        truncated decomposition is at least as near to W as the exact matrix that W was rounded from."""
+        size = np.linalg.norm(abs(self.u.astype(np.float64)) @ abs(self.v.astype(np.float64)))
+        return float(1.01 * UNIT * (np.linalg.norm(W.astype(np.float64)) + 3 * size))
+
+    @classmethod
+    def choices(cls, inputs, outputs):
+        even = inputs * outputs / (inputs + outputs)                    # the rank that stores as much as dense
+        shares = (even * share for share in (0.75, 0.5, 0.25, 0.125))
+        return [{"rank": rank} for rank in dict.fromkeys(max(1, int(share) // 8 * 8 or int(share)) for share in shares)]
+
+    @classmethod
+    def proposed_by(cls, spectrum): return [{"rank": rank} for rank in spectrum.ranks()]
+
+    @classmethod
+    def predicted(cls, spectrum, *, rank): return float(spectrum.errors[rank])
+
+    @classmethod
+    def projection(cls, W, directions, *, rank):
+        """W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
+        return cls.pack_factors(W @ directions[:rank].T, directions[:rank])
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, rank=None, weight=None):
+        default = max(1, inputs * outputs // (2 * (inputs + outputs)))
+        return {r: default if rank is None else ranked(rank, (inputs, outputs))}
+
+
+def ranked(rank, shape):
+    """The rank; FormatError if the shape cannot have it."""
+    if isinstance(rank, int | np.integer) and 1 <= rank <= min(shape): return int(rank)
+    raise FormatError(f"lowrank: rank = {rank!r} is not between 1 and {min(shape)}, the least side of {shape}")
+
+
+def multiply_factors(u, v):
+    """u @ v in float64."""
+    return u.astype(np.float64) @ v.astype(np.float64)
+
+
+def right_vectors(W, weight, rank):
+    """The leading right singular vectors of R W (see `factors`), as rows: eigenvectors of the smaller Gram matrix."""
+    weight = metric(weight, len(W))
+    if W.shape[1] <= len(W):
+        return leading(W.T @ (weight @ W if weight.ndim == 2 else np.square(weight)[:, None] * W), rank).T
+    if weight.ndim == 2:
+        values, vectors = spectrum(weight)
+        R = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+        W = R @ W
+    else: W = weight[:, None] * W
+    return np.linalg.qr(W.T @ leading(W @ W.T, rank))[0].T
+
+
+def leading(gram, rank):
+    """The eigenvectors of the `rank` largest eigenvalues, as columns, the largest first."""
+    return spectrum(gram)[1][:, :-rank - 1:-1]
+
+
+def spectrum(gram):
+    """Eigenvalues, ascending, and eigenvectors of a Gram matrix; FormatError if it is none."""
+    values, vectors = np.linalg.eigh(gram)
+    if values[0] < -1e-6 * abs(values[-1]):
+        raise FormatError(f"lowrank: weight has an eigenvalue below 0 ({values[0]:.3g}); a Gram matrix XᵀX has none")
+    return values, vectors
+
+
+def metric(weight, inputs):
+    """The weight in float64, ones by default; FormatError unless it is `inputs` positive numbers or symmetric."""
+    if weight is None: return np.ones(inputs)
+    weight = np.asarray(weight, np.float64)
+    if weight.shape not in ((inputs,), (inputs, inputs)):
+        raise FormatError(f"lowrank: weight has shape {weight.shape}, not ({inputs},) or ({inputs}, {inputs})")
+    if not np.isfinite(weight).all(): raise FormatError("lowrank: the weight holds numbers that are not finite")
+    if weight.ndim == 1 and weight.min() <= 0:
+        raise FormatError(f"lowrank: weight[{weight.argmin()}] = {weight.min()} is not positive")
+    if weight.ndim == 2 and not np.allclose(weight, weight.T, rtol=1e-5, atol=1e-8 * abs(weight).max()):
+        raise FormatError("lowrank: weight is not symmetric; a Gram matrix is XᵀX")
+    return weight

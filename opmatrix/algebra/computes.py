@@ -1,0 +1,44 @@
+"""Whether two Python functions compute the same, as far as can be seen: the same code over the same values."""
+from __future__ import annotations
+
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+
+IMMUTABLE = int, str, bytes, bool, type(None)
+
+
+def compute_alike(one: Any, other: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
+    """Whether two functions are one, or of the same code, with equal defaults and over equal values. What cannot be
+    seen into, as an object of one's own, is equal to itself alone. `compared`: pairs that are being compared."""
+    if one is other or (id(one), id(other)) in compared: return True
+    if isinstance(one, MethodType): return bool(one == other)
+    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)): return False
+    if one.__code__ != other.__code__ or one.__globals__ is not other.__globals__: return False
+    inside = compared | {(id(one), id(other))}
+    return (equal_values(one.__defaults__, other.__defaults__, inside)
+            and equal_values(one.__kwdefaults__, other.__kwdefaults__, inside)
+            and equal_values(one.__closure__, other.__closure__, inside))
+
+
+def equal_values(one: Any, other: Any, compared: frozenset[tuple[int, int]]) -> bool:
+    """Whether two values that functions hold are equal and stay so: what may be written to is equal to itself alone,
+    arrays apart."""
+    from opmatrix.algebra.data import Data
+    from opmatrix.patterns import Pattern
+    from opmatrix.relations import Relation
+    if one is other: return True
+    if type(one) is not type(other): return False
+    match one:
+        case CellType():
+            try: return equal_values(one.cell_contents, other.cell_contents, compared)
+            except ValueError: return False                 # one of them is still empty
+        case tuple():
+            return len(one) == len(other) and all(equal_values(a, b, compared)
+                                                  for a, b in zip(one, other, strict=True))
+        case np.ndarray(): return Data(one) == Data(other) if one.dtype.kind in "fiub" else False
+        case np.generic(): return bool(one.tobytes() == other.tobytes())
+        case float(): return bool(one.hex() == other.hex())
+        case FunctionType() | MethodType(): return compute_alike(one, other, compared)
+    return isinstance(one, (*IMMUTABLE, Data, Pattern, Relation)) and bool(one == other)

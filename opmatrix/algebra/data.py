@@ -1,0 +1,118 @@
+"""An array as an attribute of a term: content-addressed, so equal weights are one node."""
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Data:
+    """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
+
+    A single number is kept as float64. The array is a read-only view of what was given: do not write to that later.
+    `name` is what it is called where it comes from, `label` that name as a Python identifier. `blocks` (rows, groups)
+    are those of its file that its numbers were widened from, where a format holds such."""
+    base: Data | None = None
+    blocks: NDArray[Any] | None = None
+
+    def __init__(self, array: Any, name: str | None = None, blocks: NDArray[Any] | None = None) -> None:
+        array = np.atleast_1d(np.asarray(array))
+        if array.dtype.kind not in "fiub":                  # imported here: it needs sympy, and programs that run do
+                                                            # not
+            from opmatrix.algebra.shapes import brief
+            raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
+                            "is not known yet is none: put a matrix of known size before it)")
+        self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
+        self.array.flags.writeable = False
+        self.name, self.blocks = name, blocks
+
+    @classmethod
+    def of(cls, thing: Any) -> Data:
+        """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
+        if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
+        return thing if isinstance(thing, Data) else cls(check_numbers(thing))
+
+    @property
+    def shape(self) -> tuple[int, ...]: return self.array.shape
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of shape, type and numbers."""
+        digest = hashlib.blake2b(repr((self.array.shape, self.array.dtype.str)).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.array).data)
+        return digest.hexdigest()
+
+    @property
+    def label(self) -> str:
+        """What it is printed as: its name, or its number, or a name made of its key."""
+        if self.base and not self.name: return f"{self.base.label}.T"
+        if not self.name: return repr(self.array.item()) if self.shape == (1,) else f"_{self.key[:12]}"
+        plain = re.sub(r"\W", "_", self.name)
+        return plain if plain.isidentifier() else f"_{plain}"
+
+    def __eq__(self, other: object) -> bool: return self is other or (isinstance(other, Data) and self.key == other.key)
+    def __hash__(self) -> int: return hash(self.key)
+    def __repr__(self) -> str: return self.label
+    def __getitem__(self, at: Any) -> Any: return self.array[at].item()
+
+    def head(self, h: int) -> Data:
+        """The matrix of one head of a stack; itself where it is no stack."""
+        return Data(self.array[h % len(self.array)]) if len(self.shape) == 3 else self
+
+    @property
+    def T(self) -> Data:
+        """Rows and columns exchanged, within each head. Turned back it is itself."""
+        return self.base or (self if len(self.shape) == 1 else self._turned)
+
+    @cached_property
+    def _turned(self) -> Data:
+        turned = Data(self.array.swapaxes(-1, -2))
+        turned.base = self
+        return turned
+
+
+def check_numbers(numbers: Any) -> NDArray[Any]:
+    """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for
+    NaN."""
+    try: array = np.asarray(numbers)
+    except ValueError:
+        from opmatrix.algebra.shapes import brief
+        raise TypeError(f"an operand: {brief(numbers)}: its rows have different lengths") from None
+    if array.dtype.kind == "f" and (lost := np.argwhere(np.isnan(array))).size:
+        raise ValueError(f"an operand of shape {array.shape}: NaN at {lost[0].tolist()}")
+    return array
+
+
+def ids(sentence: Any, where: str) -> NDArray[np.int64]:
+    """A sentence as a row of int64."""
+    found = np.asarray(sentence)
+    if found.ndim != 1: raise ValueError(f"{where} has shape {found.shape}: one row of token ids is needed")
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"{where} holds {found.dtype}: token ids are integers")
+    return found.astype(np.int64)
+
+
+class Promised(Data):
+    """An array of which only the name and the shape are known yet; it is equal to itself by its name. It is taken to
+    have no special numbers: no zeros that a sparse format leaves out, none that a narrower type holds, no gain of
+    ones."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], turned: bool = False) -> None:
+        self.name, self.promise, self.turned = name, (name, shape), turned
+
+    @property
+    def shape(self) -> tuple[int, ...]: return self.promise[1][::-1] if self.turned else self.promise[1]
+    @property
+    def key(self) -> str: return f"{self.promise}{self.turned}"
+    @property
+    def array(self) -> NDArray[Any]:                                                # type: ignore[override]
+        raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
+    @cached_property
+    def _turned(self) -> Data:
+        turned = Promised(*self.promise, not self.turned)
+        turned.base = self
+        return turned

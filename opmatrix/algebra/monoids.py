@@ -1,0 +1,143 @@
+"""Sums of every kind, once each. To add one, write its four names; nothing else knows any of them."""
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy import exp, inf, log, maximum, where
+
+from opmatrix.algebra.attributes import whole_of
+from opmatrix.algebra.monoid import Monoid
+
+
+class sum(Monoid):
+    """The ordinary matrix product."""
+    identity, linear = 0, True
+    def lift(x, w): return x * w
+    def merge(a, b): return a + b
+    def distributes(w): return True
+    def closed(x, w, seen=None): return (x if seen is None else where(seen, x, 0)) @ w
+
+class max(Monoid):
+    """The largest."""
+    identity, idempotent, homogeneous = -inf, True, True
+    def lift(x, w): return x * w
+    def merge(a, b): return maximum(a, b)
+    def distributes(w): return w > 0
+
+class rectify(Monoid):
+    """Relu is x times the identity, where plus means max and starts from 0."""
+    identity, idempotent, homogeneous = 0, True, True
+    def lift(x, w): return maximum(x * w, 0)
+    def merge(a, b): return maximum(a, b)
+
+class mean(Monoid):
+    """The average: a count beside a total."""
+    identity, linear = (0, 0), True
+    def lift(x, w): return 1, x * w
+    def merge(a, b): return a[0] + b[0], a[1] + b[1]
+    def finish(count, total): return total / where(count == 0, 1, count)
+    def closed(x, w, seen=None):
+        if seen is None: return x @ w / (x.shape[-1] or 1)
+        return where(seen, x, 0) @ w / maximum(seen.sum(-1, keepdims=True), 1)
+
+class sumsq(Monoid):
+    """The squared length."""
+    identity = 0
+    def lift(x, w): return (x * w) * (x * w)
+    def merge(a, b): return a + b
+
+class moments(Monoid):
+    """Mean and variance in one pass (Chan, Golub and LeVeque 1983): count, mean, and squares about it."""
+    identity = 0, 0, 0
+    def lift(x, w): return 1, x * w, 0
+    def merge(a, b):
+        (n, u, s), (m, v, t) = a, b
+        k = where(n + m == 0, 1, n + m)
+        return n + m, u + (v - u) * m / k, s + t + (v - u) * (v - u) * n * m / k
+    def finish(n, u, s): return s / where(n == 0, 1, n)
+    finishes = dict(mean=lambda n, u, s: u, variance=finish)                        # noqa: RUF012
+
+def decay(z, top): return exp(where(z == top, 0.0, z - top))
+
+class logsumexp(Monoid):
+    """A smooth maximum, kept as a running maximum and the mass under it."""
+    identity = -inf, 0
+    def lift(x, w): return x * w, 1.0 * (x * w > -inf)
+    def merge(a, b):
+        (y, s), (z, t) = a, b
+        top = maximum(y, z)
+        return top, decay(y, top) * s + decay(z, top) * t
+    def finish(z, s):
+        with np.errstate(divide="ignore"): return where(s == 0, -inf, log(s) + where(s == 0, 0, z))
+
+class softmax(Monoid):
+    """Attention's sum (Milakov and Gimelshein 2018): a running maximum, the mass under it, the weighted value.
+
+    A score of -inf is absent; a row without keys gives zeros."""
+    identity, right_linear, shift_invariant, normalised = (-inf, 0, 0), True, True, True
+    def lift(z, v): return z, 1.0 * (z > -inf), where(z > -inf, v, 0.0)
+    def merge(a, b):
+        (y, s, u), (z, t, v) = a, b
+        top = maximum(y, z)
+        c, d = decay(y, top), decay(z, top)
+        return top, c * s + d * t, c * u + d * v
+    def finish(z, s, v): return v / where(s == 0, 1, s)
+    def closed(z, v, seen=None):
+        z = z if seen is None else where(seen, z, -inf)
+        top = z.max(-1, keepdims=True, initial=-inf)
+        p = exp(z - where(top > -inf, top, 0))
+        mass = p.sum(-1, keepdims=True)
+        return p @ v / where(mass == 0, 1, mass)
+
+class concat(Monoid):
+    """All of them, in order: a split may cut it, nothing may reorder it."""
+    identity, commutative, homogeneous, width = (), False, True, None
+    def lift(x, w): return (x * w,)
+    def merge(a, b): return a + b
+    def finish(*all): return all
+
+@cache
+def topk(k: int) -> Any:
+    """The k largest, equal ones by ascending index: values, or `topk(k).indices` (-1 where there is none). Raises
+    TypeError or ValueError for what is no whole number from 1 on."""
+    whole_of(k, "topk: k", 1)
+    def finish(*all): return all[::2]
+    def indices(*all): return tuple(where(i == inf, -1, i) for i in all[1::2])
+
+    def merge(a, b):
+        best = list(zip(a[::2], a[1::2], strict=True))
+        for one in zip(b[::2], b[1::2], strict=True):
+            for slot, held in enumerate(best):
+                wins = (one[0] > held[0]) | ((one[0] == held[0]) & (one[1] < held[1]))
+                best[slot] = tuple(where(wins, new, old) for new, old in zip(one, held, strict=True))
+                one = tuple(where(wins, old, new) for new, old in zip(one, held, strict=True))
+        return tuple(part for pair in best for part in pair)
+
+    def lift(x, w, i): return (x * w, i) + (-inf, inf) * (k - 1)
+
+    return type(f"topk({k})", (Monoid,), dict(
+        __doc__=topk.__doc__, identity=(-inf, inf) * k, width=k, indexed=True, lift=lift, merge=merge, finish=finish,
+        finishes=dict(values=finish, indices=indices)))
+
+
+MONOIDS: tuple[type[Monoid], ...] = (
+    sum, max, rectify, mean, sumsq, moments, moments.mean,                       # type: ignore[attr-defined]    # one of its finishes
+    logsumexp, softmax, concat, topk(1), topk(3), topk(3).indices)
+
+
+@cache
+def called(name: str) -> Any:
+    """A monoid by its name, as `topk(2).indices`; ValueError for another."""
+    base, _, finish = name.partition(".")
+    count = base.removeprefix("topk(").removesuffix(")")
+    found = (topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
+             next((each for each in MONOIDS if each.__name__ == base), None))
+    found = getattr(found, finish, None) if finish and found is not None and finish in found.finishes else found
+    if found is None or found.__name__ != name: raise ValueError(f"{name!r:.80} is no monoid")
+    return found
+
+
+def is_known(monoid: Any) -> bool:
+    """Whether a monoid is the one of its name: one's own may have any."""
+    try: return called(monoid.__name__) is monoid
+    except ValueError: return False

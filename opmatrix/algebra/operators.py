@@ -1,0 +1,203 @@
+"""What formulas are written with: the node kinds, and the operators that are made of them."""
+from __future__ import annotations
+
+from functools import reduce
+from itertools import accumulate, pairwise
+from numbers import Real
+from operator import matmul
+from typing import Any
+
+import numpy as np
+
+from formats.core.activation import ACTIVATIONS as RECORDS
+from formats.core.errors import InputError
+from opmatrix.algebra import nodes
+from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, pattern_of, whole_of
+from opmatrix.algebra.monoids import max as maximum
+from opmatrix.algebra.monoids import mean, softmax
+from opmatrix.algebra.nodes import add as add
+from opmatrix.algebra.nodes import (
+    cols,
+    const,
+    diag,
+    exp,
+    heads,
+    magnitude,
+    over,
+    pick,
+    place,
+    product,
+    reciprocal,
+    repeat,
+    rotate,
+    sigmoid,
+    turn,
+    weight,
+)
+from opmatrix.algebra.nodes import combinator as combinator
+from opmatrix.algebra.nodes import join as join
+from opmatrix.algebra.nodes import mul as mul
+from opmatrix.algebra.shapes import N, Shape, ShapeError, Size, T, brief
+from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
+from opmatrix.patterns import FIELDS, Pattern
+from opmatrix.relations import relation
+from opmatrix.signature import FLOAT, Port
+
+__all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "centre", "col", "cols", "compose", "const", "diag",
+           "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "layernorm", "magnitude", "maximum",
+           "mean", "ones", "over", "pick", "place", "product", "reciprocal", "relation", "relu", "repeat", "rmsnorm",
+           "rotary", "rotate", "row", "rsqrt", "share", "sigmoid", "silu", "softmax", "softplus", "square",
+           "sum_heads", "symbol", "tanh", "total", "transpose", "turn", "unit_length", "weight", "zero"]
+
+I: Operator = nodes.I()
+ones: Operator = nodes.ones()
+total: Operator = nodes.total()
+share: Operator = nodes.share()                             # row-wise softmax
+sum_heads, transpose = total, turn                          # what numpy's users look for
+zero: Operator = named("zero", ones * 0.0)                  # as wide as what it meets; linear whatever its number is
+centre: Operator = named("centre", I - mean)
+
+gelu, gelu_tanh, relu, rsqrt, silu, softplus, square, tanh = map(nodes.SCALAR_FUNCTIONS.__getitem__, (
+    "gelu", "gelu_tanh", "relu", "rsqrt", "silu", "softplus", "square", "tanh"))
+globals().update(nodes.SCALAR_FUNCTIONS)                    # and whatever else has a record
+__all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
+ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for name, each in RECORDS.items() for called in each.called}
+
+
+def compose(first: Any, *rest: Any) -> Any:
+    """first @ .. @ last."""
+    return reduce(matmul, rest, factor(first))
+
+def row(*parts: Any) -> Any:
+    """[A B ..]: what the parts give, side by side."""
+    if not parts: raise ShapeError("row(): no parts: give at least one operator")
+    return reduce(nodes.row, map(factor, parts))
+
+def col(*parts: Any) -> Operator:
+    """[A; B; ..]: the columns of x are cut into one block for each part, and what the parts give is added up."""
+    total: Operator = reduce(add, [cols(lo, hi, n) @ part for part, lo, hi, n in spans("col", parts)])
+    return total
+
+def diagonal(*parts: Any) -> Operator:
+    """A block on the diagonal for each part: every block of columns goes through its own."""
+    blocks: Operator = row(*(cols(lo, hi, n) @ part for part, lo, hi, n in spans("diagonal", parts)))
+    return blocks
+
+def blocks(table: list[list[Any]]) -> Operator:
+    """A matrix of operators, by rows: x @ [[A, B], [C, D]] is x1 @ [A B] + x2 @ [C D]. None is a block of zeros."""
+    if len({len(line) for line in table} - {0}) != 1 or not all(table):
+        raise ShapeError(f"blocks: lines of {', '.join(str(len(line)) for line in table) or 'no'} blocks: give at "
+                         "least one line, of as many blocks each, None for one of zeros")
+    columns = zip(*table, strict=True)
+    known = ((factor(part).out.cols for part in column if part is not None) for column in columns)
+    widths: list[Any] = [next(found, None) for found in known]
+    if None in widths: raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
+
+    def filled(line: list[Any]) -> list[Any]:
+        return [zero @ weight(np.zeros((1, w))) if part is None else part for part, w in zip(line, widths, strict=True)]
+    return col(*(row(*filled(line)) for line in table))
+
+def spans(what: str, parts: Any) -> list[tuple[Operator, Any, Any, Any]]:
+    """Every part with the columns that it takes, from, to, and of how many."""
+    parts = [factor(part) for part in parts]
+    if not parts: raise ShapeError(f"{what}(): no parts: give at least one operator")
+    for k, part in enumerate(parts):
+        if getattr(part.into.cols, "has", lambda _: False)(N):
+            raise ShapeError(f"{what}: block {k}, {brief(part)}, takes any number of columns: put "
+                             "cols(0, n, n) before it")
+    ends = list(accumulate((part.into.cols for part in parts), initial=0))
+    return [(part, lo, hi, ends[-1]) for part, (lo, hi) in zip(parts, pairwise(ends), strict=True)]
+
+
+def given(name: Any, n: int | None = None, space: Any = None, heads: int = 1) -> Operator:
+    """What the batch gives, whatever x is: one-hot rows by a field, `given("tokens", n)`, whose numbers are below n; a
+    relation of this name or made by `relation`, such as `given("members")`; the matrix of an input, of n columns in
+    each of so many heads, `given("features", n, "V")`. Raises ValueError for an input that is called as a field, and
+    for a field that no batch has."""
+    made: Operator
+    if n is not None: whole_of(n, "given: n", 1)
+    if space is None and n is not None and isinstance(name, str) and name not in FIELDS:
+        raise ValueError(f"given {name!r}: the fields of a batch are {', '.join(FIELDS)}; an input of {n} columns has "
+                         f"rows of a space, given({name!r}, {n}, 'V')")
+    if space is None: made = nodes.related(name) if n is None else nodes.given(name, n)
+    elif name in FIELDS: raise ValueError(f"given {name!r}: a batch has a field of this name: call the input otherwise")
+    else: made = nodes.entered(Port.read(name, [str(space), n, heads, FLOAT]))
+    return made
+
+
+def symbol(name: str, into: Size | Shape | None = None, out: Size | Shape | None = None,
+           **properties: bool) -> Operator:
+    """An operator of which only sizes and properties are known: a border of the graph, or a variable of a law.
+
+    `into` and `out` are columns (sizes may be live) or whole shapes; `into=None` takes any columns, `out=None` gives as
+    many as come in. Properties are those of `term.PROPERTIES`, such as `linear=True` or `constant=True`. Examples, for
+    a law in sizes n, p, h: a value `symbol("x", None, n)`, a matrix `symbol("W", n, p, linear=True)`, a constant row
+    `symbol("b", None, p, constant=True, uniform=True)`, any operator `symbol("A", n, p)`, one matrix for each of h
+    heads `symbol("V", n, Shape(h, T, p), linear=True)`. Raises TypeError for a property that does not exist."""
+    if unknown := properties.keys() - PROPERTIES:
+        raise TypeError(f"symbol {name}: {sorted(unknown)} are not among {[*PROPERTIES]}")
+    x = into if isinstance(into, Shape) else Shape() if into is None else Shape(cols=into)
+    y = out if isinstance(out, Shape) else x if out is None else Shape(1, T, out)
+    made: Operator = nodes.symbol(name, x, y, tuple(sorted(name for name, holds in properties.items() if holds)))
+    return made
+
+
+@operator
+def layernorm(x: Value, eps: float) -> Value:
+    """Ba et al. 2016, eq. 4, without gain and shift. Raises InputError for an eps that float32 has not."""
+    check_eps("layernorm", eps)
+    normed: Value = x @ (centre * ((centre @ square @ mean + eps) @ rsqrt))
+    return normed
+
+@operator
+def rmsnorm(x: Value, eps: float) -> Value:
+    """Zhang and Sennrich 2019, eq. 4, without gain. Raises InputError for an eps that float32 has not."""
+    check_eps("rmsnorm", eps)
+    normed: Value = x @ (I * ((square @ mean + eps) @ rsqrt))
+    return normed
+
+@operator
+def unit_length(x: Value, least: float = LEAST_SQUARE) -> Value:
+    """The same directions, of length one, to the square of which `least` is added: a row of zeros stays. Raises
+    InputError for what is no such number."""
+    check_least(least)
+    made: Value = x @ (I * ((square @ ones + least) @ rsqrt))
+    return made
+
+def rotary(positions: int, columns: int, base: float = 10000.0, rest: int = 0) -> Operator:
+    """RoPE of heads of so many columns at so many positions, and of so many more that stay: Su et al. 2021, section
+    3.2.2. Raises ShapeError for an odd number of columns, InputError for a base that turns nothing."""
+    if whole_of(positions, "rotary: positions", 1) and whole_of(columns, "rotary: columns", 2) % 2:
+        raise ShapeError(f"rotary: {columns} columns: pairs of them turn, so there must be an even number, and `rest` "
+                         "more that stay")
+    if not (isinstance(base, Real) and 0 < base < np.inf):
+        raise InputError(f"rotary: base is {brief(base)}: it must be a number above 0, such as 10000")
+    angles = np.outer(np.arange(positions), base ** (-np.arange(0, columns, 2) / columns))
+    turned: Operator = rotate(np.cos(angles), np.sin(angles), rest)
+    return turned
+
+def affine(w: Any, b: Any) -> Operator:
+    """x @ w + b."""
+    shifted: Operator = weight(w) + const(b)
+    return shifted
+
+@operator
+def attention(x: Value, Q: Operator, K: Operator, V: Operator, h: int, where: Pattern,
+              turned: Operator | None = None) -> Value:
+    """softmax(q kᵀ / √d) v in every head: Vaswani et al. 2017, eq. 1. Queries and keys may be turned by their
+    positions."""
+    pattern_of(where, "attention")
+    q, k, v = (x @ W @ heads(h) @ by for W, by in ((Q, turned or I), (K, turned or I), (V, I)))
+    mixed: Value = product(q @ k.T * q.cols ** -0.5, v, over=softmax, where=where) @ heads(h).T
+    return mixed
+
+@operator
+def grouped(x: Value, Q: Operator, K: Operator, V: Operator, h: int, g: int, where: Pattern,
+            turned: Operator | None = None, keys: Operator | None = None) -> Value:
+    """Attention of h heads of queries that share g heads of keys and values: Ainslie et al. 2023, section 2.2. Queries
+    and keys may be turned by their positions; keys by an operator of their own, where both are normed, too."""
+    pattern_of(where, "grouped")
+    by_q, by_k = turned or I, keys or turned or I
+    q, k, v = x @ Q @ heads(h) @ by_q, x @ K @ heads(g) @ by_k @ repeat(h), x @ V @ heads(g) @ repeat(h)
+    mixed: Value = product(q @ k.T * q.cols ** -0.5, v, over=softmax, where=where) @ heads(h).T
+    return mixed

@@ -1,0 +1,366 @@
+"""Two oracles from the same declarations. Entrywise: scalars, by definition. Dense: float64 arrays. Neither knows a
+kernel."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
+from opmatrix.algebra.term import Operator, read
+from opmatrix.patterns import Batch, Fields, Pattern, everyone
+from opmatrix.relations import Relation, Sparse
+from opmatrix.signature import Port
+
+__all__ = ["dense", "entrywise"]
+ORACLE_ROWS = 128                                           # of sequences that are computed at a time
+
+
+def reduced(term: Operator) -> tuple[Operator, Any]:
+    """The matrix of a matrix kind, and the monoid that it reduces over."""
+    return term.args if term.kind.name == "over" else (term, monoids.sum)
+
+def needed(batch: Fields | None, what: object) -> Fields:
+    """The batch, where something depends on it."""
+    if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
+    return batch
+
+def visible(where: Pattern, queries: Fields | None, query: Any, keys: Fields | None, key: Any) -> Any:
+    """Whether these rows see those."""
+    return where.sees(needed(queries, f"the pattern {where}").token(query), needed(keys, where).token(key))
+
+def read_relation(batch: Fields | None, relation: Relation, rows: int | None = None) -> Sparse:
+    """The entries of a relation, whose columns are so many rows where that is known."""
+    found = needed(batch, f"relation {relation}").relation(relation)
+    if rows is not None: found.meets(rows)
+    return found
+
+def unbound(name: str) -> TypeError:
+    return TypeError(f"symbol {name} stands for an unknown operator and has no numbers: "
+                     f"substitute(term, {{{name}: an operator}}) first")
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Whole arrays, (heads,) rows x columns, with what the batch says of these rows; a selection stays CSR until it is
+    multiplied, and a relation what it is."""
+    value: Any
+    batch: Fields | None = None
+    dtype: Any = np.float64
+    stored: dict[Any, NDArray[Any]] | None = None           # weights in dtype, kept while one term is read
+
+    def of(self, value: Any) -> Dense: return replace(self, value=value)
+    @cached_property
+    def array(self) -> NDArray[Any]: return self.whole()
+    def whole(self) -> NDArray[Any]:
+        found: NDArray[Any] = self.value.toarray() if hasattr(self.value, "toarray") else self.value
+        return found.dense(self.dtype) if isinstance(found, Sparse) else found
+    @property
+    def size(self) -> tuple[int, int]:
+        rows, columns = self.value.shape[-2:]
+        return rows, columns
+    def spread(self, rows: int, cols: int) -> Dense:
+        """So many rows and columns, of what is the same in all of them."""
+        own = self.array[..., :1, :] if rows != self.size[0] else self.array
+        own = own[..., :1] if cols != self.size[1] else own
+        return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
+    def __add__(self, other: Dense) -> Dense: return self.of(self.array + other.array)
+    def __mul__(self, other: Dense) -> Dense: return self.of(self.array * other.array)
+    def turn(self) -> Dense: return self.of(self.array.swapaxes(-1, -2))
+    def beside(self, other: Dense) -> Dense:
+        parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
+                 for heads in [np.broadcast_shapes(self.array.shape[:-2], other.array.shape[:-2])]]
+        return self.of(np.concatenate(parts, -1))
+    def split(self, h: int) -> Dense:
+        flat = self.array.reshape(self.array.shape[-2:])
+        return self.of(flat.reshape(len(flat), h, -1).swapaxes(0, 1))
+    def join(self, h: int) -> Dense:
+        rows, cols = self.array.shape[-2:]
+        return self.of(self.array.reshape(h, rows, cols).swapaxes(0, 1).reshape(rows, h * cols))
+    def repeat(self, h: int) -> Dense:
+        own = self.array.reshape(-1, *self.array.shape[-2:])
+        return self.of(own.repeat(h // len(own), 0))
+    def total(self) -> Dense: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
+    def given(self, field: str, cols: int) -> Dense:
+        return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
+    def related(self, relation: Relation) -> Dense:
+        found = read_relation(self.batch, relation)
+        return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
+    def entered(self, port: Port) -> Dense:
+        found = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
+        rows = needed(self.batch, port).space(port.space, len(found))
+        return replace(self, value=found if found.ndim == 2 else found.swapaxes(0, 1), batch=rows)
+    def pick(self, relation: Relation) -> Dense:
+        at = read_relation(self.batch, relation, self.size[0]).single()
+        return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
+    def symbol(self, name: str, into: Shape, out: Shape) -> Dense: raise unbound(name)
+
+    def numbers(self, data: Data) -> NDArray[Any]:
+        """The array of an attribute, in the number type that is computed in."""
+        stored = {} if self.stored is None else self.stored
+        if data not in stored: stored[data] = data.array.astype(self.dtype)
+        return stored[data]
+
+    def act(self, term: Operator) -> Dense:
+        if term.kind.dense:
+            sparse = term.kind.name == "weight" and len(term.args[0].shape) == 2        # a stack multiplies arrays only
+            x = self.value if sparse else self.array
+            return self.of(term.kind.dense(x, *(self.numbers(a) if isinstance(a, Data) else a for a in term.args)))
+        matrix, over = reduced(term)
+        stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
+        return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
+
+    def reduce(self, over: Any, entries: dict[tuple[int, int], Any], n: int, p: int) -> NDArray[Any]:
+        """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
+        if any(map(callable, entries.values())):
+            lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
+            columns = [merged(over, (c for k, c in lifted if k == j)) for j in range(p)]
+            found = [over.finished(c, self.array.shape[:-1]) for c in columns]
+            return np.stack(found, -1) if over.width == 1 else np.concatenate(found, -1)
+        right, present = np.zeros((n, p), self.dtype), np.zeros((n, p), bool)
+        for at, e in entries.items(): right[at], present[at] = e, True
+        if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
+        return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
+
+    def product(self, other: Dense, over: Any, where: Pattern) -> Dense:
+        seen, (rows, inner) = None, self.size
+        if isinstance(self.value, Sparse): self.value.meets(other.size[0])
+        if where is not everyone:
+            queries, keys = (needed(each.batch, f"the pattern {where}") for each in (self, other))
+            if (rows, inner) != (queries.rows, keys.rows):
+                raise ShapeError(f"product where {where}: scores are {rows} × {inner}, but the batch has "
+                                 f"{queries.rows} rows"
+                                 + (f" that see {keys.rows}" if queries is not keys else ""))
+            seen = np.broadcast_to(visible(where, queries, np.arange(rows)[:, None], keys, np.arange(inner)),
+                                   (rows, inner))
+        if isinstance(self.value, Sparse): return self.of(self.gathered(other, over, seen))
+        return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
+
+
+    def gathered(self, other: Dense, over: Any, seen: Any) -> NDArray[Any]:
+        """A product with a relation: its entries alone, the first of all rows, then the second."""
+        right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
+        total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
+        for rows, at, numbers in self.value.layers():
+            if seen is not None: rows, at, numbers = (each[seen[rows, at]] for each in (rows, at, numbers))
+            fresh = over.lifted(numbers[:, None].astype(self.dtype), right[..., at, :], at[:, None])
+            found = over.merged(tuple(c[..., rows, :] for c in total), fresh)
+            for c, new in zip(total, found, strict=True): c[..., rows, :] = new
+        return np.asarray(over.finished(total, shape), self.dtype)
+
+
+def merged(over: Any, carriers: Any) -> Any:
+    """Merged, not finished."""
+    total = over.unit()
+    for c in carriers: total = over.merged(total, c)
+    return total
+
+def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[dict[tuple[int, int], Any], int, int]]:
+    """The entries that are there, by place, and the size: once, or once for each head of a stack."""
+    *stack, _, p = matrix.shape_of(n)
+    for k in range(*stack or [1]):
+        args = [a.head(k) if isinstance(a, Data) else a for a in matrix.args]
+        yield {(i, j): e for i in range(n) for j in range(p) if (e := matrix.kind.body(i, j, *args)) is not None}, n, p
+
+
+class ExactData:
+    """An array whose numbers are given in another number type."""
+    def __init__(self, data: Data, number: Callable[[float], Any]) -> None:
+        self.data, self.number, self.shape = data, number, data.shape
+    def __getitem__(self, at: Any) -> Any: return self.number(self.data[at])
+    @classmethod
+    def of(cls, a: Any, head: int, number: Callable[[float], Any]) -> Any:
+        """An attribute as it is, an array of one head exactly."""
+        return cls(a.head(head), number) if isinstance(a, Data) else a
+
+
+@dataclass(frozen=True, eq=False)
+class Entrywise:
+    """One entry at a time, in Python scalars: out[r, j] = finish of the merged lifts over i. `number` makes the
+    scalars: float, Fraction for the polynomial fragment, or any class of a field that takes a float."""
+    value: NDArray[Any]                                     # of objects, always heads x rows x columns
+    batch: Fields | None = None
+    number: Callable[[Any], Any] = float
+    present: NDArray[np.bool_] | None = None                # the entries of a relation
+
+    def of(self, shape: tuple[int, ...], f: Callable[..., Any]) -> Entrywise:
+        out = np.empty(shape, dtype=object)
+        for at in itertools.product(*map(range, shape)): out[at] = f(*at)
+        return replace(self, value=out, present=None)
+    @property
+    def size(self) -> tuple[int, int]:
+        _, rows, columns = self.value.shape
+        return rows, columns
+    def spread(self, rows: int, cols: int) -> Entrywise:
+        """So many rows and columns, of what is the same in all of them."""
+        _, r, c = self.value.shape
+        return self.of((len(self.value), rows, cols),
+                       lambda h, i, j: self.value[h, i if r == rows else 0, j if c == cols else 0])
+    def at(self, h: int, r: int, c: int) -> Any:
+        H, _, C = self.value.shape
+        return self.value[h if H > 1 else 0, r, c if C > 1 else 0]
+    def pointwise(self, other: Entrywise, f: Callable[[Any, Any], Any]) -> Entrywise:
+        shape = tuple(max(a, b) for a, b in zip(self.value.shape, other.value.shape, strict=True))
+        return self.of(shape, lambda *at: f(self.at(*at), other.at(*at)))
+
+    def __add__(self, other: Entrywise) -> Entrywise: return self.pointwise(other, lambda u, v: u + v)
+    def __mul__(self, other: Entrywise) -> Entrywise: return self.pointwise(other, lambda u, v: u * v)
+    def turn(self) -> Entrywise:
+        h, r, c = self.value.shape
+        return self.of((h, c, r), lambda h, r, c: self.value[h, c, r])
+    def beside(self, other: Entrywise) -> Entrywise:
+        (h, r, c), (k, _, d) = self.value.shape, other.value.shape
+        return self.of((max(h, k), r, c + d),
+                       lambda h, r, j: self.value[h % len(self.value), r, j] if j < c else other.value[h % k, r, j - c])
+    def split(self, heads: int) -> Entrywise:
+        _, r, c = self.value.shape
+        return self.of((heads, r, c // heads), lambda h, r, j: self.value[0, r, h * (c // heads) + j])
+    def join(self, heads: int) -> Entrywise:
+        _, r, c = self.value.shape
+        return self.of((1, r, c * heads), lambda _, r, j: self.value[j // c, r, j % c])
+    def repeat(self, heads: int) -> Entrywise:
+        h, r, c = self.value.shape
+        return self.of((heads, r, c), lambda k, r, j: self.value[k * h // heads, r, j])
+    def total(self) -> Entrywise:
+        _, r, c = self.value.shape
+        return self.of((1, r, c), lambda _, r, c: sum(self.value[:, r, c]))
+    def given(self, field: str, cols: int) -> Entrywise:
+        ids = needed(self.batch, f"given({field!r}, {cols})").field(field, cols)
+        return self.of((1, len(ids), cols), lambda _, r, j: self.number(float(ids[r] == j)))
+    def related(self, relation: Relation) -> Entrywise:
+        found = read_relation(self.batch, relation)
+        numbers = found.dense()
+        made = self.of((1, *found.shape), lambda _, r, j: self.number(float(numbers[r, j])))
+        there = Sparse(found.starts, found.at, np.ones(len(found.at)), found.shape).dense(bool)
+        return replace(made, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]), present=there)
+    def entered(self, port: Port) -> Entrywise:
+        found = needed(self.batch, f"input {port}").input(port).reshape(-1, port.heads, port.columns)
+        made = self.of((port.heads, len(found), port.columns), lambda h, r, j: self.number(float(found[r, h, j])))
+        return replace(made, batch=needed(self.batch, port).space(port.space, len(found)))
+    def pick(self, relation: Relation) -> Entrywise:
+        at = read_relation(self.batch, relation, self.size[0]).single()
+        made = self.of((len(self.value), len(at), self.size[1]), lambda h, r, j: self.value[h, at[r], j])
+        return replace(made, batch=needed(self.batch, relation).picked(at))
+    def symbol(self, name: str, into: Shape, out: Shape) -> Entrywise: raise unbound(name)
+
+    def act(self, term: Operator) -> Entrywise:
+        h, r, n = self.value.shape
+        matrix, over = reduced(term)
+        *stack, _, p = matrix.shape_of(n)                      # a stack of weights has one for each head
+        heads = [[ExactData.of(a, k, self.number) for a in matrix.args] for k in range(*stack or [1])]
+
+        def out(h: int, r: int, j: int) -> Any:
+            entries = ((i, matrix.kind.body(i, j, *heads[h if stack else 0])) for i in range(n))
+            return over.fold(over.entry(e, i)(self.at(h, r, i)) for i, e in entries if e is not None)
+        return self.finished((max(h, *stack, 1), r, p), over.count(n), out, term)
+
+    def product(self, other: Entrywise, over: Any, where: Pattern) -> Entrywise:
+        (h, r, m), (k, _, p) = self.value.shape, other.value.shape
+
+        def out(h: int, r: int, j: int) -> Any:
+            seen = (i for i in range(m) if (where is everyone or visible(where, self.batch, r, other.batch, i))
+                    and (self.present is None or self.present[r, i]))
+            return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
+        return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
+
+    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Any], doing: object) -> Entrywise:
+        """Every value of every column; what is not exact where exact numbers are asked for is an error."""
+        def at(h: int, r: int, j: int) -> Any:
+            try: found = value(h, r, j // width)
+            except TypeError as error:
+                if self.number is float: raise
+                raise TypeError(f"{brief(doing)} has no exact value: {error}") from error
+            if isinstance(found, tuple):
+                if len(found) != width: raise TypeError(f"{brief(doing)} gives {len(found)} numbers, not {width}")
+                found = found[j % width]
+            found = found.item() if isinstance(found, np.ndarray) else found
+            if self.number is not float and isinstance(found, float) and np.isfinite(found):
+                raise TypeError(f"{brief(doing)} has no exact value: it is no polynomial of its input")
+            return found
+        return self.of((*shape[:2], shape[2] * width), at)
+
+
+def dense(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> NDArray[Any]:
+    """The term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR selection or a
+    Batch, which stands for its one-hot tokens. Of sequences that do not see each other some are computed at a time."""
+    value = entered(term, x, batch, dtype)
+    for f in factors(term): value = apply_factor(f, value)
+    return np.asarray(value.array)
+
+def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> Dense:
+    """What a term is given, as its first factor takes it. Raises as `dense` does."""
+    x, batch = check_input(term, x, batch)
+    return Dense(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
+
+def apply_factor(term: Operator, x: Dense) -> Dense:
+    """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
+    value, batch, stored = x.value, x.batch, dict[Any, NDArray[Any]]()
+
+    def at(value: Any, batch: Fields | None) -> Dense:
+        found: Dense = read(term, Dense(value, batch, x.dtype, stored), {})
+        return found.of(found.array)
+    if not isinstance(batch, Batch) or len(batch) < 2 or term.row_wise or not separate(term): return at(value, batch)
+    pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
+    starts = np.cumsum([0, *(piece.rows for piece in pieces)])
+    parts = [value[:, lo:hi] if value.ndim == 3 else value[lo:hi] for lo, hi in pairwise(starts)]
+    return Dense(np.concatenate([at(part, one).array for part, one in zip(parts, pieces, strict=True)], -2), batch,
+                 x.dtype)
+
+def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: Callable[[Any], Any] = float) -> NDArray[Any]:
+    """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
+    is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
+    x, batch = check_input(term, x, batch)
+    x = np.asarray(x.toarray() if hasattr(x, "toarray") else x)
+    start = Entrywise(x if x.ndim == 3 else x[None], batch, number)
+    exact = start.of(start.value.shape, lambda *at: v if isinstance(v := start.value[at], Fraction) else number(v))
+    found: NDArray[Any] = term(exact).value
+    return found
+
+def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch | None]:
+    """x as an array or a selection, and its batch, checked against what the term takes."""
+    if isinstance(x, Batch): x, batch = first(term, x), x
+    x = x if hasattr(x, "toarray") else np.asarray(x)
+    def wrong(said: str) -> ShapeError: return ShapeError(f"({brief(term)}) at x: x has {said}")
+    if x.ndim not in (2, 3): raise wrong(f"shape {x.shape}: (rows, columns) or (heads, rows, columns)")
+    if x.dtype.kind not in "biufO":
+        raise TypeError(f"({brief(term)}) at x: x has numbers of type {x.dtype}: give real ones")
+    if batch is not None and x.shape[-2] != batch.rows: raise wrong(f"{x.shape[-2]} rows, its {batch}")
+    if term.into.rows is not T: raise wrong(f"rows of {T}, the tokens of a batch, but {term.into.rows} are wanted")
+    term(Shape(x.shape[0] if x.ndim == 3 else 1, T, x.shape[-1]))
+    return x, batch
+
+def first(term: Operator, batch: Batch) -> Any:
+    """The one-hot tokens that a term takes; of one that takes anything, as what begins with an input does, a column
+    that nobody reads."""
+    return batch.selection("tokens", term.into.cols) if isinstance(term.into.cols, int) else np.zeros((batch.rows, 1))
+
+def factors(term: Operator) -> Iterator[Operator]:
+    """What x goes through, one after the other."""
+    todo = [term]
+    while todo:
+        node = todo.pop()
+        if node.kind.name == "compose": todo += reversed(node.children)
+        else: yield node
+
+def separate(term: Operator) -> bool:
+    """Whether every sequence can be computed alone: tokens are only ever contracted under a pattern within sequences,
+    and what has tokens as columns goes to such a product, through nothing but functions of single entries."""
+    def apart(node: Operator) -> bool:
+        match node.kind.name, node.args:
+            case "product", (_, b, over, where):            # an index counts all tokens of the batch
+                return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
+            case "compose", (a, b): return bool(a.out.cols is not T or b.entrywise)
+            case "row", (a, b): return T not in (a.out.cols, b.out.cols)
+            case "given", (field, _): return bool(field != "sequence")
+        alone = not node.children and node.row_wise
+        return node.kind.name in ("add", "mul", "turn", "rotate") or alone or bool(node.kind.matrix)
+    return term.out.cols is not T and all(map(apart, term.walk()))

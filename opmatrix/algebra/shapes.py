@@ -1,0 +1,179 @@
+"""A shape is heads x rows x columns; a size is an int or a live symbol, so a model has shapes before it has rows."""
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import cache
+from itertools import chain, count
+from typing import Any, NamedTuple, TypeAlias
+
+import sympy
+
+from opmatrix.algebra.attributes import brief as brief
+
+Size: TypeAlias = Any                                       # an int or a sympy expression: `m + 1` is a size
+
+
+def size(name: str) -> sympy.Symbol:
+    """A live size: a positive integer that nobody has fixed yet."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+class Space(sympy.Symbol):                                   # type: ignore[misc]
+    """A named set of rows, whose number is live: T tokens, S sequences, others by name."""
+
+    def __str__(self) -> str: return str(self.name)         # sympy's printer takes microseconds, searches ask often
+
+
+@cache
+def space(name: str) -> Space:
+    """The space of that name."""
+    return Space(name, integer=True, positive=True)
+
+
+T, S = space("T"), space("S")                               # tokens and sequences of the batch
+H, N = size("H"), size("N")                                 # heads and columns of an input nobody has fixed yet
+
+
+class ShapeError(TypeError):
+    """Two sizes that should be equal are not: names the operation, both shapes and the axis."""
+
+
+class Needs(Exception):
+    """An unknown size of the input turned out to be this."""
+    def __init__(self, unknown: Size, found: Size) -> None: self.sizes = {unknown: found}
+
+
+def expression(n: Size) -> sympy.Expr:
+    """A size as an expression. Text is none: reading it as one would run it. Raises ShapeError."""
+    try: return sympy.sympify(n, strict=True)
+    except sympy.SympifyError:
+        raise ShapeError(f"{brief(repr(n))} is no size: a whole number, or an expression of sizes") from None
+
+
+def as_int(n: Size) -> Size:
+    """A sympy integer as an int; anything else as it is."""
+    return int(n) if isinstance(n, sympy.Integer) else n
+
+
+def root(a: Size, b: Size, unknown: Size) -> Size | None:
+    """The positive whole number or expression at which a equals b, linear in the unknown; None where there is none."""
+    if isinstance(a, int) and isinstance(b, int): return None
+    for one, other in ((a, b), (b, a)):
+        if one is unknown and isinstance(other, int): return other
+    difference = expression(a) - expression(b)
+    if not difference.has(unknown): return None
+    at_zero = difference.subs(unknown, 0)
+    slope = difference.subs(unknown, 1) - at_zero
+    if slope == 0 or difference.subs(unknown, 2) != at_zero + 2 * slope: return None
+    found = sympy.cancel(-at_zero / slope)
+    return None if found.is_integer is False or found.is_positive is False else as_int(found)
+
+
+def untaken(name: str, taken: Container[str]) -> str:
+    """The name, or where it is taken the first with a number behind it that is not."""
+    numbered = (f"{name}_{number}" for number in count(2))
+    return next(each for each in chain([name], numbered) if each not in taken)
+
+
+def agree(a: Size, b: Size, axis: str, left: object, right: object, *doing: object, spread: bool = False) -> Size:
+    """The one size that both axes have; a size of one spreads where allowed, so there unknown heads are one."""
+    if a is b or a == b: return a
+    if spread and (a == 1 or b == 1): return b if a == 1 else a
+    for unknown in (H, N):
+        if (found := root(a, b, unknown)) is not None: raise Needs(unknown, 1 if spread and unknown is H else found)
+    raise ShapeError(f"{' '.join(map(brief, doing))}: {left} against {right}: {axis} {a} ≠ {b}")
+
+
+def expect(rows: Size, origin: Space) -> None:
+    """Rows of T stand for those of any space until a relation says which they are: Needs tells."""
+    if rows is T and origin is not T: raise Needs(T, origin)
+
+
+class Shape(NamedTuple):
+    """The reading of a term that only looks at sizes."""
+    heads: Size = H
+    rows: Size = T
+    cols: Size = N
+
+    def __str__(self) -> str:
+        return ("" if self.heads in (1, H) else f"{self.heads}·") + f"({self.rows} × {self.cols})"
+
+    def pointwise(self, other: Shape, doing: str) -> Shape:
+        """Equal rows; heads and columns of one spread."""
+        return Shape(agree(self.heads, other.heads, "heads", self, other, doing, spread=True),
+                     agree(self.rows, other.rows, "rows", self, other, doing),
+                     agree(self.cols, other.cols, "columns", self, other, doing, spread=True))
+
+    def __add__(self, other: Shape) -> Shape: return self.pointwise(other, "+")     # type: ignore[override]
+    def __mul__(self, other: Shape) -> Shape: return self.pointwise(other, "*")     # type: ignore[override]
+
+    def act(self, matrix: Any) -> Shape:
+        """Through an operator matrix, or a stack of them with one for each head."""
+        *heads, rows, cols = matrix.shape_of(self.cols)
+        agree(self.cols, rows, "columns against rows", self, f"({rows} × {cols})", "@", matrix)
+        return Shape(agree(self.heads, *heads or [self.heads], "heads", self, matrix, "@", matrix, spread=True),
+                     self.rows, cols)
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> Shape:
+        """Through an operator of which only the sizes are known; one that takes anything gives what it declares, and
+        declared rows that are no tokens stay."""
+        if into.cols is not N: agree(self.cols, into.cols, "columns", self, into, "@", name)
+        heads = self.heads if out.heads is H else out.heads
+        if into.cols is not N: heads = agree(self.heads, heads, "heads", self, out, "@", name, spread=True)
+        rows = self.rows if out.rows is T else out.rows
+        return Shape(heads, rows, self.cols if out.cols is N else out.cols)
+
+    def pick(self, relation: Any) -> Shape:
+        """One row of these for each row of the relation."""
+        expect(self.rows, origin := space(relation.cols))
+        agree(self.rows, origin, "rows against columns", self, relation, "@ pick")
+        return Shape(self.heads, space(relation.rows), self.cols)
+
+    def entered(self, port: Any) -> Shape: return Shape(port.heads, space(port.space), port.columns)
+    def related(self, relation: Any) -> Shape: return Shape(1, space(relation.rows), space(relation.cols))
+
+    @property
+    def size(self) -> tuple[Size, Size]: return self.rows, self.cols
+
+    def spread(self, rows: Size, cols: Size) -> Shape:
+        """So many rows and columns, of what is the same in all of them: where both are of a space, that of others."""
+        def of(has: Size, wanted: Size) -> Size:
+            return wanted if isinstance(has, Space) and isinstance(wanted, Space) else has
+        return Shape(self.heads, of(self.rows, rows), of(self.cols, cols))
+
+    def total(self) -> Shape: return Shape(1, self.rows, self.cols)
+    def given(self, field: str, cols: Size) -> Shape: return Shape(1, self.rows, cols)
+    def turn(self) -> Shape: return Shape(self.heads, self.cols, self.rows)
+
+    def beside(self, other: Shape) -> Shape:
+        """Columns next to columns."""
+        return Shape(agree(self.heads, other.heads, "heads", self, other, "row"),
+                     agree(self.rows, other.rows, "rows", self, other, "row"), as_int(self.cols + other.cols))
+
+    def product(self, other: Shape, over: Any, where: Any) -> Shape:
+        """Value times value: columns of the left against rows of the right."""
+        doing = "product over", getattr(over, "__name__", over)
+        if isinstance(self.cols, Space): expect(other.rows, self.cols)
+        heads = agree(self.heads, other.heads, "heads", self, other, *doing, spread=True)
+        agree(self.cols, other.rows, "columns against rows", self, other, *doing)
+        width = getattr(over, "width", 1)                   # columns that finish gives; None for one a row
+        return Shape(heads, self.rows, as_int(other.cols * (other.rows if width is None else width)))
+
+    def split(self, h: Size) -> Shape:
+        """Columns into h heads."""
+        agree(self.heads, 1, "heads", self, f"heads({h})", "@", f"heads({h})")
+        if isinstance(h, int) and (h < 1 or (isinstance(self.cols, int) and self.cols % h)):
+            raise ShapeError(f"@ heads({h}): {self} has {self.cols} columns, which {h} heads do not divide")
+        whole = isinstance(h, int) and isinstance(self.cols, int)
+        return Shape(h, self.rows, self.cols // h if whole else as_int(expression(self.cols) / expression(h)))
+
+    def repeat(self, h: Size) -> Shape:
+        """Each head for a group of so many that there are h."""
+        if self.heads is not H and isinstance(h, int) and isinstance(self.heads, int) and (h < 1 or h % self.heads):
+            raise ShapeError(f"@ repeat({h}): {self} has {self.heads} heads, which do not divide {h}")
+        return Shape(h, self.rows, self.cols)
+
+    def join(self, h: Size) -> Shape:
+        """Heads side by side."""
+        agree(self.heads, h, "heads", self, f"join({h})", "@", f"join({h})")
+        return Shape(1, self.rows, as_int(self.cols * h))

@@ -1,0 +1,399 @@
+"""The term: a hash-consed node (kind, children, static attributes). One body per kind; what `x` is decides the reading:
+shapes in, shapes out; numbers in, numbers out. An Operator is a term; a Value is what a term gives at the unknown x."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import reduce, wraps
+from operator import index, matmul
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+
+from opmatrix.algebra.attributes import bind, is_fixed_value, monoid_of, pattern_of, refuse_constant_sum, whole_of
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import H, Needs, Shape, ShapeError, Space, T, brief, untaken
+from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation
+from opmatrix.relations import as_relation as relation_of
+
+__all__ = ["Data", "Operator", "ShapeError", "Value", "formula", "named", "operator", "substitute"]
+
+
+KINDS: dict[str, Kind] = {}                                 # name -> kind
+PROPERTIES: dict[str, Property] = {}                        # name -> property
+
+
+class Property(NamedTuple):
+    """What may be true of an operator. `sides(f, x, y)` gives two arrays that are equal where it is: f gives heads x
+    rows x columns at random inputs x and y. It follows from each of `implied`; `measured` tells it from a term's
+    sizes."""
+    sides: Callable[..., tuple[Any, Any]]
+    implied: tuple[str, ...] = ()
+    measured: Callable[[Operator], bool] | None = None
+
+    @property
+    def doc(self) -> str: return inspect.getdoc(self.sides) or ""
+
+
+def holding(*implied: str, measured: Callable[[Operator], bool] | None = None) -> Callable[..., Any]:
+    """Declares a property of operators by what it means; see Property. It becomes an attribute of all of them."""
+    def enter(sides: Callable[..., tuple[Any, Any]]) -> Property:
+        made = PROPERTIES[sides.__name__] = Property(sides, implied, measured)
+        setattr(Operator, sides.__name__, make_property(sides.__name__))
+        return made
+    return enter
+
+
+class Kind:
+    """One node kind. Children are the parameters annotated Operator; the others are static attributes. Its name is that
+    of its body, or with a number behind it where a kind has that already: none takes another's place.
+
+    `matrix` gives a matrix kind its shape from the columns of x, `dense` its action on an array, and `adjoint` the
+    transposed operator for so many columns. A property is a bool or a predicate of the arguments, named as in
+    PROPERTIES; what is not declared and not implied does not hold. `at_x`: so many of its children, from the left, the
+    body reads at x itself; a long chain of kinds that so read their first is read in a loop."""
+    def __init__(self, body: Callable[..., Any], matrix: Callable[..., Any] | None = None,
+                 dense: Callable[..., Any] | None = None, adjoint: Callable[..., Operator | None] | None = None,
+                 at_x: int = 0, **properties: bool | Callable[..., Any]) -> None:
+        self.name, self.body, self.doc = untaken(body.__name__, KINDS), body, body.__doc__
+        self.__name__, self.__doc__ = body.__name__, body.__doc__              # help(relu) is about relu
+        self.matrix, self.dense, self.adjoint, self.at_x = matrix, dense, adjoint, at_x
+        if unknown := properties.keys() - PROPERTIES:
+            raise TypeError(f"{self.name}: {sorted(unknown)} are not among {[*PROPERTIES]}")
+        self.properties = {name: p if callable(p) else lambda *args, p=p: p for name, p in properties.items()}
+        parameters = list(inspect.signature(body, eval_str=True).parameters.values())[2 if matrix else 1:]
+        self.signature = self.__signature__ = inspect.Signature(parameters)
+        self.arity = sum(p.annotation is Operator for p in parameters)
+        self.data = [k for k, p in enumerate(parameters) if p.annotation is Data]
+        self.sums = [k for k, p in enumerate(parameters) if p.annotation is type]
+        self.relations = [k for k, p in enumerate(parameters) if p.annotation is Relation]
+        self.patterns = [k for k, p in enumerate(parameters) if p.annotation is Pattern]
+        self.wholes = [(k, p.name) for k, p in enumerate(parameters) if p.annotation is int]
+        KINDS[self.name] = self
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Operators in, an operator out; values in, a value out; never mixed."""
+        bound = bind(self.name, self.signature, *args, **named)
+        children, attributes = [lift(c) for c in bound.args[:self.arity]], list(bound.args)
+        for k in self.data: attributes[k] = Data.of(attributes[k])
+        for k in self.sums: attributes[k] = monoid_of(attributes[k], self.name)
+        for k in self.relations: attributes[k] = relation_of(attributes[k], self.name)
+        for k in self.patterns: attributes[k] = pattern_of(attributes[k], self.name)
+        for k, called in self.wholes: attributes[k] = whole_of(attributes[k], f"{self.name}: {called}")
+        if len(sorts := {isinstance(c, Value) for c in children if not fixed(c)}) > 1:
+            stranger = next(c for c in children if not isinstance(c, Value) and not fixed(c))
+            raise TypeError(f"{self}: a Value meets the Operator {brief(stranger)}: apply it first, x @ A")
+        node = Operator(self, *(c.term if isinstance(c, Value) else c for c in children), *attributes[self.arity:])
+        return Value(node) if True in sorts else node
+
+    def __repr__(self) -> str: return self.name
+
+
+def lift(other: Any) -> Any:
+    """Numbers and rows of numbers are constant operators; a monoid by itself reduces every row. Raises TypeError for
+    one by which every row is reduced to 1."""
+    if isinstance(other, (Operator, Value)): return other
+    if not hasattr(other, "merge"): return KINDS["const"](other)
+    return refuse_constant_sum(other) if other.normalised else KINDS["over"](KINDS["ones"](), other)
+
+def factor(other: Any) -> Any:
+    """What may follow an @: a plain matrix is a weight."""
+    return lift(other) if isinstance(other, (Operator, Value, type)) or np.ndim(other) < 2 else KINDS["weight"](other)
+
+def fixed(*terms: Any) -> bool:
+    """What does not depend on x meets values and operators alike."""
+    return all(isinstance(t, Operator) and t.constant for t in terms)
+
+def make_property(name: str) -> property:
+    """A property of an operator, found once: measured, declared with its kind, or implied by stronger ones."""
+    said = PROPERTIES[name]
+
+    def holds(self: Operator) -> bool:
+        if name not in self.facts:
+            own = self.kind.properties.get(name)
+            self.facts[name] = bool((own and own(*self.args)) or (said.measured and said.measured(self))
+                                    or any(getattr(self, stronger) for stronger in said.implied))
+        return self.facts[name]
+    return property(holds, doc=said.doc)
+
+
+class Operator:
+    """Maps a value to a value with as many rows. `@` composes, from left to right, and `x @ A` with numbers x is A(x);
+    `+` and `*` are pointwise."""
+    __slots__ = ("__weakref__", "args", "facts", "into", "kind", "out", "shapes")
+    __array_ufunc__ = None
+    nodes: ClassVar[WeakValueDictionary[Any, Operator]] = WeakValueDictionary()
+    kind: Kind
+    args: tuple[Any, ...]
+    into: Shape
+    out: Shape
+    facts: dict[str, bool]
+    shapes: dict[Shape, Shape]
+
+    def __new__(cls, kind: Kind, *args: Any) -> Operator:
+        if (node := cls.nodes.get((kind, args))) is None:
+            node = super().__new__(cls)
+            node.kind, node.args, node.facts, node.shapes = kind, args, {}, {}
+            node.into, node.out = infer(node)
+            node = cls.nodes.setdefault((kind, args), node)             # that of a thread which came first
+        return node
+
+    @property
+    def children(self) -> tuple[Operator, ...]: return self.args[:self.kind.arity]
+    @property
+    def attributes(self) -> tuple[Any, ...]: return self.args[self.kind.arity:]
+
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any: ...        # one of PROPERTIES, a bool; of a Child in a body, its term
+
+    def __matmul__(self, other: Any) -> Operator:
+        made: Operator
+        if isinstance(other := factor(other), Value) and self.constant:         # a value that needs no x, times another
+            made = KINDS["product"](self, other)
+            return made
+        if isinstance(other, Value):
+            raise TypeError(f"{brief(self)} @ a Value: only an operator can follow an operator")
+        if not isinstance(self.out.rows, Space):
+            raise ShapeError(f"({brief(self)}) @ {brief(other)}: the left gives {self.out}, rows that are no tokens: "
+                             "use it as the right operand of a product")
+        made = (other if self.kind.name == "I" else self if other.kind.name == "I"
+                else KINDS["compose"](self, other))
+        return made
+    def __rmatmul__(self, x: Any) -> Any:
+        """Numbers, a list of them, or a Batch: what A gives at x; a row of numbers is one row in and one row out."""
+        if isinstance(x, type): return lift(x) @ self                   # a monoid
+        if isinstance(x, Data): raise TypeError(f"{x} @ ({brief(self)}): an operator made of data is weight({x})")
+        if not (isinstance(x, list | tuple | np.ndarray) and np.ndim(x) == 1): return self(x)
+        if self.out.rows is not T: raise ShapeError(f"({brief(self)}) at one row: it gives {self.out}: give a matrix")
+        return self([x])[..., 0, :]
+    def __add__(self, other: Any) -> Any: return KINDS["add"](self, other)
+    def __mul__(self, other: Any) -> Any: return KINDS["mul"](self, other)
+    def __neg__(self) -> Any: return self * -1.0
+    def __abs__(self) -> Any: return self @ KINDS["magnitude"]()
+    def __sub__(self, other: Any) -> Any: return self + -lift(other)
+    def __rsub__(self, other: Any) -> Any: return -self + other
+    def __truediv__(self, number: float) -> Any: return self * (1 / number)
+    def __pow__(self, times: int) -> Operator:
+        """Composed with itself, so many times; none gives I."""
+        if isinstance(times, bool) or not hasattr(times, "__index__"):
+            raise TypeError(f"({brief(self)}) ** {brief(times)}: a power is a whole number, 0 or more")
+        if times < 0:
+            raise ValueError(f"({brief(self)}) ** {times}: a power is 0 or more; an inverse is no operator here")
+        made: Operator = reduce(matmul, [self] * index(times), KINDS["I"]())
+        return made
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    @property
+    def T(self) -> Operator:
+        """The operator of the transposed matrix; of what does not depend on x, which is a value, its numbers turned."""
+        turned: Operator = KINDS["turn"](self) if self.constant else adjoint(self, self.into.cols)
+        return turned
+
+    def __getitem__(self, at: tuple[int, ...]) -> Callable[[Any], Any]:
+        """The entry (i, j) of an operator matrix: a function of a number."""
+        from opmatrix.algebra.entries import entry
+        return entry(self, at)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"{brief(self)} is no list: A[i, j] is an entry, A.shape the sizes, A.walk() its nodes")
+
+    def __call__(self, x: Any) -> Any:
+        """At x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a formula a Value."""
+        if isinstance(x, Value): return x @ self
+        if hasattr(x, "act"): return read(self, x, {})
+        from opmatrix.algebra.oracles import dense
+        return dense(self, x)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """(columns of x, columns of what it gives), behind the heads where there are several: `weight(W).shape` is
+        `W.shape`. A symbol stands for what may be any number."""
+        return (*(() if self.out.heads in (1, H) else (self.out.heads,)), self.into.cols, self.out.cols)
+
+    def shape_of(self, n: Any) -> tuple[Any, ...]:
+        """Rows and columns of the matrix for n columns coming in, after the heads of a stack; TypeError for others."""
+        if self.kind.matrix is None: raise TypeError(f"{brief(self)} is no matrix of entries")
+        found: tuple[Any, ...] = self.kind.matrix(n, *self.args)
+        return found
+
+    def walk(self) -> Iterator[Operator]:
+        """Every node once, children before parents, from left to right."""
+        seen, path = set(), [(self, iter(self.children))]
+        while path:
+            node, rest = path[-1]
+            child = next((c for c in rest if c not in seen), None)
+            if child is not None:
+                path.append((child, iter(child.children)))
+                continue
+            path.pop()
+            if node not in seen:
+                seen.add(node)
+                yield node
+
+    def __str__(self) -> str:
+        from opmatrix.display.show import text
+        return text(self)
+    def __repr__(self) -> str:
+        from opmatrix.display.show import text
+        return text(self, exact=False)
+    def _repr_latex_(self) -> str:
+        from opmatrix.display.show import latex
+        return f"${latex(self)}$"
+    def _repr_html_(self) -> str:
+        from opmatrix.display.html import html
+        return html(self)
+
+
+def adjoint(term: Operator, n: Any) -> Operator:
+    """The transposed matrix of a term that n columns go into. Raises TypeError naming the operator that has none."""
+    turned = term.kind.adjoint and term.kind.adjoint(n, *term.args)
+    if turned is None:
+        symbolic = next((node for node in term.walk() if node.kind.name == "symbol" and node.linear), None)
+        why = (f"nothing is known of the symbol {brief(symbolic)} but its sizes: transpose what it gives, "
+               f"turn({brief(symbolic)})"
+               if symbolic is not None else "only a linear operator of known sizes has an adjoint")
+        raise TypeError(f"({brief(term)}).T: {why}")
+    return turned
+
+
+class Child:
+    """A child as the body of its parent sees it: a function of x that remembers what it has read."""
+    def __init__(self, term: Operator, memo: Any, at: Any = None, value: Any = None) -> None:
+        self.term, self.memo, self.at, self.value = term, memo, at, value
+    def __call__(self, x: Any) -> Any: return self.value if self.at is x is not None else read(self.term, x, self.memo)
+
+
+def read(term: Operator, x: Any, memo: Any) -> Any:
+    """The one interpreter: whatever x is (a shape, an array, entries) decides the meaning; what is shared is read once.
+
+    A spine of first children is walked in a loop, so a model may have any number of layers."""
+    spine = []
+    while (value := memo.get((term, x))) is None:
+        spine.append(term)
+        if not term.kind.at_x: break
+        term = term.args[0]
+    for term in reversed(spine):
+        if term.kind.matrix: value = x.act(term)
+        else:
+            children = [Child(c, memo) for c in term.children]
+            if term.kind.at_x: children[0] = Child(term.children[0], memo, x, value)
+            value = term.kind.body(x, *children, *term.attributes)
+        memo[term, x] = value
+    return value
+
+
+class Shapes:
+    """What is known of every term's shapes, kept on the node, so a term built on known terms costs one step."""
+    @staticmethod
+    def get(key: tuple[Operator, Shape]) -> Shape | None: return key[0].shapes.get(key[1])
+    def __setitem__(self, key: tuple[Operator, Shape], found: Shape) -> None: key[0].shapes[key[1]] = found
+
+SHAPES = Shapes()
+
+
+def infer(term: Operator) -> tuple[Shape, Shape]:
+    """The most general input and the output it gives. Unknown sizes are found by running into what they need."""
+    x = unknown = Shape()
+    for c in term.children[:term.kind.at_x]:
+        x = Shape(*(new if own is free else own for own, new, free in zip(x, c.into, unknown, strict=True)))
+    while True:
+        try: return x, read(term, x, SHAPES)
+        except Needs as found: x = Shape(*(found.sizes.get(size, size) for size in x))
+
+
+class Value:
+    """What a term gives at the unknown x, for writing formulas: `x @ A` applies, `q @ k.T` multiplies values, `.T`
+    turns the numbers."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        """Arithmetic with arrays and numpy's numbers; a function of numpy's that is an operator is applied."""
+        name = {"absolute": "magnitude"}.get(ufunc.__name__, ufunc.__name__)             # np.abs
+        if method == "__call__" and not more:
+            if len(inputs) == 1 and name in KINDS and KINDS[name]().entrywise: return self @ KINDS[name]()
+            if len(inputs) == 2 and inputs[1] is self and ufunc.__name__ in REFLECTED:
+                return getattr(self, REFLECTED[ufunc.__name__])(inputs[0])
+        raise TypeError(f"np.{ufunc.__name__} of a Value: it stands for numbers that are not known yet: apply an "
+                        "operator, such as x @ gelu, or declare one with @scalar_function (opmatrix/algebra/nodes.py)")
+
+    def __getattr__(self, name: str) -> Any:
+        hint = {"sum": "x @ ones", "mean": "x @ mean", "max": "x @ maximum"}.get(name, "x @ A")
+        raise AttributeError(f"a Value has no {name}: it stands for numbers that are not known yet, and operators are "
+                             f"applied to it: {hint}{' gives that of every row' if hint != 'x @ A' else ''}")
+
+    def __init__(self, term: Operator) -> None: self.term = term
+    def __repr__(self) -> str:
+        from opmatrix.display.show import value_text
+        return value_text(self.term)
+    @property
+    def shape(self) -> Shape: return self.term.out
+    @property
+    def cols(self) -> Any: return self.shape.cols
+    @property
+    def T(self) -> Value: return self.made("turn")
+
+    def made(self, kind: str, *others: Any) -> Value:
+        """A node of values."""
+        value: Value = KINDS[kind](self, *others)
+        return value
+
+    def __matmul__(self, other: Any) -> Value:
+        value = isinstance(other := factor(other), Value) or is_fixed_value(other, self.cols)
+        return self.made("product", other) if value else Value(self.term @ other)
+    def __add__(self, other: Any) -> Value: return self.made("add", other)
+    def __mul__(self, other: Any) -> Value: return self.made("mul", other)
+    def __neg__(self) -> Value: return self * -1.0
+    def __abs__(self) -> Value: return Value(abs(self.term))
+    def __sub__(self, other: Any) -> Value: return self.made("add", -lift(other))
+    def __rsub__(self, other: Any) -> Value: return (-self).made("add", lift(other))
+    def __truediv__(self, number: float) -> Value: return self * (1 / number)
+    def __pow__(self, times: object) -> NoReturn:
+        raise TypeError(f"a Value ** {times}: multiply it, x * x, or apply an operator, x @ square")
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+REFLECTED = dict(add="__radd__", subtract="__rsub__", multiply="__rmul__")     # numpy's name: the method of what stands
+                                                                               # on the right
+
+
+def formula(f: Callable[[Value], Value]) -> Operator:
+    """A formula in x becomes an operator: x is read as I, application as composition, the rest pointwise. Raises
+    TypeError where f gives no value."""
+    if isinstance(f, Operator) or not callable(f):
+        raise TypeError(f"formula: {brief(f)} is no function of x: give one, such as lambda x: x @ relu")
+    found = f(Value(KINDS["I"]()))
+    if isinstance(found, int | float | np.ndarray) or (isinstance(found, Operator) and found.constant):
+        return lift(found)
+    if not isinstance(found, Value):
+        what = "nothing (is a `return` missing?)" if found is None else f"{brief(found)}, a {type(found).__name__}"
+        raise TypeError(f"formula {getattr(f, '__name__', '')}: it gives {what}: give a value, such as x @ relu")
+    return found.term
+
+NAMES: WeakKeyDictionary[Operator, tuple[Any, ...]] = WeakKeyDictionary()       # terms with a shorter name: its words
+
+def named(name: str, term: Operator, *args: Any) -> Operator:
+    """Lets the term be printed as `name`, or as `name(*args)`."""
+    NAMES.setdefault(term, (name, *args))
+    return term
+
+def operator(f: Callable[..., Value]) -> Callable[..., Operator]:
+    """Declares a family of operators: a formula in x with parameters. They print as they were called."""
+    signature = inspect.signature(f)
+
+    @wraps(f)
+    def family(*args: Any, **more: Any) -> Operator:
+        bound = bind(f.__name__, signature, None, *args, **more)
+        return named(f.__name__, formula(lambda x: f(x, *bound.args[1:], **bound.kwargs)), *bound.args[1:])
+    return family
+
+def substitute(term: Operator, by: dict[Operator, Operator]) -> Operator:
+    """The term with every key of `by` replaced by its value (so a law's symbols become operators)."""
+    made = dict(by)
+    for node in term.walk():
+        if node not in made:
+            children = [made[c] for c in node.children]
+            made[node] = (node if not children else children[0] @ children[1] if node.kind.name == "compose"
+                          else node.kind(*children, *node.attributes))
+    return made[term]

@@ -1,0 +1,119 @@
+"""Where a program reads its weights, what it multiplies them by, and how a method would store one of them there."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS, Dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.spectra.gram import Seen
+from rewrites.compiler.approximation import Approximation
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.fit import Fitter
+from rewrites.compiler.search import Structure
+from rewrites.lower.lower import TURNED, Lowering, Method, Stored
+
+Source = tuple[int, str, int]                               # a value of any program: its part, the border state before
+                                                            # it, its class
+
+
+@dataclass(frozen=True)
+class Site:
+    """A weight where a program reads it: the constant's name, its class in its part, what it multiplies (a value's
+    name, or none for a table that is gathered from, and the value that this is in any program), the part's graph;
+    whether the leaf stands elsewhere, too, and how many products read the constant."""
+
+    constant: str
+    part: int
+    stored: Stored
+    x: str | None
+    value: Source
+    lowering: Lowering
+    tied: bool = False
+    products: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of what is measured: a constant from which rows are gathered is another thing than the same one multiplied
+        by."""
+        return f"{self.constant} gathered" if self.stored.layout == TURNED else self.constant
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        return self.part, self.stored.weight, self.stored.layout
+
+    def numbers(self) -> np.ndarray:
+        """The weight in float64, in x out, or the rows that are gathered from it: evaluated anew each time, as those of
+        all sites together would be twice the model."""
+        found = self.lowering.matrix(self.stored.weight, self.stored.layout)
+        return found.T if self.stored.layout == TURNED else found
+
+    def reads(self, operand: str, constant: str) -> bool:
+        """Whether an operand is this weight, gathered from or multiplied by as the site says."""
+        return constant == self.constant and operand.startswith("table") == (self.x is None)
+
+    def readers(self, program: Program) -> list[int]:
+        """The steps that read it, in order."""
+        return [i for i, step in enumerate(program.steps) if any(self.reads(*each) for each in step.operands.items())]
+
+
+def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site]:
+    """Every weight of a program and where it stands."""
+    users: dict[str, list[str]] = {}                        # of a constant: what it multiplies, step by step
+    for step in program.steps:
+        if "x" in step.operands:
+            for constant in step.operands.values(): users.setdefault(constant, []).append(step.operands["x"])
+    counts, found = {constant: len(each) for constant, each in users.items()}, []
+    for constant, part, stored, value in emitter.sources:
+        lowering, before = structure.lowering(part), structure.before(part)
+        gathered = value in lowering.graph.facts["given"]
+        x = None if gathered else users[constant].pop(0)
+        found.append(Site(constant, part, stored, x, (part, before, value), lowering,
+                          lowering.stands_elsewhere(stored.weight), 1 if gathered else counts[constant]))
+    return found
+
+
+def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, Seen]:
+    """What each of these values is on a batch, which gives some of them. Steps behind the last of them, such as the
+    scores of a vocabulary, are not run."""
+    wanted, found = set(names), dict[str, Seen]()
+    for port in program.inputs:
+        if port.name in wanted: found[port.name] = Seen.of(batch.input(port).reshape(-1, port.heads * port.columns))
+    last = max((at for at, step in enumerate(program.steps, 1) if step.output in wanted), default=0)
+    for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch, until=last), strict=False):
+        if step.output in wanted: found[step.output] = Seen.of(value.reshape(len(value), -1), step.output)
+    return found
+
+
+def fitter(program: Program, found: Sequence[Site], batch: Batch, own: dict[str, Approximation]) -> Fitter:
+    """What fits the weights of a program to the rows that it multiplies them by."""
+    seen = observe(program, [site.x for site in found if site.x], batch)
+    return Fitter({site.key: seen[site.x] for site in found if site.x}, own)
+
+
+def stored_for(site: Site, numbers: np.ndarray, fitter: Fitter, method: Method, rows: Any = slice(None)) -> Any:
+    """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter, and
+    of these the rows that are gathered, as none is stored by what others are."""
+    if site.x is not None: return as_dense(fitter.store(numbers, method, site.key))
+    turned, some, whole = not FORMATS[method.format].rowwise, numbers[rows], numbers.astype(np.float32)
+    kept = fitter.store(some.T if turned else some, method, site.key).unpack()
+    whole[rows] = kept.T if turned else kept
+    if site.stored.layout == TURNED: return FORMATS["packed"].approximate(whole.T)
+    return FORMATS["dense"].approximate(whole)
+
+
+def gathered_rows(site: Site, program: Program, batch: Batch) -> np.ndarray:
+    """The rows of a table that a batch chooses."""
+    count = program.constants[site.constant].shape[1 if site.stored.layout == TURNED else 0]
+    fields = {str(step.attributes["fields"]).split(",")[int(operand.removeprefix("table"))]
+              for step in map(program.steps.__getitem__, site.readers(program))
+              for operand, constant in step.operands.items() if site.reads(operand, constant)}
+    found: np.ndarray = np.unique([batch.field(field, count) for field in sorted(fields)])
+    return found
+
+
+def as_dense(stored: Any) -> Any:
+    """The same numbers in the dense kernel, which is quick to measure errors with; what rounds x, too, as it is."""
+    return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].approximate(stored.unpack())

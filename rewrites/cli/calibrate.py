@@ -1,0 +1,56 @@
+"""What `opmatrix calibrate` does: measures this machine, keeps what later commands read, says what it found."""
+import time
+from math import expm1
+
+from formats import kernels
+from formats.machine import blas, peaks
+from formats.machine.calibration import calibrate
+from formats.machine.model import Machine, machine_file
+from formats.machine.peaks import Peaks
+from formats.machine.quiet import describe_noise
+from opmatrix.display.tables import table
+from rewrites.cli import environment
+from rewrites.phases import Report
+
+TAKEN_BUSY = ("prices are too high; the calibration is marked so, and the first command that finds the machine quiet "
+              "takes it anew")
+
+
+def calibrate_machine(report: Report) -> str:
+    """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept. Files: the machine model that
+    `this_machine` reads, beside it the peaks, and the setting of BLAS that later commands run with."""
+    with report.phase("compile") as progress: kernels.warm(progress=lambda name, seconds: progress(name))
+    start = time.perf_counter()
+    with report.phase("peaks") as progress: found = peaks.measure_peaks(progress)
+    with report.phase("BLAS") as progress: setting = blas.fastest(progress)
+    with report.phase("kernels") as progress: machine = calibrate(progress, full=True)
+    target = machine_file()
+    kept = machine.save(target), found.save(
+        target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
+    seconds = time.perf_counter() - start
+    return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found),
+                        blas_table(setting),
+                        kernel_table(machine), *([describe_noise(machine.busy, TAKEN_BUSY)] if machine.busy else []),
+                        f"kept in {target}" if all(kept) else "not kept"])
+
+
+def peak_table(found: Peaks) -> str:
+    """Rates, bandwidths and overheads, on one thread and on all."""
+    return table([*map(list, found.rows())], ["peaks", "", "one thread", "all"])
+
+
+def blas_table(setting: blas.Blas) -> str:
+    """What each setting of numpy's BLAS reaches; the one that later commands run with is marked."""
+    rows = [[f"{'*' if core == setting.core else ' '} {core or 'its own choice'}", f"{rate / 1e9:.0f}"]
+            for core, rate in sorted(setting.rates.items(), key=lambda item: -item[1])]
+    return table(rows, ["numpy's BLAS", "Gflop/s"])
+
+
+def kernel_table(machine: Machine) -> str:
+    """Seconds of every kernel as an expression in its sizes, and how far calls are off: 80 % of them by less."""
+    rows = [[kernel, f"{100 * expm1(machine.interval[kernel]):.0f} %" if kernel in machine.interval else "",
+             " + ".join(map(str, machine.expression(kernel).as_ordered_terms()))] for kernel in machine.coefficients]
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(["kernels: 80 % of calls are closer than so much to so many seconds, corrections by pattern left "
+                      "out",
+                      *(f"{kernel.ljust(width)}  {off:>5s}  {said}" for kernel, off, said in rows)])

@@ -1,0 +1,336 @@
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, spectrum."""
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from formats.core.errors import InputError
+from formats.disk.files import writable
+from rewrites.cli import options
+from rewrites.cli.outputs import possible, say, write_results
+
+INTERRUPTED = (KeyboardInterrupt, typer.Abort)
+
+def misunderstood() -> Any:
+    """What typer raises for a command that is not understood; older ones leave that to click."""
+    if find_spec("typer.exceptions"):
+        from typer.exceptions import TyperException
+        return TyperException
+    from click import ClickException
+    return ClickException
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]},
+                  help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
+
+
+def version(asked: bool) -> None:
+    """Prints the version, and ends."""
+    if asked:                                               # every command comes by here, and most need no such imports
+        from rewrites.report.results import installed
+        say(f"opmatrix {installed('opmatrix')}")
+        raise typer.Exit
+
+
+@app.callback()
+def show_version(asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True,
+                                                     help="print the version")] = False) -> None:
+    pass
+
+
+@app.command()
+def optimize(
+    context: typer.Context,
+    model: options.Model,
+    error: options.Error = None,
+    goals: options.Goals = None,
+    memory: options.Memory = None,
+    text: options.Text = None,
+    tokens: options.Tokens = None,
+    workload: options.Work = None,
+    number_type: options.NumberType = "int8",
+    pairs: options.ScoredPairs = None,
+    drop: options.Drop = None,
+    remove: options.Remove = "",
+    calibrate: options.Lines = None,
+    output: options.Output = "pooled",
+    adapter: options.Adapter = None,
+    own: options.Laws = None,
+    without: options.Without = None,
+    out: options.Out = None,
+    results: options.Results = None,
+    quiet: options.Quiet = False,
+    machine: options.Elsewhere = None,
+) -> None:
+    """Find, verify, measure and save the cheapest program of a MODEL."""
+    if machine is not None:
+        say(elsewhere(model, machine, tokens))
+        return
+    if model.endswith(".json"):
+        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
+                         "NAME to predict")
+    from rewrites.phases import Report, silence_stdout
+    report = Report(quiet=quiet, began=context.obj)
+    with report.phase("start", brief=True):
+        from opmatrix.files.saving import attempt
+        from rewrites.evaluate.reported import Named
+        from rewrites.laws import EXACT_LAWS
+        from rewrites.lower.mixed import parse_mix
+        from rewrites.report.results import printed, save
+        from rewrites.run import optimize as find
+        target = out or Path(f"{Path(model).resolve().name}.opmatrix")
+        refuse(memory, number_type, output)
+        possible({"--out": (target, attempt), "--json": (results, writable)},
+                 model, text, workload, pairs, calibrate, adapter, own)
+        declared, laws = declarations(own), Named.of(own)
+    with silence_stdout():
+        result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
+                      text=str(text) if text else None, tokens=tokens, workload=workload and parse_mix(workload),
+                      number_type=number_type, pairs=pairs, drop=drop, output=output, adapter=adapter,
+                      remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
+                      leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
+                      approximations=declared.approximations, report=report)
+        found = save(result, target, laws)
+    say(printed(found, target))
+    write_results(found, results)
+
+
+def elsewhere(model: str, name: str, tokens: int | None) -> str:
+    """What programs of a model would take on a machine from its data sheet."""
+    from formats.machine.datasheets import datasheet
+    from opmatrix.files.checkpoint import open_model
+    from rewrites.cli.predict import predicted
+    from rewrites.compiler.planned import shapes
+    from rewrites.phases import silence_stdout
+    try:
+        sheet = datasheet(name)
+    except ValueError as error:
+        raise InputError(f"--machine {name}: {error}") from None
+    if tokens is not None and tokens < 1:
+        raise InputError(f"--tokens {tokens}: at least 1")
+    with silence_stdout():
+        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet,
+                         tokens or 128)
+
+
+def declarations(file: Path | None) -> Any:
+    """What a user's file declares; nothing without one."""
+    from rewrites.verify.user_laws import UserDeclarations, load_laws
+    return UserDeclarations() if file is None else load_laws(file)
+
+
+def refuse(memory: float | None, number_type: str, output: str) -> None:
+    """What can be known to be wrong before the work begins, as an InputError that names the option."""
+    from rewrites.lower.representations import check_budgets
+    from rewrites.workload.workload import check_output
+    check_budgets(memory and 1e6 * memory, number_type)
+    check_output(output)
+
+
+@app.command()
+def calibrate(context: typer.Context) -> None:
+    """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows
+    with."""
+    from rewrites.phases import Report, silence_stdout
+    report = Report(began=context.obj)
+    with report.phase("start", brief=True):
+        from rewrites.cli.calibrate import calibrate_machine
+    with silence_stdout():
+        found = calibrate_machine(report)
+    say(found)
+
+
+@app.command()
+def run(
+    directory: options.Saved,
+    text: Annotated[list[str], typer.Argument(help="sentences")],
+    truncate: options.Truncate = None,
+) -> None:
+    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
+    a language model, the likeliest tokens that follow each."""
+    from opmatrix.display.tables import table
+    from opmatrix.pipelines.pooling import normalise_rows
+    from opmatrix.program import Program
+    from rewrites.evaluate.perplexity import likeliest, speaks
+    program = Program.load(directory)
+    vectors = program.embed(text, truncate=truncate)
+    if speaks(program):
+        for sentence, scores in zip(text, vectors, strict=True):
+            say(f"{sentence[-60:]!r}: {likeliest(program, scores)}")
+        return
+    for sentence, vector in zip(text, vectors, strict=True):
+        say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
+    if len(text) > 1:
+        if not program.pooling.normalise: vectors = normalise_rows(vectors)
+        alike = vectors @ vectors.T
+        say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+                         ["cosine", *(str(i + 1) for i in range(len(text)))]))
+
+
+@app.command()
+def embed(
+    directory: options.Saved,
+    file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
+    out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
+    rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
+    truncate: options.Truncate = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
+) -> None:
+    """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
+    checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing."""
+    from opmatrix.pipelines.embed import (
+        BATCH_ROWS,
+        each,
+        embed_blocks,
+        followed,
+        outcome,
+        quantity,
+        read_stdin,
+        reading,
+        replaceable,
+        write_npy,
+    )
+    from opmatrix.program import Program
+    possible({"--out": (out, replaceable)}, directory, None if file == "-" else file)
+    program, start = Program.load(directory), time.perf_counter()
+    texts = read_stdin() if file == "-" else Path(file)
+    how = reading("standard input" if file == "-" else file, truncate, skip_bad)
+    found = embed_blocks(program, each(texts), BATCH_ROWS if rows is None else rows, how)
+    count, width = write_npy(followed(found, quantity(texts)), out)
+    seconds = time.perf_counter() - start
+    say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
+        + outcome(how, program.tokenizer))
+
+
+@app.command()
+def evaluate(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first "
+                                                                             "is compared with")],
+    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a "
+                                                                   "header")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of "
+                                                                   "512 tokens")] = None,
+    tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
+    results: options.Results = None,
+    truncate: options.Truncate = None,
+) -> None:
+    """How good checkpoints and saved programs are. With --pairs: Spearman's correlation, times 100, of the cosines of
+    sentence pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and
+    nats a byte."""
+    from rewrites.evaluate import evaluate as evaluation
+    from rewrites.evaluate.pairs import Pairs
+    from rewrites.phases import Report, silence_stdout
+    possible({"--json": (results, writable)}, models, pairs, text)
+    if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
+    if tokens is not None and tokens < 2:
+        raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
+    if text is not None and pairs is None:
+        with silence_stdout(): told = evaluation.foreseen(models, text, tokens, Report())
+        write_results(evaluation.foreseen_json(told, text), results)
+        say(evaluation.told_foreseen(told))
+        return
+    if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
+    given = Pairs.read(pairs)
+    with silence_stdout():
+        found = evaluation.evaluate_all(models, given, Report(), truncate)
+    write_results(evaluation.scores_as_json(found, pairs, given), results)
+    say(evaluation.format_scores(found, given))
+
+
+@app.command()
+def doctor(
+    results: options.Results = None,
+    clean: Annotated[bool,
+                     typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
+) -> None:
+    """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
+    from rewrites.cli.doctor import facts_as_json, format_facts, went
+    from rewrites.cli.examine import cleaned, examined
+    possible({"--json": (results, writable)})
+    gone = cleaned() if clean else []
+    facts = examined()
+    write_results(facts_as_json(facts), results)
+    say("\n\n".join([format_facts(facts), *([went(gone)] if clean else [])]))
+
+
+@app.command()
+def laws(
+    own: options.Laws = None,
+    kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
+) -> None:
+    """Every law, in groups: what it says, its guard, its source."""
+    from rewrites.cli.list_laws import book
+    say(book(declarations(own), kind))
+
+
+@app.command()
+def explain(
+    context: typer.Context,
+    directory: options.Saved,
+    own: options.Laws = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
+    workload: Annotated[Path | None,
+                        typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
+    model: options.Origin = None,
+    full: Annotated[bool, typer.Option("--full",
+                                       help="every step of the derivation, and the program before it, too")] = False,
+) -> None:
+    """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
+    a report names it: your own files are named again, and compared by SHA-256."""
+    from rewrites.phases import Report, silence_stdout
+    report = Report(began=context.obj)
+    with report.phase("start", brief=True):
+        from rewrites.derivations.explain import explain as told
+    with silence_stdout():
+        found = told(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
+    say(found)
+
+
+@app.command()
+def profile(
+    directory: options.Saved,
+    sentences: Annotated[int, typer.Option(min=1, help="of the batch that is run")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="runs that the times are medians of")] = 15,
+) -> None:
+    """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
+    was predicted."""
+    from rewrites.cli.profile import profile as told
+    say(told(directory, sentences, tokens, rounds))
+
+
+@app.command()
+def verify(
+    directory: options.Saved,
+    model: options.Origin = None,
+    text: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
+    pairs: Annotated[Path | None, typer.Option(
+        metavar="CSV", help="the file that a rank correlation was measured on, as a goal")] = None,
+) -> None:
+    """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
+    goals allow. Ends with status 1 where one fails."""
+    from rewrites.evaluate.recheck import FAILS, format_checks, of_directory
+    found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
+    say(format_checks(found))
+    if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
+
+
+@app.command()
+def spectrum(
+    model: options.Model,
+    out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
+) -> None:
+    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained
+    below them."""
+    from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
+    from opmatrix.files.checkpoint import open_model
+    from rewrites.cli.spectrum import weights
+    possible({"--out": (out, drawable)}, model)
+    found = weights(open_model(model).operator())
+    say(spectrum_text(found))
+    if out is not None:
+        say(f"drawn in {spectrum_figure(found, out)}")

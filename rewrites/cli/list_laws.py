@@ -1,0 +1,52 @@
+"""All laws in groups, as text: what each says, its guard, its source."""
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from formats.core.errors import InputError
+from rewrites.laws import attention, joining, ring, spaces
+from rewrites.laws.epilogues import HEADS, STAGES
+from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.proofs.laws import values
+from rewrites.verify.user_laws import UserDeclarations
+
+LAW_GROUPS = {"exact": "exact laws", "value": "laws of values, which prove equations",
+              "implementation": "implementation laws",
+              "own": "your own"}
+
+
+def book(own: UserDeclarations, kind: str | None = None) -> str:
+    """Every law of a kind, or all; the last line counts them. Raises InputError for a kind that there is not."""
+    if kind is not None and kind not in LAW_GROUPS:
+        near = "".join(f"did you mean {found}? " for found in get_close_matches(kind, LAW_GROUPS, 1))
+        raise InputError(f"--kind {kind}: no such kind of law; {near}there are {', '.join(LAW_GROUPS)}")
+    shown = [group for group in list_groups(own) if kind in (None, group[0]) and group[2]]
+    counts = [f"{sum(len(laws) for own_kind, _, laws in shown if own_kind == each)} {words}"
+              for each, words in LAW_GROUPS.items() if any(own_kind == each for own_kind, _, _ in shown)]
+    return "\n\n".join([*(section(*group) for group in shown), ", ".join(counts) or "no law of that kind"])
+
+
+def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Any]]]:
+    """Kind, heading and laws of every group; the first sentence of a module is its heading."""
+    exact = [("exact", heading(module.__doc__ or ""), module.LAWS) for module in (ring, attention, joining, spaces)]
+    return [*exact, ("value", heading(values.__doc__ or ""), values.LAWS),
+            ("implementation", "Which kernel of the runtime computes which term; what begins with _ may follow.",
+             (*IMPLEMENTATIONS, *HEADS, *STAGES)),
+            ("own", "Declared in your file.", (*own.laws, *own.approximations))]
+
+
+def heading(doc: str) -> str:
+    """The first sentence of a docstring, on a line."""
+    return " ".join(doc.split("\n\n")[0].split()).split(". ")[0].removesuffix(".") + "."
+
+
+def section(kind: str, words: str, laws: Sequence[Any]) -> str:
+    """A group under its heading."""
+    return "\n".join([f"---- {kind}, {len(laws)}: {words}", *map(format_law, laws)])
+
+
+def format_law(law: Any) -> str:
+    """A law on a few lines."""
+    name, kind, statement, guard, source = law.row()
+    return "\n    ".join([f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []),
+                          *([source] if source else [])])

@@ -1,0 +1,46 @@
+"""What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is
+claimed measured."""
+from collections.abc import Iterator
+from dataclasses import replace
+
+from formats.machine.datasheets import Datasheet
+from opmatrix.algebra.term import Operator
+from opmatrix.display.tables import megabytes, table
+from opmatrix.extents import Extents, counted, patterns
+from rewrites.compiler.search import Structure, search
+from rewrites.laws import EXACT_LAWS
+
+NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
+                                                             # units the second
+BOTTLENECKS = ("matrix", "vector", "memory")
+
+
+def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
+    """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds
+    them."""
+    rows = [row for kind in NUMBER_TYPES for row in predict_rows(model, replace(sheet, activations=kind), tokens)]
+    return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
+                      "run",
+                      f"source: {sheet.source}", "",
+                      table(rows, ["", "activations", "µs at least", "MB stored",
+                                   *(f"{unit} bound" for unit in BOTTLENECKS)])])
+
+
+def predict_rows(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
+    """The rows of the table for one number type."""
+    extents = counted([tokens], patterns(model))
+    found = {"imported": search(model, (), machine, extents, fusion=False),
+             "exact": search(model, EXACT_LAWS, machine, extents)}
+    for name, each in found.items():
+        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory),
+               *shares(each, machine, extents)]
+
+
+def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
+    """Of the seconds of a program's kernels, the share that each unit decides."""
+    program, _ = structure.program({})
+    spent = dict.fromkeys(BOTTLENECKS, 0.0)
+    for kernel, sizes in program.cost(extents):
+        parts = machine.roofline(kernel, **sizes)
+        spent[max(parts, key=lambda unit: parts[unit])] += max(parts.values())
+    return [f"{100 * seconds / sum(spent.values()):.0f} %" for seconds in spent.values()]

@@ -1,0 +1,66 @@
+"""Where the seconds of a saved program go: every kind of step, as measured inside runs, beside what its price says."""
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from formats.core.errors import InputError
+from formats.machine.quiet import Watch, warn_busy
+from opmatrix.display.tables import ms, table
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.recorded import least_limits
+from opmatrix.runtime.scheme import Running
+from rewrites.lower.price import Prices
+from rewrites.workload.resolve import calibrated
+
+HEADER = ["", "steps", "ms predicted", "measured", "share"]
+
+
+def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15) -> str:
+    """The table, for so many sentences of so many drawn tokens. Raises InputError for what is no program, or one whose
+    inputs nobody can draw."""
+    program = Program.load(directory)
+    batch, watch = drawn(program, sentences, tokens), Watch()
+    found = program.profile(batch, rounds)
+    inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
+    machine = calibrated(lambda *_: None)
+    prices = Prices(Running.of(machine, batch.starts, program.stored_bytes), program.extents(batch))
+    rows = [(what, str(len(names)), ahead, sum(inside[name] for name in names))
+            for what, (names, ahead) in group_steps(program, prices).items()]
+    rows.sort(key=lambda row: -row[-1])
+    beside = prices.beside(program)
+    ahead = beside + sum(row[2] for row in rows)
+    rows += [("before and after", "", beside, whole - sum(inside.values())), ("a run", "", ahead, whole)]
+    lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
+    noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
+    return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
+                      table(lines, HEADER)])
+
+
+def drawn(program: Program, sentences: int, tokens: int) -> Batch:
+    """Sentences of tokens that are drawn from the whole vocabulary."""
+    limits = least_limits(program.schedule.calls)
+    if program.inputs or "tokens" not in limits:
+        raise InputError("profile: this program reads matrices, and nobody draws these: give Program.profile yours")
+    if tokens > (most := limits.get("positions", tokens)):
+        raise InputError(f"--tokens {tokens}: the model has {most} positions")
+    return Batch(np.random.default_rng(0).integers(0, limits["tokens"], (sentences, tokens)).tolist())
+
+
+def group_steps(program: Program, prices: Prices) -> dict[str, tuple[list[str], float]]:
+    """The steps that are not views by what is priced of them: names, and predicted seconds of all."""
+    found: dict[str, tuple[list[str], float]] = {}
+    for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
+        if call.kernel.view or call.kernel.held: continue
+        costs = call.kernel.cost(call.bound, call.shape, prices.group)
+        names, ahead = found.get(what := told(step.kernel, costs), ([], 0.0))
+        found[what] = [*names, step.output], ahead + prices.seconds(costs)
+    return found
+
+
+def told(kernel: str, costs: Costs) -> str:
+    """What is priced of a step: its kernels, and the sides of the first one's matrix."""
+    sides = [f"{size}" for _, sizes in costs[:1] for name, size in sizes.items() if name in ("n", "p")]
+    return " + ".join([name for name, _ in costs] or [kernel]) + f" {'×'.join(sides)}" * (len(sides) == 2)

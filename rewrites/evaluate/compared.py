@@ -1,0 +1,79 @@
+"""How far programs are from the model and from its import. All of them run on one group of sentences after another:
+no whole output is held, as a row of a language model is as wide as its vocabulary."""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.machine.threads import in_threads
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.lower.precision import check_finite, check_range
+from rewrites.verify.differences import Change
+from rewrites.workload.stated import change_cosines
+
+GROUP_ROWS = 256                                            # rows that the float64 oracle reads at a time
+EMBEDDED = 2 ** 23                                          # numbers of embeddings whose cosines are compared
+
+
+class Compared(NamedTuple):
+    """The change of an output, and |Δcos| of every pair of embeddings that were compared."""
+    change: Change
+    cosines: NDArray[np.float64]
+
+
+class Looked(NamedTuple):
+    """What programs gave for a group: how far each is from the model, output by output; the change of each but the
+    first from that one, and the embeddings of all where there is room for them."""
+    offs: list[dict[str, Change]]
+    changes: list[Change]
+    vectors: list[NDArray[np.float32]]
+
+
+def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: Batch,
+            state: Batch) -> tuple[list[dict[str, float]], list[Compared]]:
+    """How far each program is from the model in float64 on `verify`, relative, output by output; how far each but the
+    first is from that one on `state`, sentence by sentence, and how the cosines of the first sentences change, of as
+    many as EMBEDDED allows. Where both batches are one every program runs once."""
+    near = in_threads(looks(programs, model, verify, state is verify))
+    far = near if state is verify else [look() for look in looks(programs, {}, state, True)]
+    offs = [{name: Change.joined(look.offs[at][name] for look in near).relative for name in near[0].offs[at]}
+            for at in range(len(programs))]
+    before, *after = map(np.concatenate, zip(*(look.vectors for look in far if look.vectors), strict=True))
+    changes = zip(*(look.changes for look in far), strict=True)
+    return offs, [Compared(Change.joined(kept), change_cosines(before, each))
+                  for kept, each in zip(changes, after, strict=True)]
+
+
+def looks(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
+          stated: bool) -> Iterator[Callable[[], Looked]]:
+    """A call for each group of a batch."""
+    rows = 0
+    for group in batch.pieces(GROUP_ROWS):
+        yield partial(looked, programs, model, group, rows if stated else None)
+        rows += len(programs[0].starts(group)) - 1
+
+
+def looked(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch, before: int | None) -> Looked:
+    """Of one group, before which so many rows were embedded; None: nothing is stated of it. Raises InputError where the
+    model gives what is no number."""
+    names = [[name for name in program.outputs if name in model] for program in programs]
+    with np.errstate(all="ignore"): wanted = {name: dense(model[name], group) for name in dict.fromkeys(chain(*names))}
+    for name, rows in wanted.items(): check_finite(f"the model's {name}", rows)
+    found, starts = Looked([], [], []), programs[0].starts(group)
+    first: NDArray[np.float32] | None = None
+    for program, own in zip(programs, names, strict=True):
+        given = program.run_all(group)
+        for name in own if first is None else (): check_range(f"the model's {name}", given[name], model[name], group)
+        found.offs.append({name: Change.of(given[name], wanted[name]) for name in own})
+        if before is None: continue
+        rows = next(iter(given.values()))
+        if first is None: first = rows
+        else: found.changes.append(Change.of(rows, first, starts))
+        if before * rows[0].size < EMBEDDED: found.vectors.append(programs[0].pooling(rows, starts))
+    return found

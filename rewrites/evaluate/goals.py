@@ -1,0 +1,146 @@
+"""What a program has to keep, beside its memory: goals, each a measure and a threshold. A figure of a program is
+compared with that of the exact one, so every goal is kept by what is exact."""
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from difflib import get_close_matches
+from operator import sub, truediv
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from formats.core.errors import InputError
+from opmatrix.pipelines.text import read_lines
+from opmatrix.program import Program
+from rewrites.evaluate import pairs, perplexity
+from rewrites.evaluate.pairs import Pairs
+from rewrites.evaluate.reported import Named
+from rewrites.workload.workload import divided
+
+ERROR = 0.02                                                # that is allowed where nothing else is asked for
+ANY = 0.4                                                   # and where other goals judge
+DROP = 0.3                                                  # hundredths of a rank correlation that pairs may lose
+TOKENS = 4096                                               # of a text that programs are judged by
+GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d{1,3})?)\s*([%x]?)\s*")
+
+
+class Measure(NamedTuple):
+    """A figure of a program, and how a threshold of it is written: `sign`, a number from `low` to `high`, `unit`.
+    `against` is what the threshold bounds, of the figures of a program and of the exact one; `figure` works out that of
+    a program, by its name, from what is `read` from the file that the option `needs` gives. What needs none, the error,
+    is stated by the search."""
+
+    name: str
+    sign: str
+    unit: str
+    low: float
+    high: float
+    example: str
+    against: Callable[[float, float], float] = lambda found, exact: found
+    title: str = ""
+    needs: str = ""
+    read: Callable[[str | Path], Any] = lambda _: None
+    figure: Callable[[str, Program, Any], float] | None = None
+
+
+MEASURES = {measure.name: measure for measure in (
+    Measure("error", "<=", "%", 0.0, 0.999, "error<=2%"),
+    Measure("spearman", ">=", "", -100.0, 0.0, "spearman>=-0.3", sub, "Spearman x 100", "--pairs CSV",
+            Pairs.read, lambda name, program, data: pairs.score_pairs(name, program, data).spearman),
+    Measure("perplexity", "<=", "x", 1.0, 100.0, "perplexity<=1.02x", truediv, "perplexity", "--text FILE",
+            lambda file: "\n".join(divided(read_lines(file)).state),
+            lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity))}
+
+
+class Judged(Protocol):
+    """A program as goals see it: the methods that are not exact, the error that is stated of it, its figures by
+    measure."""
+
+    @property
+    def methods(self) -> Mapping[str, int]: ...
+    @property
+    def stated_error(self) -> float: ...
+    @property
+    def judged(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A measure, its threshold, and the data that its figures are of, with the file that it was read from."""
+
+    measure: Measure
+    threshold: float
+    data: Any = None
+    file: Named | None = None
+
+    def __str__(self) -> str:
+        percent = self.measure.unit == "%"
+        shown = (100 if percent else 1) * self.threshold
+        return f"{self.measure.name}{self.measure.sign}{shown:.6g}{self.measure.unit}"
+
+    @classmethod
+    def parsed(cls, text: str) -> "Goal":
+        """Of its text, such as perplexity<=1.02x. Raises InputError, which says how it is written."""
+        where, examples = f"--keep {text[:60]}", ", ".join(measure.example for measure in MEASURES.values())
+        if (found := GOAL.fullmatch(text)) is None:
+            raise InputError(f"{where}: a goal is a measure, <= or >=, and a number: {examples}")
+        name, sign, number, unit = found.groups()
+        if name not in MEASURES:
+            near = "".join(f"did you mean {each}? " for each in get_close_matches(name, MEASURES, 1))
+            raise InputError(f"{where}: no measure is called {name}; {near}there are {', '.join(MEASURES)}")
+        measure = MEASURES[name]
+        if sign != measure.sign:
+            raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
+        if unit != measure.unit and not (measure.unit == "%" and not unit):
+            raise InputError(f"{where}: the number is written as in {measure.example}")
+        threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)      # a float over 100 is off by its last digit
+        return cls(measure, float(threshold)).checked(where)
+
+    def checked(self, where: str) -> "Goal":
+        """Itself. Raises InputError for a threshold that every program keeps, or none."""
+        low, high = (str(replace(self, threshold=each)) for each in (self.measure.low, self.measure.high))
+        if self.measure.low <= self.threshold <= self.measure.high: return self
+        raise InputError(f"{where}: from {low} to {high}, such as {self.measure.example}")
+
+    def figure(self, name: str, program: Program) -> float:
+        """That of a program, on the goal's data."""
+        assert self.measure.figure is not None
+        return self.measure.figure(name, program, self.data)
+
+    def value(self, point: Judged, exact: Judged) -> float:
+        """What the threshold bounds."""
+        if self.measure.figure is None: return point.stated_error if point.methods else 0.0
+        return self.measure.against(point.judged[self.measure.name], exact.judged[self.measure.name])
+
+    def kept(self, point: Judged, exact: Judged) -> bool:
+        value = self.value(point, exact)
+        return value <= self.threshold if self.measure.sign == "<=" else value >= self.threshold
+
+    def described(self, point: Judged, exact: Judged) -> dict[str, Any]:
+        """As reports and certificates have it."""
+        return {"goal": str(self), "value": self.value(point, exact), "kept": self.kept(point, exact),
+                "of": self.file and self.file._asdict()}
+
+
+def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path | None = None,
+          drop: float | None = None,
+          text: str | None = None) -> tuple[Goal, ...]:
+    """Those that are written, and the short forms: `error`, and `drop` hundredths of the rank correlation of the pairs
+    in `file`. The error is the first: where nothing says what it may be, ERROR, or ANY beside other goals. A perplexity
+    is of the lines of `text` that nothing is fitted to or chosen by. Raises InputError for two goals of one measure,
+    and for one without its data."""
+    asked = [] if error is None else [Goal(MEASURES["error"], error).checked(f"--error {error}")]
+    if drop is not None: asked.append(Goal(MEASURES["spearman"], 0.0 - drop).checked(f"--drop {drop}"))
+    asked += [Goal.parsed(each) for each in keep]
+    found = {goal.measure.name: goal for goal in reversed(asked)}
+    for goal in asked:
+        if goal is not (first := found[goal.measure.name]):
+            raise InputError(f"--keep {goal}: {first} is asked for, too: give one of them")
+    if file is not None: found.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
+    files: Mapping[str, str | Path | None] = {"spearman": file, "perplexity": text}
+    for name in found.keys() & files.keys():
+        if (given := files[name]) is None:
+            raise InputError(f"--keep {found[name]}: it is measured on data of yours: give {found[name].measure.needs}")
+        found[name] = replace(found[name], data=found[name].measure.read(given), file=Named.of(given))
+    error_goal = found.pop("error", Goal(MEASURES["error"], ANY if found else ERROR))
+    return error_goal, *found.values()

@@ -1,0 +1,49 @@
+"""What smaller models and their programs have to keep, looked at before they are verified."""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from opmatrix.program import Program
+from rewrites.evaluate.goals import Goal
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A program as goals see it (see goals.Judged)."""
+
+    methods: Mapping[str, int]
+    stated_error: float
+    judged: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Goals, the error first; the figures of the exact program; bytes, stored and working, at most."""
+
+    asked: Sequence[Goal]
+    exactly: Mapping[str, float] = field(default_factory=dict)
+    memory: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """What a program may be off by, where no other goal judges."""
+        return None if self.asked[1:] else self.asked[0].threshold
+
+    @property
+    def texts(self) -> list[str]:
+        """Of pairs that judge."""
+        return [text for goal in self.asked for text in getattr(goal.data, "texts", ())]
+
+    def kept(self, program: Program, error: float, size: float = 0.0) -> bool:
+        """Whether a program keeps all of it that is off by `error` and needs so many bytes."""
+        if error > self.asked[0].threshold or (self.memory is not None and size > self.memory): return False
+        figures = {goal.measure.name: goal.figure("a smaller model", program) for goal in self.asked[1:]}
+        found = Looked({"less": 1}, error, figures)
+        return all(goal.kept(found, Looked({}, 0.0, self.exactly)) for goal in self.asked)
+
+
+def loosened(asked: Sequence[Goal], keep: Sequence[str]) -> tuple[Goal, ...]:
+    """Goals where the error may be whatever others allow, if nobody asked for one: the output of a smaller model is far
+    off while it ranks as before."""
+    first, *others = asked
+    if not others or any(each.lstrip().startswith(first.measure.name) for each in keep): return tuple(asked)
+    return replace(first, threshold=first.measure.high), *others

@@ -1,0 +1,344 @@
+"""What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken
+from the certificate: limits are in the code, what it states is compared with what is found here, and the rest is
+printed as a claim."""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf, isfinite
+from os.path import exists
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from formats.core.epilogue import UNIT
+from formats.core.errors import InputError
+from opmatrix.algebra.term import Operator
+from opmatrix.extents import counted, patterns
+from opmatrix.files.certified import LENGTHS_FIELD
+from opmatrix.files.checkpoint import open_model
+from opmatrix.files.storage import PROGRAM
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.text import Parts, Reading, sentences
+from opmatrix.program import Program
+from rewrites.compiler.search import search
+from rewrites.evaluate.goals import MEASURES, Goal
+from rewrites.evaluate.quality import Looked
+from rewrites.evaluate.reported import sha256_hex
+from rewrites.graph.layers import parts
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower.lower import plainly
+from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
+from rewrites.verify.certificate import measure_rounding, restored, versions
+from rewrites.verify.differences import Change
+from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
+from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
+from rewrites.workload.resolve import adapter_of
+
+Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
+NO_FILES: Files = MappingProxyType({})
+LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # that a certificate may have been made within
+STATED = 1.0                                                # no program is stated to be off by as much as its output
+DRIFT = 1.25                                                # times what an error was found to be, on another machine
+NEEDS_MODEL = "it needs --model MODEL"
+NEGLIGIBLE = UNIT / 64                                      # programs that round less are alike
+FRESH = 64                                                  # rows that no certificate chose
+WRONG = (VerificationError, InputError, ValueError, TypeError, KeyError, IndexError)
+HOLDS, FAILS, CLAIMED = "holds", "FAILS", "claimed"
+
+
+class Check(NamedTuple):
+    """One line of the table: what was asked, what was found, what is allowed, and whether it holds; a claim cannot be
+    checked from what is here, and `allowed` says why."""
+
+    what: str
+    found: str
+    allowed: str
+    verdict: str
+
+
+class Alike:
+    """A machine on which every kernel takes as long: one kernel for each operator is the same program on all of
+    them."""
+
+    def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
+
+
+def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES) -> list[Check]:
+    """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory
+    here, and the files that its goals were measured on, by measure. Raises InputError where there is no program, no
+    such checkpoint, or where a file is not the one that a goal was measured on."""
+    if not exists(directory / PROGRAM): Program.load(directory)
+    try: program = Program.load(directory)
+    except InputError as error:
+        return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
+    place = program.meta.get("source") if model is None else model
+    here = isinstance(place, str) and (model is not None or exists(place))
+    loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
+    named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
+    same_files(program, files)
+    operator = open_model(str(place), adapter_of(program)).operator(program.pooled) if here else None
+    return [loaded, *named, *checks(program, operator, files)]
+
+
+def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES) -> Iterator[Check]:
+    """Every check of a program and its certificate; with the model, those that need the oracle, and with the files of
+    its goals, these."""
+    if not (kept := program.meta.get("certificate")):
+        yield Check("certificate", "none", "a program that was verified carries one", FAILS)
+        return
+    yield judged("program", kept["program"], program.hash, kept["program"] == program.hash)
+    yield from limits(kept)
+    stated, exact = search_for(kept["verified"], "stated"), bool(search_for(kept["verified"], "imported"))
+    yield from statements(kept["verified"], stated, exact)
+    try: batches = [restored(each) for each in kept["inputs"]]
+    except WRONG as error:
+        yield Check("inputs", describe_error(error), "their hash", FAILS)
+        return
+    yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
+                 bool(batches))
+    yield attempted("steps within bounds", lambda: steps(program, batches))
+    lengths = kept.get(LENGTHS_FIELD, [])
+    if lengths and batches: yield attempted("steps at other lengths", lambda: at_lengths(program, batches[0], lengths))
+    yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
+    yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
+    yield from of_model(program, model, batches, stated, exact, kept["verified"])
+    told = list_errors(kept["verified"])
+    if told: yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, told))
+    yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
+    yield from claims(kept)
+
+
+def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
+    return Check(what, found, allowed, HOLDS if holds else FAILS)
+
+
+def attempted(what: str, done: Callable[[], Check]) -> Check:
+    """What cannot even be worked out has failed."""
+    try: return done()
+    except WRONG as error: return Check(what, describe_error(error), "", FAILS)
+
+
+def describe_error(error: Exception) -> str:
+    """An error as a cell of a table."""
+    return " ".join(str(error.args[0] if error.args else error).split())
+
+
+# ---- what needs no model
+
+def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
+    """A certificate may have been made within narrower limits, and no wider ones."""
+    for name, most in LIMITS.items():
+        given = kept["bounds"].get(name)
+        yield judged(f"limit of {name}", f"{given}", f"at most {most:g}", is_magnitude(given) and given <= most)
+
+
+def statements(verified: Mapping[str, Any], stated: Any, exact: bool) -> Iterator[Check]:
+    """What it says must at least agree with itself and with the limits of the code."""
+    if stated is not None or not exact:
+        yield judged("stated error", f"{stated}", f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
+    if (found := search_for(verified, "float64")) is not None:
+        worst = found.get("worst_row") if isinstance(found, Mapping) else None
+        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}",
+                     is_magnitude(worst) and worst <= EQUAL)
+    if isinstance(said := verified.get("error"), Mapping) and stated is not None:
+        held_out = said.get("relative")
+        yield judged("error on held-out rows, as it was found", f"{held_out}", "at most the stated one",
+                     is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated)
+
+
+def steps(program: Program, batches: Sequence[Batch]) -> Check:
+    """Every kernel against its float64 meaning on the same operands."""
+    found = verify_steps(program, batches)
+    return judged("steps within bounds", f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound",
+                  "1",
+                  found["nearest"] <= 1)
+
+
+def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
+    """The same, and whole runs, on batches of other lengths."""
+    kept = tuple(map(tuple, lengths))
+    found = verify_lengths(program, batches_at(kept, sentences), Steps.at(kept, [program]))
+    return judged("steps at other lengths", f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at "
+                  f"{found['nearest']:.2g} of its bound", "1", found["nearest"] <= 1)
+
+
+def rounding(program: Program, batches: Sequence[Batch], then: float, stated: Any) -> Check:
+    """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the
+    whole program may be off."""
+    now = measure_rounding(program, batches)
+    most = ROUNDING * stated if is_magnitude(stated) and stated < STATED else STATED
+    near = max(now, then) <= ROUNDING * max(min(now, then), NEGLIGIBLE)
+    return judged("own rounding", f"{now:.2g}", f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}",
+                  near and now <= most)
+
+
+# ---- what needs the model
+
+def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: Any, exact: bool,
+             verified: Mapping[str, Any]) -> Iterator[Check]:
+    """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the
+    laws."""
+    single = search_for(verified, "sentence")
+    if model is None:
+        if single is not None:
+            yield Check("worst sentence against the model", f"stated {single}", NEEDS_MODEL, CLAIMED)
+        yield Check("error against the model", f"stated {stated}", NEEDS_MODEL, CLAIMED)
+        yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
+        return
+    imported: list[Program] = []
+
+    def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
+        wanted = oracle(model, chosen)
+        found = Errors.of([program.run(batch) for batch in chosen], wanted).relative
+        if not exact:
+            said = f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
+            if not judge:
+                return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
+            return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
+        if not imported: imported.append(import_program(model))
+        base = Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
+        most = allowed_rounding(found, base, model, chosen)
+        return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
+                      found <= most)
+    def worst() -> Check:
+        found = max(float(Change.of(program.run(batch), rows, program.starts(batch)).each.max())
+                    for batch, rows in zip(batches, oracle(model, batches), strict=True))
+        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
+                      is_magnitude(single) and found <= single)
+    yield attempted("error against the model", lambda: error("error against the model", batches))
+    if single is not None: yield attempted("worst sentence against the model", worst)
+    what = f"error on {FRESH} other rows"
+    yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
+    yield attempted("graphs of the laws", lambda: graphs(model))
+
+
+def list_errors(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a certificate says of errors at other lengths: entries of other forms are none."""
+    said = verified.get(LENGTHS_FIELD)
+    found = said.get("errors") if isinstance(said, Mapping) else None
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def errors(program: Program, model: Operator | None, sentences: Batch, kept: Mapping[str, Any],
+           told: Sequence[Mapping[str, Any]]) -> Check:
+    """How far it is from the model at other lengths: as much as was found then, up to what machines differ by."""
+    if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
+    every = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
+    batches = batches_at([every[each["sentences"], each["rows"]] for each in told], sentences)
+    [now] = errors_at([program], batches, oracle(model, batches))
+    holds = all(is_magnitude(then["relative"]) and found["relative"] <= DRIFT * then["relative"]
+                + ROUNDING * max(kept["own"], NEGLIGIBLE) for found, then in zip(now, told, strict=True))
+    return judged("errors at other lengths", format_errors(now), f"then {format_errors(told)}", holds)
+
+
+def import_program(model: Operator) -> Program:
+    """The imported program: a kernel for each operator, weights as they are."""
+    return search(model, (), Alike(), counted([FRESH], patterns(model)), methods=plainly, fusion=False).program({})[0]
+
+
+def fresh(program: Program, model: Operator) -> Batch:
+    """Sentences that ship and were not calibrated with, as many as there are rows; of a program without a tokenizer
+    drawn ones."""
+    vocabulary = int(model.into.cols)
+    if program.meta.get("tokenizer"):
+        rows: list[list[int]] = []
+        for row in program.tokenizer.rows(Parts.of(sentences()).state, Reading(skip_bad=True)):
+            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
+        if rows: return Batch(rows)
+    rng = np.random.default_rng(0)
+    return Batch([rng.integers(0, vocabulary, 8) for _ in range(FRESH // 8)])
+
+
+def graphs(model: Operator) -> Check:
+    """Every class, fact and kernel of the graphs of the model's parts."""
+    found = verify_graphs((part.template for by_state in parts(model) for part in by_state.values()), EXACT_LAWS)
+    return judged("graphs of the laws", f"{found['graphs']} hold", "all", True)
+
+
+# ---- the goals that it was certified for
+
+def list_goals(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a certificate says of goals: entries of other forms are none."""
+    said = verified.get("goals")
+    return [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
+
+
+def same_files(program: Program, files: Files) -> None:
+    """Raises InputError for a file that no goal was measured on, or that is not the one that a goal was."""
+    kept = program.meta.get("certificate")
+    known = {str(each.get("goal")): each.get("of") for each in list_goals(kept["verified"])} if kept else {}
+    for name, file in files.items():
+        if file is None: continue
+        option = MEASURES[name].needs.split()[0]
+        of = next((of for goal, of in known.items() if goal.startswith(name) and isinstance(of, Mapping)), None)
+        if of is None: raise InputError(f"{option} {file}: the program was certified for no {name}: leave it out")
+        if (now := sha256_hex(file)) != of.get("sha256"):
+            raise InputError(f"{option} {file}: its SHA-256 is {now}, the {name} was measured on "
+                             f"{of.get('sha256')!s:.64}: give that file")
+
+
+def of_goals(program: Program, model: Operator | None, stated: Any, said: Sequence[Mapping[str, Any]],
+             files: Files) -> Iterator[Check]:
+    """Every goal that it is said to keep, measured again on its file: against the imported program, which is the model
+    but for rounding."""
+    base: dict[str, float] = {}
+    for each in said:
+        yield attempted(f"goal {each.get('goal')!s:.40}", partial(of_goal, program, model, stated, each, files, base))
+
+
+def of_goal(program: Program, model: Operator | None, stated: Any, said: Mapping[str, Any], files: Files,
+            base: dict[str, float]) -> Check:
+    """One of them; `base` keeps the figures of the imported program by measure."""
+    goal = Goal.parsed(str(said.get("goal")))
+    what, name, then = f"goal {goal}", goal.measure.name, f"{said.get('value')}, as it was found"
+    if goal.measure.figure is None:
+        found = Looked({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
+        return judged(what, f"stated {stated}", str(goal), goal.kept(found, found) or said.get("kept") is False)
+    if (file := files.get(name)) is None or model is None:
+        needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
+        return Check(what, then, f"it needs {needed}", CLAIMED)
+    goal = replace(goal, data=goal.measure.read(file))
+    if name not in base:
+        meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
+        base[name] = goal.figure("the imported program", import_program(model).replace(**meta))
+    found, first = (Looked({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
+    holds = goal.kept(found, first) or said.get("kept") is False
+    return judged(what, f"{goal.value(found, first):.5g}, {then}", str(goal), holds)
+
+
+# ---- what is only said
+
+def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
+    """What nothing here can tell."""
+    if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
+        yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the "
+                                                                                "directory", CLAIMED)
+    yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
+    now = versions()
+    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items()
+               if then != now.get(name)]
+    yield Check("made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}",
+                CLAIMED)
+
+
+def search_for(tree: Any, key: str) -> Any:
+    """The first value of that name in nested mappings."""
+    if not isinstance(tree, Mapping): return None
+    if key in tree: return tree[key]
+    return next((found for value in tree.values() if (found := search_for(value, key)) is not None), None)
+
+
+def is_magnitude(value: Any) -> TypeGuard[float]: return type(value) in (int, float) and isfinite(value) and value >= 0
+
+
+def format_checks(found: Sequence[Check]) -> str:
+    """The table, and what became of it."""
+    width = max(len(check.what) for check in found)
+    lines = [f"{check.what:{width}}  {check.verdict:7}  "
+             f"{'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
+             for check in found]
+    counts = ", ".join(f"{sum(check.verdict == verdict for check in found)} {verdict}"
+                       for verdict in (HOLDS, FAILS, CLAIMED))
+    return "\n".join([*lines, "", counts])

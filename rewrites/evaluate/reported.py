@@ -1,0 +1,127 @@
+"""What `opmatrix optimize` keeps in report.json, read back with mistrust: no hash covers it, so no file that it names
+is opened. Files that took part are kept as path and SHA-256, and are named again on the command line."""
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from formats.core.errors import InputError
+from formats.disk.files import open_regular, read_json, shown
+from rewrites.lower.mixed import check_shares, lengths
+from rewrites.lower.representations import NUMBER_TYPES
+
+INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they
+                                                                         # come from
+FIGURES = ("measured_s", "measured_bytes", "predicted_error", "measured_error")
+MAX_PROGRAMS = 100                                          # programs of a front
+
+
+class Named(NamedTuple):
+    """A file as it was when it was read."""
+
+    file: str
+    sha256: str
+
+    @classmethod
+    def of(cls, file: str | Path | None) -> "Named | None":
+        """The file as it is now. Raises InputError where it cannot be read."""
+        return None if file is None else cls(str(Path(file).absolute()), sha256_hex(file))
+
+
+def sha256_hex(file: str | Path) -> str:
+    with open_regular(file) as raw: return hashlib.file_digest(raw, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The search that a report is of, and the front that it found."""
+
+    tokens: int | None
+    mix: tuple[tuple[float, str], ...] | None
+    number_type: str
+    without: tuple[str, ...]
+    inputs: Mapping[str, Named | None]
+    front: tuple[Mapping[str, Any], ...]
+    chosen: int
+    error: float = 0.0
+    memory: float | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> "Reported":
+        """Raises InputError, which names the file and the entry, for what no run would have written."""
+        try: return cls.parsed(read_json(file))
+        except TypeError as error: raise InputError(f"{file}: {error}: make the program anew") from None
+
+    @classmethod
+    def parsed(cls, found: Any) -> "Reported":
+        """Of JSON. Raises TypeError, which names the entry."""
+        if not isinstance(found, dict): raise no("it", found)
+        tokens, number_type = found.get("tokens"), found.get("number_type")
+        if tokens is not None and not (type(tokens) is int and tokens > 0): raise no("tokens", tokens)
+        if number_type not in tuple(NUMBER_TYPES): raise no("number_type", number_type)
+        if not texts(without := found.get("without")): raise no("without", without)
+        if not isinstance(front := found.get("front"), list) or not 0 < len(front) <= MAX_PROGRAMS:
+            raise no("front", front)
+        if type(chosen := found.get("chosen")) is not int or not 0 <= chosen < len(front): raise no("chosen", chosen)
+        inputs = {name: parse_named(name, found.get(name)) for name in INPUTS}
+        if not positive(error := found.get("error")): raise no("error", error)
+        if not ((memory := found.get("memory")) is None or positive(memory)): raise no("memory", memory)
+        return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen,
+                   error, memory)
+
+    def same(self, given: Mapping[str, Path | None]) -> None:
+        """Raises InputError where the files given, by entry, are not those that the report is of."""
+        for name, option in INPUTS.items():
+            file, kept = given.get(name), self.inputs[name]
+            if file is None and kept:
+                raise InputError(f"the program was made with a file of your own: name it again: {option} "
+                                 f"{shown(kept.file)}")
+            if file is None: continue
+            if not kept: raise InputError(f"{option} {file}: the program was made without one: leave it out")
+            if (now := sha256_hex(file)) != kept.sha256:
+                raise InputError(f"{option} {file}: its SHA-256 is {now}, the program was made with {kept.sha256}: "
+                                 "give that file")
+
+
+def no(name: str, value: Any) -> TypeError: return TypeError(f"{name} is {value!r:.80}, which no run writes")
+
+
+def positive(found: Any) -> TypeGuard[float]: return type(found) in (int, float) and 0 <= found < inf
+
+
+def texts(found: Any) -> TypeGuard[list[str]]:
+    return isinstance(found, list) and all(isinstance(each, str) for each in found)
+
+
+def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
+    """Shares of batches, as lengths in words; nothing of none."""
+    if found is None: return None
+    if not isinstance(found, list) or not 0 < len(found) <= MAX_PROGRAMS: raise no("mix", found)
+    if not all(isinstance(each, list) and len(each) == 2 and isinstance(each[1], str) for each in found):
+        raise no("mix", found)
+    made = tuple((share, word) for share, word in found)
+    try:
+        check_shares(made)
+        for _, word in made: lengths(word)
+    except InputError: raise no("mix", found) from None
+    return made
+
+
+def parse_named(name: str, found: Any) -> Named | None:
+    """A file and its digest; nothing of none."""
+    if found is None: return None
+    if not isinstance(found, dict) or found.keys() != {*Named._fields} or not texts([*found.values()]):
+        raise no(name, found)
+    return Named(**found)
+
+
+def point(found: Any) -> dict[str, Any]:
+    """What is shown of a program: its name and figures, any of which may lack."""
+    if not isinstance(found, dict): raise no("front", found)
+    if not isinstance(name := found.get("name"), str): raise no("front: name", name)
+    for key in FIGURES:
+        value = found.get(key)
+        if value is not None and not (type(value) in (int, float) and value >= 0): raise no(f"front: {key}", value)
+    return {"name": name, "smaller": found.get("removed") is not None, **{key: found.get(key) for key in FIGURES}}

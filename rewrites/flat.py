@@ -1,0 +1,100 @@
+"""The flat reading of an operator: every value written out from its input, every composition with one matrix or one
+entrywise function on its right, no shift of zeros, no gain of ones. What the e-graph holds, and nothing but terms of
+the algebra."""
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from opmatrix.algebra.data import Promised
+from opmatrix.algebra.operators import I, const, weight
+from opmatrix.algebra.shapes import H, ShapeError, Space, T
+from opmatrix.algebra.term import KINDS, Operator
+
+
+def flat(term: Operator, x: Operator, memo: dict[Any, Operator] | None = None) -> Operator:
+    """The same operator behind x, pushed to the leaves. Linear sub-terms stay whole: they are matrices."""
+    memo = {} if memo is None else memo
+    if (term, x) not in memo:
+        memo[term, x] = _flat(term, x, memo)
+    return memo[term, x]
+
+
+def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
+    match term.kind.name:
+        case "I":
+            return x
+        case "const" | "related" | "entered":
+            return term
+        case "pick" if x.constant and x.uniform:            # the same row, of any space
+            return x
+        case "given":
+            return seen_from(term, x.out.rows, x)
+        case "symbol" if not term.linear and term.into.cols != x.out.cols:
+            return term
+        case "compose":
+            before, after = term.children
+            return flat(after, flat(before, x, memo), memo)
+        case "diag":
+            return scale_columns(x, const(term.args[0]))
+        case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I):
+            return scale_columns(flat(term.children[0], x, memo), flat(c, x, memo))
+    if term.linear or not term.children or term.kind.matrix:
+        return x @ term
+    if term.kind.name == "add":
+        a, b = (flat(child, x, memo) for child in term.children)
+        return add_constant(add_constant(widen_constant(a, b) + widen_constant(b, a), a, b), b, a)
+    return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
+
+
+def seen_from(field: Operator, rows: Any, x: Operator) -> Operator:
+    """A field of the rows of a space, which x was picked into. Raises ShapeError where they were pooled."""
+    if rows is T: return field
+    picked = (node for node in x.walk() if node.kind.name == "pick" and node.out.rows is rows)
+    if (found := next(picked, None)) is None:
+        raise ShapeError(f"{field} of rows of space {rows}: these were pooled, not picked, and have no {field.args[0]}")
+    return seen_from(field, found.into.rows, x) @ found
+
+
+def scale_columns(x: Operator, c: Operator) -> Operator:
+    """x with its columns times a constant row; x itself where that is ones."""
+    made: Operator = x @ (I * c)
+    return x if full(c, 1) and same_columns(made, x) else made
+
+
+def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:
+    """The sum of x and c; x itself where c is zeros. A single column keeps its number: the eps of a norm may be 0."""
+    return x if full(c, 0) and same_columns(total,
+                                            x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
+
+
+def full(c: Operator, number: int) -> bool:
+    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it. A
+    promised row has no numbers yet, and is taken to be of no single one."""
+    return c.kind.name == "const" and not isinstance(c.args[0], Promised) and bool((c.args[0].array == number).all())
+
+
+def same_columns(a: Operator, x: Operator) -> bool:
+    """Whether a has the columns and heads of x: a row that meets any number of heads adds none."""
+    return a.out.cols == x.out.cols and a.out.heads in (x.out.heads, H)
+
+
+def widen_constant(c: Operator, other: Operator) -> Operator:
+    """A number that is added to every column as a row as wide as the other, so that a law may send it through a
+    matrix."""
+    wide = other.out.cols
+    if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int)
+            and wide > 1):
+        return c
+    wider: Operator = (const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const"
+                       else c @ weight(np.ones((1, wide))))
+    return wider
+
+
+def factors(term: Operator) -> Iterator[Operator]:
+    """The factors of a composition, left to right, along its left spine: embeddings, then one for each layer."""
+    if term.kind is KINDS["compose"]:
+        yield from factors(term.children[0])
+        yield term.children[1]
+    else:
+        yield term

@@ -1,1 +1,0 @@
-"""Approximations: proposed, measured, chosen within budgets; the front of programs and what is said of it."""

@@ -1,0 +1,261 @@
+"""The e-graph: kinds and laws as egglog text, saturated in phases, read back in bulk with freeze()."""
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+from weakref import finalize
+
+from opmatrix.algebra.shapes import ShapeError
+from opmatrix.algebra.term import KINDS, Kind, Operator
+from rewrites.graph.template import Template, quoted
+from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable
+from rewrites.laws import facts
+from rewrites.spelling import spelled
+
+SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
+GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the
+                                                            # last
+PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # operator by operator; queries with keys, then both with
+                                                            # values
+
+
+def write_pattern(term: Operator) -> str:
+    """A term over symbols as an egglog pattern: symbols and open attributes are its variables."""
+    if term.kind.name == "symbol":
+        return str(term.args[0])
+    parts = [f"K_{term.kind.name}", *map(write_pattern, term.children), *map(attribute, term.attributes)]
+    return f"({' '.join(parts)})"
+
+
+def attribute(value: Any) -> str:
+    return str(value) if is_variable(value) else quoted(spelled(value))
+
+
+@cache
+def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
+    """The law as egglog rules, one for each direction; `trace` records the law of each class it made or merged."""
+    return tuple(write_rules(law, trace))
+
+
+def write_rules(law: Law, trace: bool) -> Iterator[str]:
+    left, right = law.sides()
+    for before, after in [(left, right)] + [(right, left)] * law.both:
+        query = [f"(= e{i} {write_pattern(side)})" for i, side in enumerate(before)] + list(law.guards)
+        actions = [f"(union e{i} {write_pattern(side)})" for i, side in enumerate(after)]
+        if trace:
+            actions += [f'(by e{i} "{law.name}")' for i in range(len(after))]
+        elif law.canonical:
+            actions += [f"(subsume {write_pattern(side)})" for side in before]
+        name = law.name if before is left else f"{law.name} backwards"
+        yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
+
+
+def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> str:
+    """Sort, constructors, facts and laws: parsed once for each graph. Facts are those that laws ask for, or others
+    `later`."""
+    sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
+    rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
+    bodies = [rule for law in laws for rule in rules(law, trace)]
+    asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
+    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation by (Op String))", *rulesets,
+                      facts.rules(asked), *bodies])
+
+
+def arguments(kind: Kind) -> list[str]:
+    """The sorts of a kind's children and attributes."""
+    return ["Op"] * kind.arity + ["String"] * (len(kind.signature.parameters) - kind.arity)
+
+
+class Node(NamedTuple):
+    """One member of an e-class, over classes. Laws no longer look at what is subsumed."""
+
+    kind: str
+    children: tuple[int, ...]
+    attributes: tuple[str, ...]
+    cls: int
+    subsumed: bool
+
+
+@dataclass
+class Graph:
+    """A saturated graph in Python: nodes, class facts, named classes; seconds by phase; what was cut by a budget."""
+
+    nodes: list[Node] = field(default_factory=list)
+    facts: dict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))
+    named: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    matches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cut: list[str] = field(default_factory=list)
+
+    @cached_property
+    def fixed(self) -> set[int]:
+        """Classes that are the same row whatever the input and the row."""
+        return self.facts["constant"] & self.facts["uniform"]
+
+    @cached_property
+    def members(self) -> dict[int, list[Node]]:
+        """Class to its members; subsumed ones are left out."""
+        found: dict[int, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            if not node.subsumed:
+                found[node.cls].append(node)
+        return dict(found)
+
+    def terms(self, template: Template, make: "Make | None" = None) -> dict[int, Operator]:
+        """One operator of every class: an imported one where there is one, else the first that can be made of its
+        parts. `make` gives a member's operator, or none."""
+        values, make = template.values, make or fitting
+        built = {self.named[name]: term for name, term in reversed(template.instance(values).items())}
+        todo = [node for node in self.nodes if node.cls not in built]
+        while todo:
+            rest = []
+            for node in todo:
+                if node.cls in built:
+                    continue
+                if not all(child in built for child in node.children):
+                    rest.append(node)
+                elif (term := make(node, built, values)) is not None:
+                    built[node.cls] = term
+            if len(rest) == len(todo):
+                break
+            todo = rest
+        return built
+
+
+Make = Callable[[Node, dict[int, Operator], dict[str, Any]], Operator | None]
+
+
+def build(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator:
+    """The operator that a node denotes over operators of its child classes."""
+    return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
+
+
+def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+    """The same, or none where it does not fit: W @ heads(h) takes one head, though its class, h matrices, takes h."""
+    try:
+        return build(node, terms, values)
+    except ShapeError:
+        return None
+
+
+class Engines(threading.local):
+    """The engines of a thread, by number; all go with it. `whose` is another for every thread: what holds an engine and
+    is remembered, is remembered for it."""
+
+    def __init__(self) -> None: self.by_number, self.whose = dict[int, Any](), object()
+
+
+ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
+GONE = set[int]()                                           # the numbers of engines that nobody has any more
+
+
+class Engine:
+    """An egglog engine, used and dropped by the thread that made it alone, as the binding needs: whichever thread
+    collects the last that has this says so, and its own thread drops it at once, or when it makes the next one."""
+
+    def __init__(self) -> None:
+        from egglog.bindings import EGraph
+        self.number = next(ENGINE_NUMBERS)
+        finalize(self, leave, self.number).atexit = False
+        leave()
+        ENGINES.by_number[self.number] = EGraph()
+
+    def __getattr__(self, name: str) -> Any:
+        if (made := ENGINES.by_number.get(self.number)) is None:
+            raise RuntimeError("an engine is used by a thread that did not make it")
+        return getattr(made, name)
+
+
+def leave(*numbers: int) -> None:
+    """Nobody has the engines of these numbers: this thread drops those that are its own, and all that others left."""
+    GONE.update(numbers)
+    for number in [number for number in [*ENGINES.by_number] if number in GONE]:
+        ENGINES.by_number.pop(number, None)
+        GONE.discard(number)
+
+
+def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> Any:
+    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are
+    laws that it is told afterwards."""
+    made = Engine()
+    made.run_program(*made.parse_program(prelude(laws, trace, later)))
+    return made
+
+
+def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
+             shared: Any = None) -> Graph:
+    """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
+    is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
+    growing. `shared` is an engine of these laws."""
+    graph, names = Graph(), {each.name + back for each in laws for back in ("", " backwards")}
+    start = time.perf_counter()
+    shared = engine(laws, trace) if shared is None else shared
+    graph.seconds["rules"] = time.perf_counter() - start
+
+    def run(program: str, phase: str) -> Any:
+        start = time.perf_counter()
+        outputs = shared.run_program(*shared.parse_program(program))
+        graph.seconds[phase] += time.perf_counter() - start
+        return outputs
+
+    run("(push)", "load")
+    run(template.text, "load")
+    rows, wild = len(template.entries), False
+    for phase in SCHEDULE:
+        for number in range(limit := PHASE_ROUNDS.get(phase, rounds) * (rows <= budget and not wild)):
+            run("(run-schedule (saturate (run facts)))", "facts")
+            done, sizes = run(f"(run {phase} 1) (print-size)", phase)
+            fired = {name: count for name, count in done.report.num_matches_per_rule.items() if name in names}
+            for name, count in fired.items():
+                graph.matches[name] += count
+            if not done.report.updated:
+                break
+            before, rows = rows, sum(count for name, count in sizes.sizes if name.startswith("K_"))
+            wild = rows * rows > GROWTH_LIMIT * budget * max(before, 1)  # a round cannot be stopped once it has begun
+            if fired and (rows > budget or wild or (number == limit - 1 and phase not in PHASE_ROUNDS)):
+                graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: "
+                                 f"{max(fired, key=lambda name: fired[name])} was growing")
+                break
+    run("(run-schedule (saturate (run facts)))", "facts")
+    start = time.perf_counter()
+    freeze(shared, graph)
+    keep_imported(graph, template)
+    run("(pop)", "freeze")
+    graph.seconds["freeze"] = time.perf_counter() - start
+    return graph
+
+
+def freeze(shared: Any, graph: Graph) -> None:
+    """Reads all rows at once; classes are numbered from 0 in the order they are met."""
+    numbers: dict[Any, int] = {}
+    string = shared.value_to_string
+
+    def read(value: Any, sort: str) -> Any:
+        return numbers.setdefault(value, len(numbers)) if sort == "Op" else string(value)
+
+    for name, function in shared.freeze().functions.items():
+        sorts = function.input_sorts
+        for row in function.rows:
+            inputs = tuple(read(value, sort) for value, sort in zip(row.inputs, sorts, strict=True))
+            if function.is_let_binding:
+                graph.named[name] = read(row.output, "Op")
+            elif name.startswith("K_"):
+                arity = KINDS[name[2:]].arity
+                graph.nodes.append(Node(name[2:], inputs[:arity], inputs[arity:], read(row.output, "Op"), row.subsumed))
+            else:
+                graph.facts[name].add(inputs[0] if len(inputs) == 1 else inputs)
+
+
+def keep_imported(graph: Graph, template: Template) -> None:
+    """What was imported stays a member whatever subsumed it, and so do its rows that are picked early, so the import
+    itself is among the programs, and no choice of laws leaves a class without one."""
+    picks = {node.cls for node in graph.nodes if node.kind == "pick"}
+    picked = {node.cls for node in graph.nodes if node.kind == "compose" and node.children[1] in picks}
+    imported = {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
+                for entry in template.entries}
+    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked)
+                   for node in graph.nodes]

@@ -1,0 +1,221 @@
+"""A model as parts with borders between them: one graph for each distinct signature, one small program for each pair of
+border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a border form of
+it (rewrites/graph/interfaces.py)."""
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from itertools import accumulate
+from operator import matmul
+from typing import Any
+
+from formats.core.errors import InputError
+from opmatrix.algebra.monoids import is_known
+from opmatrix.algebra.operators import I, given
+from opmatrix.algebra.shapes import Space, T, brief, expression
+from opmatrix.algebra.term import Operator
+from opmatrix.patterns import Pattern, everyone
+from opmatrix.program import OUTPUT
+from opmatrix.relations import SLOTS
+from opmatrix.runtime.interpreted import UNWRITABLE
+from opmatrix.runtime.operands import C
+from rewrites.flat import factors, flat
+from rewrites.graph.egraph import Graph, engine, saturate
+from rewrites.graph.interfaces import FULL, border, split_forms
+from rewrites.graph.template import Template
+from rewrites.law import Law
+
+Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what
+                                                            # a run gives
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a model behind one border state: its template, and the class names of its border, of its results by
+    state, and of the model's further outputs that it gives."""
+
+    template: Template
+    border: str | None
+    roots: dict[str, str]
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def outputs(model: Model) -> dict[str, Operator]:
+    """The outputs of a model by name. Raises InputError for none, and for what is no model."""
+    if isinstance(model, Operator): return {OUTPUT: model}
+    if not isinstance(model, Mapping): raise InputError(f"a model is a name or a directory, not {model!r:.60}")
+    if not model: raise InputError("a model without outputs: give one operator, or several by name")
+    return dict(model)
+
+
+def check_possible(model: Model) -> None:
+    """Raises InputError, which names it, for what no program can be made of: a monoid or a pattern of one's own, which
+    programs do not know, and an output that is no rows of a space, such as turned ones."""
+    for name, term in outputs(model).items():
+        for attribute in dict.fromkeys(a for node in term.walk() for a in node.attributes):
+            if isinstance(attribute, Pattern) and not attribute.stated:
+                raise InputError(f"pattern {attribute}: {UNWRITABLE}")
+            if isinstance(attribute, type) and not is_known(attribute):
+                raise InputError(f"monoid {attribute.__name__}: {UNWRITABLE}")
+        _, rows, columns = term.out
+        if not isinstance(rows, Space) or expression(columns).atoms(Space):
+            raise InputError(f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "
+                             f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term")
+
+
+def spine(model: Model) -> str:
+    """The name of the output with the most factors: the others leave it on the way."""
+    return max(found := outputs(model), key=lambda name: sum(1 for _ in factors(found[name])))
+
+
+def split(model: Operator) -> list[Operator]:
+    """The factors of a model, gathered into parts."""
+    return [reduce(matmul, group) for group in group_factors([*factors(model)])]
+
+
+def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
+    """Factors by part: a part begins where rows are mixed, those of tokens or of a matrix that entered. What is picked
+    of a part belongs to it, and all that follows on rows of another space, or in another order, which no border
+    tells."""
+    groups: list[list[Operator]] = [[]]
+    rows: Any = T
+    moved, born = False, {T}
+    for factor in every:
+        if rows in born and not moved and not factor.selective and groups[-1]:
+            groups.append([])
+        moved = moved or any(each.kind.name == "pick" and each.args[0].custom for each in factor.walk())
+        if factor.kind.name == "entered": born.add(factor.out.rows)
+        groups[-1].append(factor)
+        rows = rows if factor.out.rows is factor.into.rows else factor.out.rows
+    return groups
+
+
+def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, Operator]:
+    """The part that a further output leaves a model in, and the output behind that part's border."""
+    every, own = [factor for group in groups for factor in group], [*factors(term)]
+    common = next((i for i, (a, b) in enumerate(zip(every, own, strict=False)) if a is not b),
+                  min(len(every), len(own)))
+    ends = [*accumulate(map(len, groups))]
+    number = next((i for i, end in enumerate(ends) if (common if common < len(own) else common - 1) < end),
+                  len(groups) - 1)
+    start = ends[number] - len(groups[number])
+    return number, reduce(matmul, own[start:], I)
+
+
+def find_vocabulary(model: Model) -> int | None:
+    """Columns of the one-hot rows that a model reads, whichever output does; none where none tells how many."""
+    return next((columns for term in outputs(model).values() if isinstance(columns := term.into.cols, int)), None)
+
+
+def parts(model: Model) -> list[dict[str, Part]]:
+    """Every part of a model, by the state of the border before it. Raises as `check_possible` does."""
+    check_possible(model)
+    found: list[dict[str, Part]] = []
+    starts: dict[str, Operator] = {}
+    named, last = outputs(model), spine(model)
+    groups = group_factors([*factors(named[last])])
+    further: list[dict[str, Operator]] = [{} for _ in groups]
+    for name, term in named.items():
+        if name != last:
+            number, behind = leaving(groups, term)
+            further[number][name] = behind
+    for group, also in zip(groups, further, strict=True):
+        factor: Operator = reduce(matmul, group)
+        states, starts = {}, starts or {FULL: given("tokens", find_vocabulary(model) or 1)}
+        for state, x in starts.items():
+            forms = [*split_forms(full := flat(factor, x))]
+            roots = {FULL: full} | {name: handed for name, handed, _ in forms}
+            more = {f"also{i}": flat(term, x) for i, term in enumerate(also.values())}
+            for root in (full, *more.values()): check_order(root)
+            check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
+            leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
+            states[state] = Part(Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
+                                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
+                                 {name: f"${label}" for name, label in zip(also, more, strict=True)})
+        starts = {FULL: border(full)} | {name: over for name, _, over in forms}
+        found.append(states)
+    return found
+
+
+def check_order(full: Operator) -> None:
+    """Raises InputError where attention or a rotation reads rows that a relation of the batch put in another order:
+    kernels take row i for token i."""
+    for node in full.walk():
+        seen = node.kind.name == "product" and everyone not in node.args
+        if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
+            picks = (each for child in node.children for each in child.walk() if each.kind.name == "pick"
+                     and each.args[0].custom)
+            if (moved := next(picks, None)) is not None:
+                raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: "
+                                 "programs have rows of tokens in theirs; pick behind it")
+
+
+def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> None:
+    """Raises InputError for a cache that something reads before new rows are appended to it, and where what they make
+    of it is no output of its name."""
+    for node in dict.fromkeys(node for root in roots for node in root.walk()):
+        for port in (child.args[0] for child in node.children if child.kind.name == "entered"
+                     and child.args[0].space == str(C)):
+            if not appends(node):
+                raise InputError(f"{brief(node)}: it reads {port} before it is written: append to it first, "
+                                 f"given({port.name!r}, ..) + product(given({SLOTS.name!r}), ..)")
+            if named.get(port.name) is not node:
+                raise InputError(f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the "
+                                 "cache's next value")
+    for name, term in named.items():
+        if str(term.out.rows) == str(C) and not (appends(term)
+                                                 and any(each.args[0].name == name for each in caches(term))):
+            raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name "
+                             "has them as its next value")
+
+
+def caches(term: Operator) -> list[Operator]:
+    """The inputs that a sum adds to."""
+    return [child for child in term.children if child.kind.name == "entered"]
+
+
+def appends(term: Operator) -> bool:
+    """Whether it is a cache with new rows in their slots."""
+    def new(each: Operator) -> bool:
+        return each.kind.name == "product" and each.children[
+            0].kind.name == "related" and each.children[0].args[0] == SLOTS
+    return term.kind.name == "add" and len(caches(term)) == 1 and any(map(new, term.children))
+
+
+@dataclass
+class Explorer:
+    """Saturated graphs by signature, so that layers of equal structure are explored once."""
+
+    laws: Sequence[Law]
+    budget: int = 5000
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    prepared: float = 0.0
+
+    @cached_property
+    def engine(self) -> Any:
+        """One for all graphs: the rules are read once."""
+        start = time.perf_counter()
+        made = engine(self.laws)
+        self.prepared = time.perf_counter() - start
+        return made
+
+    def graph(self, part: Part) -> Graph:
+        if part.template.text not in self.graphs:
+            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=self.engine)
+        return self.graphs[part.template.text]
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, over all graphs."""
+        total = {"rules": self.prepared}
+        for graph in self.graphs.values():
+            for phase, taken in graph.seconds.items():
+                total[phase] = total.get(phase, 0.0) + taken
+        return total
+
+
+def states(parts: Sequence[dict[str, Part]]) -> Iterator[tuple[int, str, str]]:
+    """Every part with every pair of states that it can stand between; the last hands on the full value."""
+    for number, by_state in enumerate(parts):
+        after: Any = parts[number + 1] if number + 1 < len(parts) else {FULL: None}
+        for before, part in by_state.items():
+            yield from ((number, before, state) for state in part.roots if state in after)

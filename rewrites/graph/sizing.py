@@ -1,0 +1,235 @@
+"""Small sizes that fit one another as those of a template do. What ties sizes is listed nowhere: sizes that remember
+what they are asked go through the shape rules of kinds (concolic execution: Godefroid, Klarlund, Sen 2005), and small
+ones are found of which every question has the answer that it had."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from math import prod
+from operator import eq, le, lt, mul
+from typing import Any, NamedTuple
+
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.shapes import Shape
+from opmatrix.algebra.term import Operator
+from opmatrix.signature import Port
+
+Terms = tuple[tuple[tuple[int, ...], int], ...]             # of a polynomial in sizes: factors, how many times
+LARGEST = (64, False), (256, False), (64, True)             # of small sizes, and whether others may stay: in this order
+FIRST_TRIED, FACTOR = 4, 2                                        # what is tried first, and for what others are made of
+TRIES = 1000                                                # numbers that may be given in each
+
+
+Asked = tuple["Question", bool, set[int]]                   # with its answer, and the sizes that it is about
+About = Mapping[int, Sequence[Asked]]
+
+
+def divides(a: int, b: int) -> bool: return b != 0 and a % b == 0
+
+
+class Question(NamedTuple):
+    """What was asked of two sizes: eq, lt, le or divides."""
+    asked: Callable[[int, int], bool]
+    left: Terms
+    right: Terms
+
+    def sizes(self) -> set[int]: return {size for terms in self[1:] for factors, _ in terms for size in factors}
+
+    def answer(self, small: Mapping[int, int]) -> bool:
+        left, right = (sum(times * prod(small[size] for size in factors) for factors, times in terms)
+                       for terms in self[1:])
+        return self.asked(left, right)
+
+
+class Answers(dict[Question, bool]):
+    """Every question with its answer, and the sizes it was about. A size is known by its number, so equal ones are
+    one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def size(self, number: int) -> Any:
+        """A size that remembers what it is asked; none and one are what they are."""
+        if number < 2: return number
+        self.sizes.add(number)
+        return Traced.of(number, (((number,), 1),), self)
+
+    def ask(self, asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool:
+        answer = asked(int(a), int(b))
+        if a.terms != b.terms: self[Question(asked, a.terms, b.terms)] = answer
+        return answer
+
+
+class Traced(int):
+    """A size that knows what it was made of, and notes what is asked of it. A plain number from 3 on that it meets is
+    the size of that number; 2 is what doubles."""
+    terms: Terms
+    answers: Answers
+
+    @classmethod
+    def of(cls, number: int, terms: Terms, answers: Answers) -> Traced:
+        made = cls(number)
+        made.terms, made.answers = terms, answers
+        return made
+
+    def met(self, other: Any) -> Any:
+        """What it meets, as such a size."""
+        if isinstance(other, Traced): return other
+        if not isinstance(other, int): return NotImplemented
+        return self.answers.size(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
+
+    def __hash__(self) -> int: return hash((id(self.answers), self.terms))
+
+
+def combined(sign: int) -> Callable[[Traced, Traced], Any]:
+    def add(a: Traced, b: Traced) -> Any:
+        count: dict[tuple[int, ...], int] = {}
+        for factors, times in chain(a.terms, ((factors, sign * times) for factors, times in b.terms)):
+            count[factors] = count.get(factors, 0) + times
+        return made_of(int(a) + sign * int(b), count, a.answers)
+    return add
+
+
+def multiplied(a: Traced, b: Traced) -> Any:
+    count: dict[tuple[int, ...], int] = {}
+    for one, times in a.terms:
+        for other, again in b.terms:
+            factors = tuple(sorted(one + other))
+            count[factors] = count.get(factors, 0) + times * again
+    return made_of(mul(int(a), int(b)), count, a.answers)
+
+
+def made_of(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> Any:
+    """A sum of terms; a plain number where no size is left in it."""
+    terms = tuple(sorted((factors, times) for factors, times in count.items() if times))
+    return Traced.of(number, terms, answers) if any(factors for factors, _ in terms) else number
+
+
+def divide_sizes(a: Traced, b: Traced) -> Any:
+    """The size of that number; b times it is a, or less by what is left over."""
+    quotient = a.met(int(a) // int(b))
+    product = a.met(multiplied(quotient, b))
+    if not a.answers.ask(divides, a, b):
+        a.answers.ask(le, product, a)
+        a.answers.ask(lt, a, a.met(combined(1)(product, b)))
+    else: a.answers.ask(eq, product, a)
+    return quotient if int(quotient) > 1 else int(quotient)
+
+
+def left_over(a: Traced, b: Traced) -> int:
+    a.answers.ask(divides, a, b)
+    return int(a) % int(b)
+
+
+def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool: return a.answers.ask(asked, a, b)
+
+
+def swapped(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Traced], Any]: return lambda a, b: does(b, a)
+
+
+OPERATIONS: dict[str, Callable[[Traced, Traced], Any]] = {
+    "add": combined(1), "sub": combined(-1), "mul": multiplied, "floordiv": divide_sizes, "mod": left_over}
+QUESTIONS: dict[str, Callable[[Traced, Traced], Any]] = {
+    "eq": partial(compared, eq), "lt": partial(compared, lt), "le": partial(compared, le),
+    "ne": lambda a, b: not compared(eq, a, b), "gt": swapped(partial(compared, lt)),
+    "ge": swapped(partial(compared, le))}
+
+
+def method(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Any], Any]:
+    def applied(self: Traced, other: Any) -> Any:
+        met = self.met(other)
+        return met if met is NotImplemented else does(self, met)
+    return applied
+
+
+for name, does in OPERATIONS.items():
+    setattr(Traced, f"__{name}__", method(does))
+    setattr(Traced, f"__r{name}__", method(swapped(does)))
+for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does))
+
+
+def traced(name: str, value: Any, answers: Answers) -> Any:
+    """A value of a template with sizes that remember what they are asked."""
+    size = answers.size
+    if isinstance(value, Data): return Promised(f"{name} {id(answers)}", tuple(map(size, value.shape)))
+    if isinstance(value, Port): return replace(value, columns=size(value.columns), heads=size(value.heads))
+    if isinstance(value, Shape): return Shape(*(size(s) if isinstance(s, int) else s for s in value))
+    if hasattr(value, "merge") and (value.width or 0) > 1: return asking(value, answers)
+    return size(value) if type(value) is int else value
+
+
+def asking(monoid: Any, answers: Answers) -> Any:
+    """A monoid that gives several columns, which stay as many; it asks whether as many numbers are merged."""
+    width = answers.size(monoid.width)
+    answers[Question(eq, width.terms, (((), monoid.width),))] = True
+
+    def count(merged: Any) -> Any:
+        if isinstance(merged, int): answers.ask(le, width, width.met(merged))
+        return monoid.width
+    return type(monoid.__name__, (monoid,), {"count": staticmethod(count)})
+
+
+def ask_shapes(values: Mapping[str, Any], instance: Callable[[dict[str, Any]], Mapping[str, Operator]]) -> Answers:
+    """What the shape rules of kinds ask of the sizes of a template, and what its terms' sizes are made of."""
+    answers = Answers()
+    built = instance({name: traced(name, value, answers) for name, value in values.items()})
+    for term in built.values():
+        for size in (*term.into, *term.out):
+            if isinstance(size, Traced): size.__eq__(answers.size(int(size)))
+        for shape in [each for each in [*term.shapes] if any(isinstance(size, Traced) for size in each)]:
+            term.shapes.pop(shape, None)                    # terms without sizes of their own live on
+    return answers
+
+
+def shrink(answers: Answers) -> dict[int, int]:
+    """A small number for each size, another for each, so that every answer is what it was; where that is not found
+    soon, sizes may stay as they are. Nothing where that is not found soon either."""
+    products = {size for question in answers for terms in question[1:] for factors, _ in terms
+                if len(factors) > 1 or question.asked is divides for size in factors}
+    about = {size: [(question, answer, question.sizes()) for question, answer in answers.items()
+                    if size in question.sizes()] for size in answers.sizes}
+    tried = ({size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays)
+              for size in answers.sizes} for largest, stays in LARGEST)
+    return next((found for domains in tried if (found := search(about, domains)) is not None), {})
+
+
+def candidates(size: int, first: int, largest: int, stays: bool) -> list[int]:
+    """The numbers that a size may become, those tried first first: none is larger than itself."""
+    most = min(size, largest)
+    return [*range(first, most + 1), *range(min(first, most + 1) - 1, 1, -1), *[size] * (stays and size > most)]
+
+
+def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | None:
+    """Sizes given one after another, first those of which fewest numbers are left, each with a look at what it leaves
+    others."""
+    left = TRIES
+
+    def give(small: dict[int, int], domains: Mapping[int, list[int]]) -> dict[int, int] | None:
+        nonlocal left
+        if not domains: return small
+        size = min(domains, key=lambda each: (len(domains[each]), each))
+        for number in domains[size]:
+            left -= 1
+            if left < 0: return None
+            more = small | {size: number}
+            rest = {each: [n for n in able if n != number] for each, able in domains.items() if each != size}
+            if narrow_domains(about[size], more, rest) and (found := give(more, rest)) is not None: return found
+        return None
+
+    start = dict(domains)
+    return give({}, start) if all(narrow_domains(each, {}, start) for each in about.values()) else None
+
+
+def narrow_domains(about: Sequence[Asked], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
+    """Whether a number is left for each size, where questions about one that has none yet leave it those that answer
+    them so."""
+    for question, answer, sizes in about:
+        waiting = [size for size in sizes if size not in small]
+        if len(waiting) == 1:
+            size = waiting[0]
+            domains[size] = [n for n in domains[size] if question.answer({**small, size: n}) == answer]
+            if not domains[size]: return False
+    return all(domains.values())

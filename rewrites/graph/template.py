@@ -1,0 +1,150 @@
+"""A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
+structure have equal text and share one graph."""
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import Shape
+from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
+from opmatrix.signature import Port
+from rewrites.graph.sizing import ask_shapes, shrink
+from rewrites.laws import facts
+from rewrites.spelling import spelled
+
+
+class Entry(NamedTuple):
+    """One imported node: its name, kind, children by name and attributes by name."""
+
+    name: str
+    kind: str
+    children: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+class Table:
+    """Attributes and their names in the graph: each thing has its own. Arrays and sizes are named in order of
+    appearance, others as laws spell them."""
+
+    def __init__(self) -> None:
+        self.names: dict[Any, str] = {}
+        self.values: dict[str, Any] = {}
+
+    def name(self, value: Any) -> str:
+        key = type(value), value
+        if key not in self.names:
+            numeric = isinstance(value, (Data, Shape, Port, int, float))
+            label = f"{type(value).__name__.lower()}{len(self.names)}" if numeric else spelled(value)
+            self.names[key], self.values[label] = label, value
+        return self.names[key]
+
+
+@dataclass(frozen=True)
+class Template:
+    """`text` is the signature; `values` the numbers; `entries` the imported nodes, children first; `roots` by name."""
+
+    text: str
+    values: dict[str, Any]
+    entries: tuple[Entry, ...]
+
+    @property
+    def names(self) -> dict[Any, str]:
+        """The name of each array."""
+        return {value: name for name, value in self.values.items() if isinstance(value, Data)}
+
+    @property
+    def entered(self) -> dict[str, Port]:
+        """The inputs that it reads, by the name of their node."""
+        return {entry.name: self.values[entry.attributes[0]] for entry in self.entries if entry.kind == "entered"}
+
+    @property
+    def weights(self) -> list[Data]:
+        """The arrays that are weights, in order."""
+        return [self.values[entry.attributes[0]] for entry in self.entries if entry.kind == "weight"]
+
+    @classmethod
+    def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
+        """`leaves` are the borders: opaque values that depend on the input."""
+        table, entries, lines, names = Table(), [], [], dict[Operator, str]()
+        measured, flags = [name for name, said in PROPERTIES.items() if said.measured], facts.flags()
+        for root in roots.values():
+            for term in root.walk():
+                if term not in names:
+                    names[term] = f"$t{len(names)}"
+                    entries.append(Entry(names[term], term.kind.name, tuple(names[c] for c in term.children),
+                                         tuple(table.name(a) for a in term.attributes)))
+                    lines.append(f"(let {names[term]} {write_node(entries[-1])})")
+                    lines += [f"({fact} {names[term]})" for fact in find_facts(term, leaves, measured)]
+        lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
+        lines += [f'({facts.name_flag(flag)} "{name}")' for name, value in table.values.items() for flag in flags
+                  if getattr(value, flag, False) is True]
+        return cls("\n".join(lines), table.values, tuple(entries))
+
+    def instance(self, values: dict[str, Any]) -> dict[str, Operator]:
+        """The imported operators, by name, with other numbers in them."""
+        built: dict[str, Operator] = {}
+        for entry in self.entries:
+            children, attributes = (built[c] for c in entry.children), (values[a] for a in entry.attributes)
+            built[entry.name] = Operator(KINDS[entry.kind], *children, *attributes)
+        return built
+
+    def shrunken(self, draw: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
+        """Its values at small sizes that fit one another as its own do; at its own, where such are not found."""
+        small = self.small_sizes()
+        return {name: shrunken(value, small, draw) for name, value in self.values.items()}
+
+    def small_sizes(self) -> dict[int, int]:
+        """A small size for each that its values have; nothing for those that stay, as all do where what a kind makes of
+        sizes cannot be followed."""
+        try:
+            small = shrink(ask_shapes(self.values, self.instance))
+            self.instance({name: shrunken(value, small, np.ones) for name, value in self.values.items()})
+        except (TypeError, ValueError):
+            return {}
+        return small
+
+
+def write_node(entry: Entry) -> str:
+    return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -> Iterator[str]:
+    """What an imported term states of itself: what its sizes tell, and all of a symbol. The rest follows."""
+    if term in leaves or term.kind.name in ("given", "entered"):
+        yield "act"
+    if term.kind.name == "given":
+        yield "given"
+    if not term.children and not term.uniform and term.row_linear:
+        yield "turning"
+    yield from (name for name in (PROPERTIES if term.kind.name == "symbol" else measured) if getattr(term, name))
+
+
+def sizes_of(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Data):
+        return tuple(value.shape)
+    if isinstance(value, Port):
+        return value.columns, value.heads
+    if not isinstance(value, Shape):
+        return ()
+    return tuple(int(s) for s in value if getattr(s, "is_Integer", isinstance(s, int)))
+
+
+def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]], Any]) -> Any:
+    if isinstance(value, Data) and prod(value.shape) == 1:  # an eps that nobody would see becomes one that is seen
+        return value if abs(value.array.item()) > 1e-3 else Data(abs(draw((1,))))
+    if isinstance(value, Data):
+        name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
+        return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)   # what errors call it
+    if isinstance(value, Port):
+        return replace(value, columns=small.get(value.columns, value.columns),
+                       heads=small.get(value.heads, value.heads))
+    if isinstance(value, Shape):
+        return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
+    return small.get(value, value) if type(value) is int else value

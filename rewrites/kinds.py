@@ -1,0 +1,126 @@
+"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, matrices joined and the parts of their
+product. Their attributes never hold a size, so one graph serves every size."""
+from typing import Any
+
+import numpy as np
+from sympy import sympify
+
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.nodes import every
+from opmatrix.algebra.operators import I, cols, combinator, const, symbol, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import H, N, Shape, ShapeError, T
+from opmatrix.algebra.term import Child, Operator
+
+
+def as_array(term: Operator, width: Any = None) -> np.ndarray:
+    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A
+    first factor that takes any width, as centring does, is told the `width` of the whole."""
+    if term.constant and width is None:
+        return np.asarray(dense(term, np.zeros((1, 1))))
+    width = term.into.cols if width is None else width
+    match term.kind.name:
+        case "weight":                                      # no product with an identity where the numbers are at hand
+            return np.asarray(term.args[0].array, np.float64)
+        case "compose":
+            first, then = term.children
+            if I in first.children and first.kind.name == "mul" and all(each is I or each.constant
+                                                                        for each in first.children):
+                numbers = as_array(then, width)
+                own = numbers.flags.owndata and numbers.flags.writeable     # a weight that was widened just now
+                rows = dense(first, np.ones((1, int(width)))).T
+                return np.asarray(np.multiply(rows, numbers, out=numbers if own else None))
+            return np.asarray(dense(then, as_array(first, width)))
+    return np.asarray(dense(term, np.eye(int(width))))
+
+
+def transposed(term: Operator, x: Any) -> Operator:
+    """The linear operator with rows and columns exchanged, in every head; a shape needs no numbers."""
+    if isinstance(x, Shape):
+        into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
+        return symbol("adjoint", into, out, linear=True)
+    width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # what takes any width is square
+    turned: Operator = weight(Data(as_array(term, width).swapaxes(-1, -2)))
+    return turned
+
+
+def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
+    """One block of rows of a matrix for each head."""
+    if isinstance(x, Shape):
+        if term.into.cols is N:                             # it takes any width: that of all heads together
+            return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols),
+                          linear=True)
+        rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
+        return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
+    numbers = as_array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
+    blocks: Operator = weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
+    return blocks
+
+
+def read_as(term: Operator, child: Any, x: Any) -> Any:
+    return Child(term, child.memo)(x)
+
+
+@combinator(linear=lambda a: a.linear, storable=lambda a: a.storable)
+def adjoint(x, a: Operator):
+    """The transposed matrix of every head."""
+    return read_as(transposed(a.term, x), a, x)
+
+
+@combinator(linear=lambda a, h: a.linear, storable=lambda a, h: a.storable)
+def by_head(x, a: Operator, h: int):
+    """Head i times the i-th block of rows of the matrix."""
+    return read_as(cut_rows(a.term, h, x), a, x)
+
+
+def count_columns(term: Operator) -> tuple[Any, Any]:
+    """How many heads a term gives, and the columns of all of them."""
+    heads = 1 if term.out.heads is H else term.out.heads
+    return heads, heads * term.out.cols
+
+
+def flattened(a: Any, x: Any) -> Any:
+    """What a child gives, its heads side by side."""
+    heads, _ = count_columns(a.term)
+    return a(x) if heads == 1 else a(x).join(heads)
+
+
+@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"),
+            single=lambda a, b: a.storable and b.storable)
+def joined(x, a: Operator, b: Operator):
+    """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of
+    heads."""
+    return flattened(a, x).beside(flattened(b, x))
+
+
+@combinator(at_x=1)
+def left(x, y: Operator, a: Operator):
+    """The first columns of y, as many as `a` has, in as many heads."""
+    heads, columns = count_columns(a.term)
+    first = y(x).act(cols(0, columns))
+    return first if heads == 1 else first.split(heads)
+
+
+@combinator(at_x=1)
+def right(x, y: Operator, a: Operator):
+    """The columns of y behind those of `a`."""
+    return y(x).act(cols(count_columns(a.term)[1], y.term.out.cols))
+
+
+@combinator(at_x=1)
+def behind(x, y: Operator, a: Operator, b: Operator):
+    """The columns of y behind those of `a`, which are those of b, in as many heads."""
+    (_, before), (heads, columns), width = count_columns(a.term), count_columns(b.term), y.term.out.cols
+    if sympify(before + columns - width).expand() != 0:
+        raise ShapeError(f"{columns} columns behind {before}: there are {width}")
+    last = y(x).act(cols(before, width))
+    return last if heads == 1 else last.split(heads)
+
+
+@combinator(constant=True, uniform=True)
+def blank(x, a: Operator):
+    """Zeros, as wide as what `a` gives: the bias of a product that has none."""
+    heads, columns = 1 if a.term.out.heads is H else a.term.out.heads, a.term.out.cols
+    if isinstance(x, Shape):
+        return Shape(heads, x.rows, columns)
+    return x.act(const(Data(np.zeros(int(columns) if heads == 1 else (int(heads), 1, int(columns))))))

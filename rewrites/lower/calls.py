@@ -1,0 +1,74 @@
+"""The kernels that a call stands for, and what they are given: as shapes, which is what prices ask for. Programs name
+the same (rewrites/compiler/emit.py)."""
+from collections.abc import Iterator
+from types import SimpleNamespace as Bound
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from formats.core.sizes import size
+from opmatrix.runtime.kernel import Declared, in_heads
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
+
+if TYPE_CHECKING:
+    from rewrites.lower.lower import Call, Lowering
+
+
+class At(NamedTuple):
+    """What attributes of a call ask about its variables."""
+
+    lowering: "Lowering"
+    bound: dict[str, Any]
+
+    def columns(self, name: str) -> int:
+        """Numbers in a row of a value, or of what an operator gives."""
+        return self.lowering.columns(self.bound[name])
+
+    def picked(self, name: str) -> str:
+        """Which row of every sequence a value is."""
+        return self.lowering.matcher.picked[self.bound[name]]
+
+    def field(self, name: str) -> str:
+        """The field of the batch that a one-hot value is made of."""
+        return str(self.lowering.template.values[self.lowering.graph.members[self.bound[name]][0].attributes[0]])
+
+
+def list_kernels(call: "Call") -> list[Declared]:
+    """The kernels of a call, in the order in which they run."""
+    return [KERNELS[name] for name in call.implementation.named]
+
+
+def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[str, Any]:
+    """Those that an implementation gives a kernel."""
+    at = At(lowering, dict(call.bound))
+    return {name: value(at) if callable(value) else value for name, value in call.implementation.attributes.items()
+            if name in declared.attributes}
+
+
+def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Declared, Bound, Value]]:
+    """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as
+    they are, no weight; of other constants and numbers, that they are there."""
+    bound = dict(call.bound)
+    before: Value | None = None
+    for declared in list_kernels(call):
+        found = dict.fromkeys(declared.operands) | {name: each.default for name, each in declared.attributes.items()}
+        found |= attributes(lowering, call, declared)
+        if before is not None: found[next(name for name in declared.operands if name not in bound)] = before
+        for name, at in bound.items():
+            if name in declared.operands or name in declared.attributes:
+                found[name] = argument(lowering, declared.wanted(name), call.implementation.variables[name].name, at)
+        before = shaped(lowering, cls, declared.result)
+        yield declared, Bound(**found), before
+
+
+def argument(lowering: "Lowering", wanted: Any, sort: str, at: Any) -> Any:
+    """A variable of this sort, where an operand of this type is wanted, as prices see it."""
+    if sort in ("value", "scores"): return shaped(lowering, at, wanted)
+    return lowering.template.values[at] if sort in ("where", "relation") else None if sort == "matrix" else True
+
+
+def shaped(lowering: "Lowering", cls: int, wanted: Any) -> Value:
+    """The shape of a class, as a value of this type."""
+    heads, row, space = int(lowering.matcher.heads[cls]), lowering.columns, size(str(lowering.matcher.rows[cls]))
+    if wanted is Scores: return Scores(heads)
+    if wanted is Cache: return Cache(heads, row(cls) // heads)
+    return Heads(heads, row(cls) // heads, space=space) if in_heads(wanted, heads) else Rows(row(cls), space=space)

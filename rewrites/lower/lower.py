@@ -1,0 +1,354 @@
+"""From the saturated graph to an extraction problem: kernels are members of the classes they compute, a stored weight
+in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels
+add instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored
+form."""
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from formats import FORMATS
+from formats.core.stage import STAGES as FUSED
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.operators import weight
+from opmatrix.algebra.term import Operator
+from rewrites.extraction import Node, Problem
+from rewrites.graph.egraph import Graph
+from rewrites.graph.match import Found, Matcher
+from rewrites.graph.template import Template
+from rewrites.kinds import as_array
+from rewrites.laws.epilogues import HEADS, STAGES
+from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.mixed import Mean
+from rewrites.lower.price import Prices, holds
+from rewrites.lower.uncovered import interpreted
+
+
+class Method(NamedTuple):
+    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and
+    the squared error that storing it so adds to the output."""
+
+    format: str = "dense"
+    parameters: tuple[tuple[str, Any], ...] = ()
+    fit: str = "plain"
+    error: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weight is stored as it is, in float32."""
+        return is_plain(self.format)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
+        return f"{self.format}[{inside}]" if inside else self.format
+
+
+EXACT = (Method(),)
+TURNED = "turned"                                           # a layout: a table whose columns are its rows
+DIAGONAL = "wanda"                                          # of metrics of what a weight is multiplied by, the one of
+                                                            # column norms
+FITTED = DIAGONAL, "whitened"                               # all of them
+
+
+def is_plain(name: str) -> bool:
+    """Whether this is a format that holds any weight as it is; what else stores weights, a user's approximation, is
+    none."""
+    return name in FORMATS and FORMATS[name].plain
+
+
+class Call(NamedTuple):
+    """What a chosen kernel node stands for: an implementation and the class or attribute of each of its variables."""
+
+    implementation: Implementation
+    bound: tuple[tuple[str, Any], ...]
+
+
+class Use(NamedTuple):
+    """x times the weight of a class, laid out for a kernel, on the way to the class that the kernel gives: two kernels
+    that read one weight multiply twice, so they may not share a use."""
+
+    x: int
+    weight: int
+    layout: str
+    gives: int
+
+
+class Stored(NamedTuple):
+    """A weight laid out for a kernel in one representation."""
+
+    weight: int
+    layout: str
+    method: Method
+
+
+class Content(NamedTuple):
+    """What is stored, whichever part reads it: the same numbers in the same form are one constant."""
+
+    weight: Operator
+    layout: str
+    method: Method
+
+
+class Row(NamedTuple):
+    """A constant row."""
+
+    constant: int
+
+
+class Angles(NamedTuple):
+    """The tables of a rotation."""
+
+    rotation: int
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
+    of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of
+    the same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are:
+    the same patterns match. `tied` are the leaves that the model has in several places."""
+
+    graph: Graph
+    template: Template
+    prices: Prices | Mean
+    fusion: bool = True
+    like: "Lowering | None" = None
+    near: "Lowering | None" = None
+    tied: frozenset[Data] = frozenset()
+
+    @cached_property
+    def terms(self) -> dict[int, Operator]:
+        return self.graph.terms(self.template)
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        return Matcher(self.graph, self.terms, self.template.values)
+
+    @cached_property
+    def calls(self) -> list[tuple[int, Call]]:
+        """Every kernel that computes a class, with what it reads; what none reaches is read as a term."""
+        return [*self.matched, *((cls, Call(term, tuple(bound.items())))
+                                 for cls, term, bound in interpreted(self, self.matched))]
+
+    @cached_property
+    def epilogues(self) -> dict[Use, list[str]]:
+        """The stages that follow on the product of a use."""
+        if self.like is not None:
+            return self.like.epilogues
+        return {use: [stage.price for stage in FUSED if stage.operands.keys() & call.implementation.variables]
+                for cls, call in self.calls
+                for use in self.children(cls, call)[1]}
+
+    @cached_property
+    def matched(self) -> list[tuple[int, Call]]:
+        """Every match of an implementation."""
+        if self.near is not None:
+            return self.near.matched
+        matcher = self.matcher
+        whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
+        return [(cls, Call(implementation, tuple(bound.items())))
+                for cls in self.terms if cls in self.graph.facts["act"] and cls not in self.graph.fixed
+                for implementation, bound in sorted(
+                    (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind)
+                if self.fusion or implementation.single]
+
+    @cached_property
+    def kernels(self) -> tuple[list[Node], list[Use]]:
+        """The nodes that no method changes, and the uses of weights that they need."""
+        if self.like is not None:
+            return self.like.kernels
+        nodes = [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
+        uses: dict[Use, None] = {}
+        rows: set[Hashable] = set()
+        for cls, call in self.calls:
+            children, own = self.children(cls, call)
+            nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
+            nodes += [Node(child, (), memory=4.0 * self.numbers(child), label=child)
+                      for child in children if isinstance(child, Row | Angles) and child not in rows]
+            rows.update(children)
+            uses |= dict.fromkeys(own)
+        return nodes, [*uses]
+
+    def problem(self, roots: Sequence[int], given: Sequence[int],
+                methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
+        """The extraction problem of these root classes, with the borders `given` for nothing."""
+        nodes, uses = self.kernels
+        made: dict[Any, Stored] = {}
+        stored = [node for use in uses for node in self.representations(use, methods(self, use), made)]
+        return Problem([*(Node(cls, (), label="given") for cls in given), *nodes, *stored], tuple(roots))
+
+    def children(self, gives: int, call: Call) -> tuple[list[Hashable], list[Use]]:
+        """Values as they are, weights as uses of the value they multiply, constants as rows."""
+        bound, sorts = dict(call.bound), call.implementation.variables
+        children: list[Hashable] = []
+        uses: list[Use] = []
+        for name, cls in call.bound:
+            match sorts[name].name:
+                case "value" | "scores":
+                    children.append(cls)
+                case "constant":
+                    children.append(Row(cls))
+                case "rotation":
+                    children.append(Angles(cls))
+                case "matrix" if name != "key":
+                    x = bound[name.replace("table", "field") if name.startswith("table") else "x"]
+                    uses.append(Use(x, cls, call.implementation.layout, gives))
+        return children + uses, uses
+
+    def representations(self, use: Use, methods: Sequence[Method], made: dict[Any, Stored]) -> Iterator[Node]:
+        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes, or
+        where another use may share it."""
+        prices = {method: self.price(use, method) for method in methods}
+        plain = [method for method in methods if method.plain]
+        for method, (seconds, size) in prices.items():
+            if method in plain and not self.stands_elsewhere(use.weight) and any(beats(prices[other], prices[method])
+                                                                                 for other in plain):
+                continue
+            stored = self.held(use, method)
+            same = self.content(stored) if self.tied else None
+            first = made.setdefault(same or stored, stored)
+            yield Node(use, (first,), seconds, error=method.error, label=method)
+            if first is stored: yield Node(stored, (), memory=size, label=stored)
+
+    def gathers(self, use: Use) -> bool:
+        """Whether a use chooses rows of a table."""
+        return use.x in self.graph.facts["given"]
+
+    def gatherable(self, use: Use, method: Method) -> bool:
+        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or as columns of the
+        panels that products read; of what is no narrower only where a product may read it, too."""
+        form = FORMATS[method.format]
+        return form.rowwise or (form.panelled is not None and (not form.plain or self.stands_elsewhere(use.weight)))
+
+    def holdable(self, use: Use, method: Method) -> bool:
+        """Whether a weight of this shape can be stored so: what was proposed for a leaf may not fit what is made of
+        it."""
+        return holds(method.format, *self.stored(use.weight, self.held(use, method).layout), method.parameters)
+
+    def stands_elsewhere(self, cls: int) -> bool:
+        """Whether a weight is a leaf that the model has in another place, too."""
+        term = self.terms[cls] if self.tied else None
+        return term is not None and term.kind.name == "weight" and leaf(term.args[0]) in self.tied
+
+    def held(self, use: Use, method: Method) -> Stored:
+        """What a use reads: a table in panels lies as products multiply by it, its rows as columns."""
+        turned = self.gathers(use) and not FORMATS[method.format].rowwise
+        return Stored(use.weight, TURNED if turned else use.layout, method)
+
+    def content(self, stored: Stored) -> Content | None:
+        """What another part may share; None of what is fitted to what this one multiplies."""
+        term, how, method = self.terms[stored.weight], stored.layout, stored.method._replace(error=0.0)
+        if method.fit in FITTED: return None
+        if how == TURNED and term.kind.name == "weight": term, how = weight(term.args[0].T), "columns"
+        return Content(term, how, method)
+
+    @cached_property
+    def priced(self) -> dict[Any, tuple[float, float]]:
+        """Seconds and bytes of uses so far: the same for every part of this structure and these sizes."""
+        return {} if self.like is None else self.like.priced
+
+    def price(self, use: Use, method: Method) -> tuple[float, float]:
+        """Seconds of x times a weight in this representation, and the bytes of the weight."""
+        key = use, method[:2]
+        if key not in self.priced:
+            self.priced[key] = self.prices.product(self, use, method)
+        return self.priced[key]
+
+    def columns(self, cls: int) -> int:
+        """Numbers in a row of a value, all heads together."""
+        return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
+
+    def numbers(self, child: Row | Angles) -> int:
+        """How many a constant beside the weights has."""
+        return self.columns(child.constant) if isinstance(child,
+                                                          Row) else sum(prod(data.shape)
+                                                                        for data in self.tables(child.rotation))
+
+    def tables(self, cls: int) -> list[Data]:
+        """Cosines and sines of a rotation."""
+        node = next(node for node in self.graph.members[cls] if node.kind == "rotate")
+        return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
+
+    def leaves(self, cls: Hashable) -> tuple[str, ...]:
+        """The weight leaves that a use or a stored weight is made of: the family that cuts are about."""
+        return self.families.get(cls, ()) if isinstance(cls, Use) else ()
+
+    @cached_property
+    def families(self) -> dict[Hashable, tuple[str, ...]]:
+        """The names of the leaves of every use."""
+        if self.like is not None:
+            return self.like.families
+        names = self.template.names
+        return {use: tuple(map(names.__getitem__, self.arrays(use.weight))) for use in self.kernels[1]}
+
+    def arrays(self, cls: int) -> list[Data]:
+        """The arrays that a weight is made of."""
+        return [term.args[0] for term in self.terms[cls].walk() if term.kind.name == "weight"]
+
+    def matrix(self, cls: int, how: str, width: int | None = None) -> np.ndarray:
+        """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the
+        other."""
+        if how == TURNED: return self.matrix(cls, "columns").T
+        if halves := self.halves(cls):
+            rows = width or int(self.terms[cls].into.cols)
+            return np.concatenate([self.matrix(half, how, rows) for half in halves], axis=-1)
+        numbers = as_array(self.terms[cls], width)
+        if how == "stack" or numbers.ndim == 2:
+            return numbers
+        return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
+
+    def filed(self, cls: int, how: str) -> list[np.ndarray]:
+        """The blocks (outputs, groups) that the numbers of a weight were widened from, part by part where it is joined
+        of several; none where it is anything but leaves of a file that stores them so."""
+        if halves := self.halves(cls):
+            parts = [self.filed(half, how) for half in halves]
+            return [blocks for part in parts for blocks in part] if all(parts) else []
+        term = self.terms[cls]
+        if how != "columns" or term.kind.name != "weight" or (file := term.args[0].base) is None: return []
+        return [] if file.blocks is None else [file.blocks]
+
+    def vector(self, cls: int, columns: int) -> np.ndarray:
+        """The float64 numbers of a constant row, heads side by side."""
+        if halves := self.halves(cls):
+            return np.concatenate([self.vector(half, self.columns(half)) for half in halves])
+        numbers = as_array(self.terms[cls]).reshape(-1)
+        return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
+
+    def stored(self, cls: int, how: str) -> tuple[int, ...]:
+        """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads ×
+        in × out."""
+        heads, n, p = int(self.matcher.heads[cls]), int(self.terms[cls].into.cols), int(self.terms[cls].out.cols)
+        return {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads, n, p), TURNED: (heads * p, n)}[how]
+
+    def promised(self, cls: int) -> bool:
+        """Whether a weight or a constant row is made of arrays that nobody has yet."""
+        return any(isinstance(each, Promised) for term in self.terms[cls].walk() for each in term.attributes)
+
+    def halves(self, cls: int) -> tuple[int, ...]:
+        """The parts of a joined weight or bias."""
+        return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
+
+
+def root_kind(match: tuple[Implementation, Found]) -> str:
+    """The kind of node that an implementation is matched with: the order in which equally cheap ones are preferred."""
+    return match[0].pattern.kind.name
+
+
+def leaf(data: Data) -> Data:
+    """An array as it came: where it is another one turned, that one."""
+    return data.base or data
+
+
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether one is at least as good as another in time and bytes, and better in one of them."""
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:
+    """A weight as it is: in the panels of products, and row by row, as tables and the matrices of heads are read."""
+    return EXACT if use.layout == "stack" or use.x in lowering.graph.facts["given"] else (*EXACT, Method("packed"))
+

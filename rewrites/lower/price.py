@@ -1,0 +1,127 @@
+"""Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from formats import FORMATS
+from formats.core.arrays import FormatError
+from opmatrix.extents import Extents, Pairs
+from opmatrix.runtime import costs
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.scheme import Running
+from rewrites.lower.calls import shapes
+
+if TYPE_CHECKING:
+    from opmatrix.program import Program
+    from rewrites.lower.lower import Call, Lowering, Method, Use
+
+
+class Machine(Protocol):
+    """What prices a kernel: formats.machine.model.Machine, or a stand-in."""
+
+    def seconds(self, kernel: str, **sizes: float) -> float: ...
+
+
+@lru_cache(4096)
+def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether a format with these parameters takes n x p matrices."""
+    try: FORMATS[name].expected(n, p, **dict(parameters))
+    except FormatError: return False
+    return True
+
+
+@lru_cache(4096)
+def stored_bytes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> float:
+    """Bytes of an n x p matrix in a format, from the format's own formula."""
+    form = FORMATS[name]
+    return float(form.bytes.subs(form.expected(n, p, **dict(parameters))))
+
+
+@lru_cache(4096)
+def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> dict[str, float]:
+    """The sizes by name that a format's kernel is priced by."""
+    return {str(size): value for size, value in FORMATS[name].expected(n, p, **dict(parameters)).items()}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a batch of these extents takes on a machine."""
+
+    machine: Machine
+    extents: Extents
+
+    @cached_property
+    def group(self) -> Extents:
+        """The extents that the machine is asked about: where a batch runs in groups, those of one."""
+        found: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
+        return found
+
+    @cached_property
+    def live(self) -> dict[str, Any]:
+        """Rows of each space."""
+        return {str(size): count for size, count in self.group.items() if not isinstance(size, Pairs)}
+
+    def rows(self, lowering: "Lowering", cls: int) -> Any:
+        """How many rows a class has."""
+        name = str(lowering.matcher.rows[cls])
+        return self.live[name] if name in self.live else self.group[name]           # which says what is missing
+
+    @property
+    def start(self) -> float:
+        """Seconds of a run beside its kernels, as far as the machine knows them."""
+        return float(getattr(self.machine, "start", 0.0))
+
+    def beside(self, program: "Program") -> float:
+        """Seconds of a program's run beside its kernels: each of its recordings begins as a run does."""
+        return self.start * max(1, program.schedule.recordings)
+
+    def seconds(self, costs: Costs) -> float:
+        """What the machine predicts for these kernels."""
+        return sum(self.machine.seconds(name, **sizes) for name, sizes in costs)
+
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
+               rows: Any = None) -> float:
+        """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
+        return self.seconds(costs.times_format(form, count_sizes(form, n, p, parameters),
+                                               self.group["T"] if rows is None else rows))
+
+    def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
+        """Seconds of x times a weight in this representation, and the bytes of the weight."""
+        shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
+        if use.layout == "stack": return self.seconds(costs.times_stack(shape, tokens)), 4.0 * prod(shape)
+        rows, cols = shape
+        if lowering.gathers(use):
+            stored = lowering.stored(use.weight, lowering.held(use, method).layout)
+            panels = "" if FORMATS[method.format].rowwise else method.format
+            return self.seconds(costs.gathered(cols, tokens,
+                                               panels)), stored_bytes(method.format, *stored, method.parameters)
+        size = stored_bytes(method.format, rows, cols, method.parameters)
+        product = self.linear(method.format, rows, cols, method.parameters, tokens)
+        if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
+        return max(product, 0.0), size
+
+    @property
+    def parts(self) -> tuple[tuple[float, "Prices"], ...]:
+        """Itself, with its share: all; as a mean has several."""
+        return ((1.0, self),)
+
+    def gathered(self, p: int) -> float:
+        """Seconds of a row of so many columns for each token, from a table."""
+        return self.seconds(costs.gathered(p, self.live["T"]))
+
+    def spent(self, cost: Callable[[Extents], Costs]) -> float:
+        """Seconds of kernels, by their cost at the extents that the machine is asked about."""
+        return float(self.seconds(cost(self.group)))
+
+    def spared(self, stages: Sequence[str], rows: Any, cols: int) -> float:
+        """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
+        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in costs.behind(stages, rounds)]
+                         for rounds in (False, True))
+        return self.seconds(plain) - self.seconds(narrow)
+
+    def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
+        """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
+        return sum(self.seconds(kernel.cost(bound, out, self.group))
+                   for kernel, bound, out in shapes(lowering, cls, call))

@@ -1,0 +1,137 @@
+"""Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so, blocks
+where its file stores it so. Nothing is rounded, so they belong to the exact search; a dense weight costs a look at a
+sample of its numbers."""
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from formats import FORMATS, Q4_1, Format, FormatError, Half
+from formats.core.errors import InputError
+from formats.core.sizes import T
+from formats.select import sampled
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.term import Operator
+from rewrites.graph.template import Template
+from rewrites.lower.lower import EXACT, Lowering, Method, Use, leaf
+
+SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
+MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
+NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be
+                                                                      # stored by, in bits
+
+
+def check_budgets(memory: float | None, number_type: str) -> None:
+    """Raises InputError, which names the option, for what no program can be asked for: bytes that are none, an unknown
+    number type."""
+    if memory is not None and not 0 < memory < float("inf"):
+        raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
+    if number_type not in NUMBER_TYPES:
+        raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
+
+LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
+
+
+def traits(numbers: np.ndarray) -> frozenset[str]:
+    """`sparse` and `float16`, as far as a sample of the numbers can tell."""
+    rng = np.random.default_rng(0)
+    sample = numbers[tuple(rng.integers(0, size, SAMPLED_NUMBERS) for size in numbers.shape)]
+    found = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
+             "float16": exactly_half(sample)}
+    return frozenset(name for name, holds in found.items() if holds)
+
+
+def looked(data: Data) -> frozenset[str]:
+    """The traits of a leaf, looked up once; what is only promised has none."""
+    known = LOOKED.get(data)                                # once: its key may be an equal leaf, which others hold
+    if known is None:
+        known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
+        LOOKED[data] = known
+    return known
+
+
+def exactly_half(numbers: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((numbers.astype(np.float16) == numbers).all())
+
+
+def content(template: Template) -> tuple[str, ...]:
+    """The keys of the weights whose numbers decide what can hold them, and which others a file stores in blocks: layers
+    of equal structure are the same problem where these are equal."""
+    return tuple(value.key if looked(value) else name for name, value in template.values.items()
+                 if isinstance(value, Data) and (looked(value) or leaf(value).blocks is not None))
+
+
+def forms(numbers: np.ndarray) -> Iterator[Method]:
+    """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that
+    it would have."""
+    stored = np.asarray(numbers, np.float32)
+    seen = traits(stored)
+    if "float16" in seen and exactly_half(stored):
+        yield Method(Half.name)
+    if "sparse" not in seen or np.count_nonzero(stored) > MAX_DENSITY * stored.size:
+        return
+    sample = sampled(stored)
+    for name, form in FORMATS.items():
+        if form.proposed and not form.plain and form.tolerance is Format.tolerance and not form.rounds:
+            for layout in form.layouts_of(stored):
+                if holds(form, sample, layout) and (options := fit_options(form, stored, layout)) is not None:
+                    yield Method(name, tuple(options.items()))
+
+
+def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> bool:
+    try: form.pack(matrix, **layout)
+    except FormatError: return False
+    return True
+
+
+def fit_options(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
+    """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where
+    there are none. A density is that of what is counted: of numbers, or of tiles."""
+    try: packed = form.pack(stored, **layout)
+    except FormatError: return None
+    options = dict(layout)
+    if "density" in form.parameters:
+        whole = form.expected(*stored.shape, **layout, density=1.0)
+        [count] = [size for size in packed.sizes if not size.is_positive]
+        options["density"] = packed.sizes[count] / whole[count]
+    kept = float((form.flops / 2 / T).subs(form.expected(*stored.shape, **options)))
+    return options if kept <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options),
+                                                                           stored) else None
+
+
+def keeps_width(method: Method, narrowest: int) -> bool:
+    """Whether a method stores no numbers of fewer bits."""
+    return FORMATS[method.format].narrowest() >= narrowest
+
+
+@dataclass
+class Representable:
+    """The methods of the exact search: dense, and what else holds the weight of a class exactly, in numbers of at least
+    `narrowest` bits. Searches of one model may share it: equal matrices are looked at once."""
+
+    narrowest: int = NUMBER_TYPES["int8"]
+    known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
+
+    def __call__(self, lowering: Lowering, use: Use) -> Sequence[Method]:
+        key = lowering.terms[use.weight], use.layout
+        if key not in self.known:
+            self.known[key] = self._methods(lowering, use)
+        if lowering.gathers(use):
+            return [method for method in self.known[key] if lowering.gatherable(use, method)]
+        return self.known[key]
+
+    def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
+        if use.layout == "stack": return EXACT              # the matrices of heads have one kernel, a dense one
+        found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
+        if lowering.filed(use.weight, use.layout): found.append(Method(Q4_1.name))
+        return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
+
+
+def promising(leaves: Sequence[Data]) -> bool:
+    """Some leaf is sparse, or all can be stored half: other matrices made of them are dense in float32."""
+    seen = [looked(leaf) for leaf in leaves if prod(leaf.shape) > 1]
+    return bool(seen) and (any("sparse" in each for each in seen) or all("float16" in each for each in seen))

@@ -1,0 +1,135 @@
+"""The front: programs that nothing beats in time, memory and error at once, found over a ladder of errors."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opmatrix.display.progress import unheard
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.compiler.approximation import by
+from rewrites.compiler.search import Structure
+from rewrites.extraction import Infeasible
+from rewrites.lower.lower import is_plain
+from rewrites.pareto.proposals import Choices, chosen_methods, undominated
+from rewrites.verify.differences import Change
+
+LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
+OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the
+                                                             # smallest
+CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
+MEASURED_POINTS = 7                                         # points of the front that are verified and measured
+LARGE, FEWER = 2 ** 28, 4                                   # bytes of an exact program that takes seconds to fit and to
+                                                            # verify; points then
+TRUST = 1.2                                                 # times what its error surely is where it is chosen a
+                                                            # program is planned to have
+SPARE = 4096                                                # bytes that Python's own objects may take more than planned
+TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
+
+
+@dataclass
+class Front:
+    """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: the error that
+    it is planned to have, from the first of the rows that choose and then all, and stored and working bytes for the
+    batch `timed`."""
+
+    choices: Choices
+    exact: Program
+    rows: Sequence[Batch]
+    timed: Batch
+    meta: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.wanted = [self.exact.run(batch) for batch in self.rows]
+        self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
+        self.bound: float | None = None                     # seconds that no program within the error asked for is
+                                                            # below
+
+    def errors(self, program: Program, most: float) -> tuple[float, float]:
+        """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
+        on all."""
+        for batch, wanted in zip(self.rows, self.wanted, strict=True):
+            change = Change.of(program.run(batch), wanted, program.starts(batch))
+            found = change.relative, TRUST * change.surely
+            if found[1] > most:
+                break
+        return found
+
+    def points(self, error: float, memory: float | None, progress: Any = unheard) -> list[Structure]:
+        """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the
+        fastest is proved. Where no error is allowed there are the exact ones alone."""
+        large = self.exact.stored_bytes > LARGE
+        limits = sorted({*(LADDER[1::2] if large else LADDER), error}) if error else []
+        asked = [(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
+                 for limit in limits for weights in OBJECTIVES]
+        if memory is not None:                              # the fastest that fits, whatever its error
+            asked += [(limit, room, OBJECTIVES[0], False)
+                      for limit, room in ((1.0, memory), (0.0, memory), (error, memory - SPARE))]
+        found = list[Structure | None]()
+        for each in asked:
+            progress(len(found), len(asked))
+            found.append(self.within(*each))
+        return thin([*undominated([each for each in found if each is not None])], FEWER if large else MEASURED_POINTS,
+                    error)
+
+    def nearest(self, error: float, memory: float) -> str:
+        """Where nothing keeps both budgets: the smallest that keeps the error, the least error that keeps the
+        memory."""
+        small = self.within(error, None, OBJECTIVES[1], False) if error else None
+        size = min(self.bytes(each) for each in (self.exact, *([self.found[id(small)][0]] if small else [])))
+        close = self.within(1.0, memory, CLOSEST, False)
+        least = f"{self.found[id(close)][2]:.3g}" if close is not None else "none that any program has"
+        return (f"no program within --memory {memory / 1e6:g} and --error {error:g}: the smallest within the error "
+                f"needs {size / 1e6:.3g} MB, the least error within the memory is {least}")
+
+    def bytes(self, program: Program) -> float:
+        """Stored and working, for the batch that is timed."""
+        return program.stored_bytes + program.peak_bytes(self.timed)
+
+    def within(self, error: float, memory: float | None, weights: tuple[float, float, float],
+               prove: bool) -> Structure | None:
+        """The cheapest that keeps both: squares of errors add only about, and a plan is known when it is made, so the
+        budgets of the search are tightened by what the program exceeds them."""
+        budget = error
+        room = None if memory is None else memory - self.exact.peak_bytes(self.timed)
+        for _ in range(TRIES):
+            try:
+                structure = self.choices.choose(budget, room, weights, prove)
+            except Infeasible:
+                return None
+            if prove and budget == error and 0 < structure.bound < np.inf:
+                self.bound = structure.bound                # a budget that is tightened has a bound of its own
+            program = self.choices.program(structure, self.meta)
+            joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
+            over = 0.0 if memory is None else self.bytes(program) - memory
+            if stated <= error and over <= 0:
+                self.found[id(structure)] = program, joint, stated
+                return structure
+            budget *= min(1.0, 0.95 * error / stated if stated else 1.0)
+            room = None if room is None else room - max(0.0, over)
+        return None
+
+
+def describe_methods(structure: Structure) -> str:
+    """What methods a program uses, the most frequent first."""
+    counts = count_methods(structure)
+    return " + ".join(f"{name} x{count}"
+                      for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
+
+
+def count_methods(structure: Structure) -> dict[str, int]:
+    """How many detours of each kind there are, and how many weights each format that is not plain, or approximation of
+    a user, stores."""
+    formats = [*(each.what for each in structure.detours.values()), *map(by, chosen_methods(structure))]
+    return {name: formats.count(name) for name in dict.fromkeys(formats) if not is_plain(name)}
+
+
+def thin(points: Sequence[Structure], most: int, error: float) -> list[Structure]:
+    """At most so many points: the fastest and the smallest within the error first, then spread over the errors."""
+    points = [p for p in points if p.error > 0]
+    inside = [p for p in points if p.error <= error ** 2]
+    first = [min(inside, key=key) for key in ((lambda p: p.time), (lambda p: p.memory))] if inside else []
+    rest = [p for p in sorted(points, key=lambda p: p.error) if all(p is not f for f in first)]
+    step = max(1, -(-len(rest) // max(1, most - len(first))))
+    return list({id(p): p for p in [*first, *rest[::step]]}.values())[:most]

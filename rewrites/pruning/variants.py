@@ -1,0 +1,178 @@
+"""Models that may stand for the one that was asked for: itself, and itself with less of its units and heads. Each is
+searched for by itself, over graphs that all share; their programs meet in one front, where errors and goals are of
+the model that was asked for."""
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.approximate.trials import sample
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.search import Space, Structure, cheapest
+from rewrites.derivations.gains import only_narrows
+from rewrites.evaluate.quality import Quality
+from rewrites.extraction import Infeasible
+from rewrites.lower.lower import Method
+from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
+from rewrites.pareto.proposals import Choices
+from rewrites.pruning.losses import SHARES, Curve, curves, levels, trials
+from rewrites.pruning.removing import Removed, every_pair, removed
+from rewrites.verify.differences import difference
+from rewrites.workload.workload import calibration
+
+if TYPE_CHECKING:
+    from rewrites.report.points import Point
+    from rewrites.run import Run
+
+BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge
+BOTH = (1.0, 5e-11, 0.0)                                    # weights of seconds, bytes, error: 20 MB are worth 1 ms
+MOST = 6                                                    # programs of smaller models that are verified and measured
+
+
+@dataclass
+class Variant:
+    """A model with its space and exact program; `removed` says how it was made, None of the one that was asked for.
+    `off` is how far its exact program is from that one's output, relative."""
+
+    operator: Operator
+    space: Space
+    structure: Structure
+    program: Program
+    emitter: Emitter
+    removed: Removed | None = None
+    off: float = 0.0
+    choices: Choices | None = field(default=None, repr=False)
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """How many approximations of each kind made it."""
+        whats = [cut.what for cut in self.removed.cuts] if self.removed else []
+        return {what: whats.count(what) for what in dict.fromkeys(whats)}
+
+    def name(self, structure: Structure) -> str:
+        """What is removed, then what methods a program uses."""
+        own = describe_methods(structure) if structure.error or self.removed is None else ""
+        return " + ".join(filter(None, [self.removed.name if self.removed else "", own]))
+
+    def methods(self, structure: Structure) -> dict[str, int]:
+        return self.cuts | count_methods(structure)
+
+    def sources(self, point: "Point") -> Emitter:
+        """Where the constants of one of its programs come from."""
+        if self.choices is None or point.structure is self.structure: return self.emitter
+        return self.choices.sources[point.program]
+
+    def verified(self, batch: Batch) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Its output in float64, and what a certificate says of how it was made. Raises VerificationError where its
+        sizes are not those of the model with rows of zeros."""
+        told = self.removed and {"removed": self.removed.described() | {"difference": self.removed.checked(batch)}}
+        return dense(self.operator, batch), told or {}
+
+
+class Untried(NamedTuple):
+    """A program of a variant, or of the model that was asked for, which nobody has looked at yet."""
+
+    variant: Variant | None
+    structure: Structure
+    program: Program
+
+
+class Outcome(NamedTuple):
+    """A candidate, how far it is off on rows that choose, and what it is planned to be off by."""
+
+    made: Untried
+    joint: float
+    stated: float
+
+
+def carried(choices: Choices, model: Operator, variant: Variant) -> Choices:
+    """The number types that weights of the whole model were measured by, for what is left of the same weights, with
+    the same errors: they decide what is tried, and each program's own error is measured."""
+    old, new = leaves(model), leaves(variant.operator)
+    named = {key: new[name] for name, key in old.items() if name in new}
+    measured: dict[frozenset[str], Sequence[Method]] = {
+        frozenset(named[key] for key in those): [each for each in methods if only_narrows([each.format])]
+        for those, methods in choices.measured.items() if those <= named.keys()}
+    return Choices(variant.space, measured, choices.fit, choices.representable)
+
+
+def leaves(model: Operator) -> dict[str, str]:
+    """The contents of a model's weights by their names."""
+    data = (term.args[0] for term in model.walk() if term.kind.name == "weight")
+    return {re.sub(r"\W", "_", each.label): each.key for each in data}
+
+
+def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Untried]:
+    """The exact program of a smaller model, and the fastest, the smallest and one that is both with a little more
+    error by methods; where an error is asked for, with what it leaves them."""
+    assert variant.choices is not None
+    yield Untried(variant, variant.structure, variant.program)
+    room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
+    for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
+        for weights in (*OBJECTIVES, BOTH):
+            try: structure = variant.choices.choose(budget, None, weights)
+            except Infeasible: continue
+            if not structure.error: continue
+            yield Untried(variant, structure, variant.choices.program(structure, front.meta))
+
+
+def smaller(run: "Run", what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
+    """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are fitted
+    to, as far as their exact programs keep the quality."""
+    assert run.quality is not None
+    batch, exact = run.workload.fit, run.programs["exact"]
+    if file is not None: batch = calibration(file, exact.tokenizer, run.workload, run.quality.texts)
+    all_steps, losses, kept = len(every_pair(run.operator)) + len(SHARES), list[Curve](), list[Variant]()
+    judged = sample(exact, run.workload.choose, trials(run.operator))
+    for curve in curves(run.operator, what, batch, judged):
+        losses.append(curve)
+        progress(len(losses), all_steps)
+    for done, level in enumerate(levels(losses, what), len(losses) + 1):
+        made = less(run, removed(run.operator, level, batch))
+        if run.quality.kept(made.program, made.off): kept.append(made)
+        progress(done, all_steps)
+    return kept
+
+
+def less(run: "Run", made: Removed) -> Variant:
+    """A smaller model with its optimum, over graphs that it shares with the whole one."""
+    space = Space(made.model, run.space.laws, run.space.machine, run.space.extents, like=run.space)
+    structure = cheapest(space, run.representable)
+    program, emitter = structure.program(run.meta)
+    rows, wanted = (each.run(run.workload.choose) for each in (program, run.programs["exact"]))
+    return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
+
+
+def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:
+    """Points of smaller models, as far as they keep the quality, and no other of them is better."""
+    if not run.variants or run.quality is None: return
+    every = [found for variant in run.variants for found in programs(variant, front, run.quality.error)]
+    for found in worth(every, front, run.quality):
+        variant, structure, program = found.made
+        assert variant is not None
+        point = run.point(variant.name(structure), program, structure.time, found.joint, None,
+                          variant.methods(structure), structure)
+        point.stated_error, point.variant = found.stated, variant
+        yield point
+
+
+def worth(found: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:
+    """Those that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
+    the fastest first, and always the smallest. Only what is not beaten is looked at."""
+    best, least = list[Outcome](), inf
+    sized = sorted(((each.structure.time, front.bytes(each.program), at) for at, each in enumerate(found)))
+    for _, size, at in sized:
+        if size >= least: continue
+        joint, stated = front.errors(found[at].program, inf)
+        if quality.kept(found[at].program, stated, size):
+            best.append(Outcome(found[at], joint, stated))
+            least = size
+    return best if len(best) <= most else [*best[:most - 1], best[-1]]

@@ -1,0 +1,75 @@
+"""Which of the programs within the budgets is the answer: the fastest, as measured; of those that the rounds do not
+tell apart, the one that is predicted fastest; of those that this does not tell apart either, the one that needs fewest
+bytes.
+
+Rounds are compared in pairs, as what disturbs one program of a round disturbs all. The interval of a median ratio is
+the sign test's, which assumes nothing of how noise is spread (David and Nagaraja 2003, Order Statistics, section
+7.1)."""
+from collections.abc import Sequence
+from math import comb, inf
+from typing import Protocol, TypeVar
+
+from rewrites.evaluate.goals import Goal, Judged
+from rewrites.extraction import Infeasible
+
+ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by
+                                                            # so much
+LEVEL = 0.9                                                 # of the interval of a ratio
+JITTER = 1024                                               # bytes that Python's objects differ by from run to run
+
+
+class Timed(Protocol):
+    """A program as the choice sees it: seconds of every round, seconds as predicted, bytes that a run needs."""
+
+    @property
+    def rounds_s(self) -> Sequence[float]: ...
+    @property
+    def measured_s(self) -> float | None: ...
+    @property
+    def predicted_s(self) -> float: ...
+    @property
+    def measured_bytes(self) -> float | None: ...
+
+
+class Verified(Timed, Judged, Protocol):
+    """The same with what goals see of it."""
+
+
+P = TypeVar("P", bound=Timed)
+V = TypeVar("V", bound=Verified)
+
+
+def allowed(points: Sequence[V], asked: Sequence[Goal], memory: float | None) -> list[V]:
+    """The verified points that keep the goals and, as measured, the memory; the first is the exact one. Raises
+    Infeasible, which says what came closest."""
+    keep = [p for p in points if all(goal.kept(p, points[0]) for goal in asked)]
+    small = [p for p in points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
+    if not (found := [p for p in keep if any(p is each for each in small)]):
+        least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
+        raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: as "
+                         "measured, the smallest that keeps them needs "
+                         f"{min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error within the "
+                         f"memory is {least}")
+    return found
+
+
+def choose(points: Sequence[P]) -> P:
+    """The answer among measured programs, of which there is one at least; the first of equals."""
+    fastest = min(points, key=lambda point: point.measured_s or 0.0)
+    undecided = [point for point in points if point is fastest or bound_ratio(point, fastest)[0] <= 1]
+    likely = min(undecided, key=lambda point: point.predicted_s)
+    alike = [point for point in undecided if point is likely or point.predicted_s <= (1 + ALIKE) * likely.predicted_s
+             or bound_ratio(point, likely)[1] <= 1 + ALIKE]
+    return min(alike, key=lambda point: point.measured_bytes or 0.0)
+
+
+def bound_ratio(point: Timed, base: Timed) -> tuple[float, float]:
+    """An interval of the median ratio of their seconds in a round; (0, infinity) where the rounds are too few."""
+    return middle([a / b for a, b in zip(point.rounds_s, base.rounds_s, strict=True)])
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """An interval that holds the median that the values are drawn around, in `LEVEL` of all cases at least."""
+    ordered, count, outside, left_out = sorted(values), len(values), 0.0, 0
+    while count and (outside := outside + comb(count, left_out) / 2 ** count) <= (1 - LEVEL) / 2: left_out += 1
+    return (ordered[left_out - 1], ordered[-left_out]) if left_out else (0.0, inf)

@@ -1,0 +1,217 @@
+"""What a run found out, as text, as JSON, and as directories that run."""
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from formats.machine.quiet import warn_busy
+from opmatrix.display.tables import between, megabytes, ms, percent, table
+from opmatrix.files.saving import DERIVATION, FRONT, REPORT, replacing_program, write_front
+from rewrites.derivations.gains import join_names
+from rewrites.derivations.retelling import tell_steps
+from rewrites.evaluate.goals import MEASURES
+from rewrites.evaluate.reported import Named
+from rewrites.lower.mixed import format_lengths
+from rewrites.phases import Report
+from rewrites.report.points import Point, Result
+from rewrites.report.uncompiled import tell_evaluated
+from rewrites.workload.stated import spoken
+
+UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
+TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
+SHOWN_LAWS = 5                                              # entries of laws that a report shows
+TOLD = 5e-5                                                 # share of seconds below which a gap is none
+SCREEN = 110                                                # characters of a line of phases
+PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
+
+
+def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
+    """Saves the chosen program in `target`, beside it the report and the steps that lead to it, and in `target/front`
+    every program of the front: all or nothing. The figures of the report."""
+    report = result.report
+    with report.phase("derive"): steps = tell_steps(result.best, result)
+    with report.phase("save"):
+        found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
+        with replacing_program(target) as fresh:
+            places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
+            write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),
+                                                                strict=True)))
+            (fresh / DERIVATION).write_text(steps, "utf-8")
+            (fresh / REPORT).write_text(json.dumps(found | taken(report), indent=1), "utf-8")
+    return found | taken(report)
+
+
+def taken(report: Report) -> dict[str, Any]:
+    """Seconds of the phases, up to now, and of all together."""
+    return {"phases": report.phases, "wall_s": report.wall}
+
+
+def as_json(result: Result, places: list[Path], laws: Named | None = None) -> dict[str, Any]:
+    """All figures of a run, and the files of the user that took part."""
+    exact = result.structures["exact"]
+    return {
+        "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
+        "rows": result.workload.rows, "tokens": result.workload.tokens,
+        "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
+        **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
+                                                           ("texts", Named.of(result.workload.file)), ("laws", laws))},
+        "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
+        "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "stated": {"like": result.workload.like, "lengths": result.workload.lengths,
+                   "uncovered": result.workload.uncovered},
+        **taken(result.report),
+        "busy": {"calibration": next(iter(getattr(result.machine, "marks", ())), ""), "timing": result.busy},
+        "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
+                   "bound": exact.bound, "cut": exact.cut},
+        "error": result.error, "memory": result.memory,
+        "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
+        "terms": result.terms, "bound": report_bound(result), "prediction": prediction(result),
+        "baseline": figures(result.imported), "fused": figures(result.fused),
+        "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
+        "chosen": result.chosen,
+        "steps": [step._asdict() for step in result.steps],
+        "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
+        "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
+        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows},
+        "dropped": [figures(point) for point in result.dropped],
+    }
+
+
+def report_bound(result: Result) -> dict[str, float | None]:
+    """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for,
+    over all that the laws reach with these formats; and the share of the chosen program's that is above. None where
+    none was proved. Below 0 where the errors of the chosen program add to more, and it keeps the error all the same."""
+    chosen = result.best.predicted_s
+    return {"seconds": result.bound, "gap": None if result.bound is None else 1 - result.bound / chosen}
+
+
+def prediction(result: Result) -> dict[str, Any]:
+    """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this
+    run."""
+    points = [result.imported, result.fused, *result.points]
+    off = {at: abs(point.predicted_s / point.measured_s - 1) for at, point in enumerate(points) if point.measured_s}
+    worst = max(off, key=lambda at: off[at])
+    return {"programs": len(off), "median": median(off.values()), "worst": off[worst],
+            "worst_program": points[worst].name}
+
+
+def installed(name: str) -> str:
+    """The version of a package; a checkout that is not installed has none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def machine_name(machine: Any) -> str:
+    return str(getattr(machine, "name", type(machine).__name__))
+
+
+def describe_point(point: Point, place: Path) -> dict[str, Any]:
+    removed = point.variant.removed if point.variant else None
+    return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
+                             "removed": removed and removed.described(),
+                             "detours": [str(each) for each in point.structure.detours.values()]
+                             if point.structure else []}
+
+
+def figures(point: Point) -> dict[str, Any]:
+    """What was predicted of a program, and what was measured."""
+    return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
+            "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
+            "stored_bytes": point.program.stored_bytes,
+            "predicted_error": point.predicted_error, "measured_error": point.measured_error,
+            "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
+            "near": point.checks.get("lengths", {}).get("errors", []),
+            "verified": point.verified, **{name: point.judged.get(name) for name in TITLES}}
+
+
+def printed(found: dict[str, Any], target: Path | None = None) -> str:
+    """The report of a run, from its figures (see `as_json`), and where it is saved."""
+    search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
+    header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
+    header += [title for name, title in TITLES.items() if front[0][name] is not None]
+    rows = [format_point("  imported", found["baseline"]),
+            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point)
+              for at, point in enumerate(front))]
+    laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
+            if entry["seconds"] > 0]
+    return "\n\n".join([
+        phases(found),
+        f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
+        f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}" +
+        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}" + kept(found["goals"]) +
+        tell_evaluated(found["terms"]),
+        *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
+        "programs: * is chosen\n" + table(rows, header),
+        "what saved it: medians and quartiles of the same rounds\n" + gains(found),
+        "laws of the exact program, by leaving one out: savings overlap\n"
+        + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),
+        f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
+        f"float64 oracle on {checked['rows']} held-out rows" + "".join(
+            f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
+            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}",
+        *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
+                                     f"explain {target}"])])
+
+
+def phases(found: dict[str, Any]) -> str:
+    """The seconds of each phase, and of all, in lines of a screen."""
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()]
+    lines = [""]
+    for part in [*parts, f"in all {found['wall_s']:.1f} s"]:
+        if len(lines[-1]) + len(part) + 2 > SCREEN: lines.append("")
+        lines[-1] += f"  {part}"
+    return "phases" + "\n      ".join(lines)
+
+
+def format_point(name: str, point: dict[str, Any]) -> list[str]:
+    return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
+            megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
+            percent(point["predicted_error"]), percent(point["measured_error"]),
+            *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
+
+
+def proof(gap: float) -> str:
+    """What the search proved of its optimum, and over which programs."""
+    return ("proved: no program equal to the model that these laws reach is predicted to be "
+            + (f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`"))
+
+
+def tell_bounds(found: dict[str, Any]) -> str:
+    """What no program within the budgets is faster than, and how far predicted seconds are to be trusted."""
+    least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
+    if least["seconds"] is None:
+        said = "none was proved for these budgets: the chosen program is the fastest of those measured"
+    else:
+        said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
+                f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
+                f"chosen one is at {ms(chosen['predicted_s'])} ms, " +
+                (f"of which {at_most(least['gap'])} could be saved" if least["gap"] > -TOLD else
+                 "as its errors add to more, and cancel"))
+    return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are "
+            f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+
+
+def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
+
+
+def kept(goals: list[dict[str, Any]]) -> str:
+    """How the chosen program keeps the goals, where there are others than the error."""
+    return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}"
+                                      for goal in goals) if len(goals) > 1 else ""
+
+
+def gains(found: dict[str, Any]) -> str:
+    """A row for each means, and their sum."""
+    rows = [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+             "below noise" * step["below_noise"]] for step in found["steps"]]
+    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]],
+                 ["", "ms measured", "quartiles", "ms saved", ""])
+
+
+def name_step(step: dict[str, Any]) -> str:
+    """A means, and the program that has it."""
+    return step["name"] if step["name"] == step["program"] else f"{step['name']}: {step['program'] or 'nothing'}"

@@ -1,0 +1,71 @@
+"""Steps that are evaluated as terms, as no kernel computes them: how many, what of the time they take, and what would
+help."""
+import json
+from functools import partial
+from typing import Any
+
+from opmatrix.algebra.term import Operator
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.laws.epilogues import HEADS, STAGES
+from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.lower.mixed import Mean
+from rewrites.lower.price import Prices
+
+TERM = "term"                                               # the attribute of what evaluates a term
+GUIDE = "docs/add_a_kernel.md"
+
+
+def evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, Any] | None:
+    """The steps of a program that evaluate terms, as the report has them: how many, of how many, the share of the time
+    of a run of the batch that they take, whether that is measured or predicted, and the kinds of operators in them that
+    no kernel computes. None where there are none."""
+    steps = [step for step in program.steps if TERM in step.attributes]
+    if not steps: return None
+    try: share, measured = measured_share(program, batch, rounds, {step.output for step in steps}), True
+    except RuntimeError: share, measured = predicted_share(program, prices), False
+    nodes = [node for step in steps for node in json.loads(str(step.attributes[TERM])) if node[0] != "value"]
+    kinds = {named(kind, [word["over"] for word in words if isinstance(word, dict) and "over" in word])
+             for kind, _, words in nodes}
+    return {"steps": len(steps), "of": len(program.steps), "share": share, "measured": measured,
+            "kinds": sorted(kinds - computed_kinds())}
+
+
+def measured_share(program: Program, batch: Batch, rounds: int, outputs: set[str]) -> float:
+    """The share of runs that the steps with these outputs take. Raises RuntimeError where native code has no clock."""
+    found = program.profile(batch, rounds)
+    return sum(sum(taken) for name, taken in found.steps.items() if name in outputs) / sum(found.runs)
+
+
+def predicted_share(program: Program, prices: Prices | Mean) -> float:
+    """The same by their prices, which are guesses."""
+    seconds = {True: 0.0, False: 0.0}
+    calls = program.schedule.calls[program.schedule.first:]
+    for step, call in zip(program.steps, calls, strict=True):
+        if not (call.kernel.view or call.kernel.held):
+            seconds[TERM in step.attributes] += prices.spent(partial(call.kernel.cost, call.bound, call.shape))
+    return seconds[True] / sum(seconds.values())
+
+
+def named(kind: str, monoids: list[str]) -> str:
+    """A kind of operator, and what it merges by."""
+    return f"{kind}({', '.join(monoids)})" if monoids else kind
+
+
+def computed_kinds() -> set[str]:
+    """The kinds of operators that some kernel computes, alone or with others."""
+    def kinds(term: Operator) -> set[str]:
+        own = named(term.kind.name, [each.__name__ for each in term.attributes if isinstance(each, type)])
+        return {own}.union(*map(kinds, term.children))
+    return set().union(*(kinds(each.pattern) for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))
+
+
+def tell_evaluated(found: dict[str, Any] | None) -> str:
+    """A line of the report on them; none where there are none."""
+    if found is None: return ""
+    lacking = f"no kernel computes {', '.join(found['kinds'])}" if found["kinds"] else \
+        "kernels compute each of their operators, but not so composed"
+    which = "1 step is evaluated as a term" if found["steps"] == 1 else f"{found['steps']} steps are evaluated as terms"
+    return (f"\nterms     {which}, of {found['of']}, in float64 by Python: {100 * found['share']:.3g} % of the time, "
+            f"as {'measured' if found['measured'] else 'predicted'};\n          {lacking}: say it by operators that\n"
+            f"          `opmatrix laws --kind implementation` lists, or add a kernel ({GUIDE})")

@@ -1,0 +1,73 @@
+"""A model as it comes, a checkpoint, an operator or several outputs by name, with what its programs are made cheapest
+for."""
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.extents import collect_needs
+from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.pooling import MEAN
+from opmatrix.program import Program
+from opmatrix.runtime.scheme import Running
+from rewrites.graph.layers import Model, check_possible, find_vocabulary, outputs
+from rewrites.lower.mixed import Mix
+from rewrites.workload.workload import Workload, draw_workload
+
+
+def open_arguments(model: str | Model, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
+                   tokens: int | None, output: str = "pooled",
+                   adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, Any]]:
+    """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
+    if not isinstance(model, str):
+        if adapter is not None:
+            raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
+        if isinstance(workload, str | Path):
+            raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
+        check_possible(model)
+        first = next(iter(outputs(model).values()))
+        entering = collect_needs(*outputs(model).values())[1]
+        if (vocabulary := find_vocabulary(model)) is None and not entering:
+            raise InputError(f"optimize: {first!r:.60} takes rows of any number of columns: a model begins with "
+                             "weight(table), on one-hot rows of tokens, or with an input, given(name, columns, space)")
+        if workload is None and entering:
+            raise InputError("optimize: nobody draws the matrices that this model is given: give a workload, Batch(.., "
+                             "inputs=..)")
+        batch = Batch([np.arange(tokens or 128) % (vocabulary or 1)]) if workload is None else workload
+        return model, draw_workload(batch, model), {"model": "operator"}
+    checkpoint = open_model(model, adapter)
+    operator = checkpoint.operator(output == "pooled")
+    if workload is None or isinstance(workload, str | Path):
+        workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
+    elif not isinstance(workload, Workload | Batch):
+        workload = Workload.of(checkpoint, text, tokens, mix=workload)
+    return operator, draw_workload(workload, operator), source(checkpoint)
+
+
+def source(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where a checkpoint is, and what its programs need to read text."""
+    tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
+    config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
+    return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
+            **({"adapter": str(checkpoint.adapter.directory.resolve())} if checkpoint.adapter else {}),
+            **({"head": checkpoint.head} if checkpoint.head else {}),
+            **({} if tokenizer is None else {"tokenizer": tokenizer}),
+            **({"pooling": pooling.described()} if pooling != MEAN else {})}
+
+
+def calibrated(progress: Any, *batches: Batch) -> Any:
+    """This machine's model, from the cache or measured now, with what runs of these batches take."""
+    from formats.machine.model import this_machine
+    machine = this_machine(progress)
+    ways = {Running.of(machine, batch.starts).way for batch in batches} if machine.ways else ()
+    for way in sorted(ways): machine.opened(way, progress)
+    return machine
+
+
+def adapter_of(program: Program) -> str | None:
+    """The adapter that a program says it was made with. Raises InputError for what is no name of one."""
+    found = program.meta.get("adapter")
+    if found is None or isinstance(found, str): return found
+    raise InputError(f"the program says that its adapter is {found!r:.60}: make it anew")

@@ -1,0 +1,126 @@
+"""What an approximate program is stated to be off by, on texts like those of its workload: the norm of all, single
+sentences, cosines; and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and
+no program chosen by."""
+from dataclasses import asdict, dataclass
+from math import exp, hypot, log
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from formats.core.epilogue import UNIT
+from opmatrix.display.tables import percent
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.embed import batches
+from opmatrix.pipelines.pooling import normalise_rows
+from opmatrix.pipelines.text import Reading, Tokenizer
+from rewrites.verify.differences import Change
+from rewrites.verify.lengths import format_errors
+from rewrites.workload.samples import TEXT_KINDS, make_lines
+
+ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance
+                                                            # that more do
+MOST = log(np.finfo(np.float64).max)                        # of a limit's logarithm
+TAIL = 4                                                    # the largest quarter says how a tail falls
+MIN_SENTENCES, PLENTY = 16, 459                             # sentences: fewer say nothing of a tail; of so many 0.99ⁿ <
+                                                            # 0.01
+COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind that coverage is judged by, share that has
+                                                            # to be
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms), `sentence`
+    of a single one, which at most one in a hundred exceeds (None where too few were seen), and by how much the cosines
+    of `pairs` changed."""
+
+    sentences: int
+    error: float
+    sentence: float | None
+    pairs: int
+    cosine_mean: float
+    cosine_most: float
+
+    @classmethod
+    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0) -> "Stated":
+        """From the change of a program's output and of cosines against what it stands for, which itself is off by
+        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated."""
+        single = worst(change.each)
+        together = max(checked, hypot(change.likely, rounding))
+        return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
+                   float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
+
+    def described(self) -> dict[str, Any]: return asdict(self)
+
+
+def worst(errors: np.ndarray) -> float | None:
+    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `MIN_SENTENCES`
+    sentences. Of `PLENTY` it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is
+    extrapolated as a power law (Weissman 1978) from the k largest: their logs lie above the next one by h on average
+    (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the largest mean that this leaves in doubt is taken. Where
+    texts recur the k largest may be equal, and say nothing of a tail: the tolerance limit of a lognormal with the mean
+    and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest seen. What is below the
+    rounding of one number counts as that; none, too, where such limits are beyond all numbers."""
+    if (n := len(errors)) < MIN_SENTENCES: return None
+    falling = np.sort(errors)[::-1]
+    if n >= PLENTY or falling[0] == 0: return float(falling[0])
+    from scipy.special import gammaincinv, nctdtrit
+    k = n // TAIL
+    top = np.log(np.maximum(falling, UNIT))
+    mean = float((top[:k] - top[k]).sum() / gammaincinv(k, DOUBT))
+    times = float(nctdtrit(n - 1, NormalDist().inv_cdf(1 - ABOVE) * n ** 0.5, 1 - DOUBT)) / n ** 0.5
+    most = max(top[k] + mean * log(k / (n * ABOVE)), top.mean() + times * top.std(ddof=1))
+    return max(float(falling[0]), exp(most)) if most < MOST else None
+
+
+def change_cosines(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """|Δcos| of every pair of embeddings, of (S, n) before and after: (S (S − 1) / 2,)."""
+    units = [normalise_rows(np.asarray(each, np.float64)) for each in (before, after)]
+    was, now = (each @ each.T for each in units)
+    changed: np.ndarray = abs(now - was)[np.triu_indices(len(before), 1)]
+    return changed
+
+
+# ---- which texts are like those of a workload
+
+def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
+    """The kinds of text that a workload does not hold: of more than one line in ten the length is beyond those of the
+    workload, or more tokens are new to it than in any line that its own statement is of. That is necessary for texts to
+    be alike, not sufficient."""
+    counts = np.diff([*fitted.starts]), np.diff([*stated.starts])
+    low, high = (function(np.concatenate(counts)) for function in (np.min, np.max))
+    most = max(unseen(row.tokens, fitted.tokens) for row in stated)
+    whole = np.concatenate([fitted.tokens, stated.tokens])
+
+    def held(row: np.ndarray) -> bool: return low <= len(row) <= high and unseen(row, whole) <= most
+
+    def covered(kind: str) -> bool:
+        reading = Reading(truncate=True, skip_bad=True)
+        rows = [part.tokens for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading)
+                for part in batch]
+        return sum(map(held, rows)) >= COVERAGE_SHARE * len(rows)
+    return tuple(kind for kind in TEXT_KINDS if not covered(kind))
+
+
+def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
+    """Share of tokens that are not among those known."""
+    return float(1 - np.isin(tokens, known).mean())
+
+
+# ---- as the report says it
+
+def spoken(workload: dict[str, Any], program: dict[str, Any]) -> str:
+    """What is stated of a program, from the entries of a report, `stated` of the run and those of the program; and how
+    far off it was found at other lengths."""
+    (low, high), stated, near = workload["lengths"], program["stated"], program["near"]
+    single = stated["sentence"]
+    worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None
+             else
+             f"nothing of a single one: that needs {2 * MIN_SENTENCES} lines")
+    lacks = workload["uncovered"]
+    return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} "
+            f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines "
+            f"by {stated['cosine_mean']:.2g} on average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs"
+            +
+            (f"\n          at other lengths it was found off by {format_errors(near)}" if near else "") +
+            (f"\n          not covered: {', '.join(lacks)}" if lacks else ""))

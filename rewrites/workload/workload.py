@@ -1,0 +1,261 @@
+"""What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated
+of."""
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from formats.disk.files import open_regular
+from opmatrix.extents import Extents, collect_needs
+from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.measure import Seconds, measure
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.embed import batches, name_line
+from opmatrix.pipelines.embed import read_lines as read
+from opmatrix.pipelines.text import LINES, Parts, Reading, Tokenizer, read_lines, sentences
+from opmatrix.runtime.scheme import Running
+from rewrites.compiler.sparse_attention import LONG, sparser
+from rewrites.graph.layers import Model, find_vocabulary, outputs
+from rewrites.lower.mixed import Mix
+from rewrites.lower.mixed import batches as batches_of
+from rewrites.lower.mixed import describe_mix as said_of
+from rewrites.workload.stated import MIN_SENTENCES, uncovered
+
+OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
+PROBE = 16                                                  # sentences
+SAMPLED_LINES, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many
+                                                                     # of a file
+FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the
+                                                            # float64 oracle
+TEXTS = 16                                                  # of joined lines: 4 choose, 8 state
+CHECKED_ROWS = 64
+CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
+
+
+def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str, bool]:
+    """The lines that rows are made of, how they are called, and whether they are ours: of `text`, else of the `file` of
+    texts where it has enough to say how single sentences vary, else those that ship."""
+    if text: return read_lines(text), f"the lines of {text}", False
+    if file is None: return sentences(), "the shipped sentences", True
+    lines = [*islice(read(Path(file), open_regular), SCANNED)]
+    if len(lines) >= 2 * MIN_SENTENCES: return lines, f"the lines of {file}", False
+    return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines", True
+
+
+def divided(lines: Sequence[str]) -> Parts[str]:
+    """At most MOST of some lines, spread over all, in parts."""
+    return Parts.of(lines[::-(-len(lines) // SAMPLED_LINES)])
+
+
+def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[list[int]]:
+    """Consecutive lines joined to texts of so many tokens."""
+    held: list[str] = []
+    count, reading = 0, Reading(truncate=True, skip_bad=True)
+    for line in lines:
+        [row] = tokenizer.rows([line], reading)
+        if not row: continue
+        held.append(line)
+        count += len(row)
+        if count >= tokens and len(text := tokenizer.cut(tokenizer.pooling.prompt + "\n".join(held), tokens)) == tokens:
+            yield text
+            held, count = [], 0
+
+
+def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[list[Batch], str]:
+    """Lines as rows: some to fit, to choose, to state; and what was done to them, in words. Of lines that are `ours`,
+    as the user gave none, those that the model has no positions for are cut, and those that it cannot read left out.
+    Raises InputError where that leaves a part without any, and for a line of the user's that cannot be read."""
+    reading = Reading(truncate=True, skip_bad=True) if ours else Reading()
+    parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divided(lines)]
+    if not all(parts): raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
+    done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
+    done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
+    batches = [next(Batch(rows).pieces(most)) for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)]
+    return batches, "".join(f", {each}" for each in done) if ours else ""
+
+
+def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
+    """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is
+    read twice, so that no more than a batch is kept of it."""
+    def made() -> Iterator[Batch]:
+        return batches(tokenizer, read(file, open_regular), reading=Reading(partial(name_line, file)))
+    rows = [batch.rows for batch in made()]
+    middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
+    [timed] = islice(made(), middle, middle + 1)
+    which = f", batch {middle + 1} of {len(rows)}" if len(rows) > 1 else ""
+    return timed, f"{len(timed)} texts, {timed.rows} tokens of {file}{which}"
+
+
+def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
+    """Raises InputError for a token that the model has no row for."""
+    vocabulary = checkpoint.said["vocab_size"]
+    if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
+        raise InputError(f"{checkpoint.vocabulary}: it gives token {highest}, but the model has "
+                         f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`timed` is the batch whose seconds and bytes count. Methods are fitted to `fit`, programs are chosen by `choose`,
+    single methods by the first of it, `probe`; what an error is stated of, `state`, has no line of these, and the
+    float64 oracle reads the first of it, `verify`. `like` says whose lines they are, `lengths` what tokens all of them
+    have, `uncovered` which kinds of text they lack."""
+
+    timed: Batch
+    fit: Batch
+    choose: Batch
+    probe: Batch
+    state: Batch
+    verify: Batch
+    name: str
+    like: str
+    uncovered: tuple[str, ...] | None = None                # None: there is no tokenizer
+    text: str | None = None                                 # what it was made of, so that it can be made again
+    tokens: int | None = None
+    file: str | None = None
+    mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most
+                                                            # rows
+
+    @property
+    def shares(self) -> tuple[tuple[float, Batch], ...]:
+        """The batches whose seconds count, by their shares."""
+        return self.mix or ((1.0, self.timed),)
+
+    @property
+    def few(self) -> Batch:
+        """Rows that every step is checked on: the first sentences of `verify`, long ones cut."""
+        first = next(self.verify.pieces(CHECKED_ROWS))
+        if first.alone or np.diff(first.starts).max() <= LONG: return first
+        return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
+
+    def measured(self, programs: Mapping[str, Any], rounds: int, progress: Any) -> Seconds:
+        """Seconds of programs, round by round: the mean of the batches by their shares."""
+        shares, batches = zip(*self.shares, strict=True)
+        return measure(programs, batches, rounds, progress=progress, shares=shares)
+
+    def running(self, machine: Any, held: float = inf) -> Any:
+        """What a machine takes for kernels where the batch runs, of a model whose numbers are so many bytes; where
+        there are several, for each."""
+        found = [Running.of(machine, batch.starts, held) for _, batch in self.shares]
+        return found if self.mix else found[0]
+
+    @property
+    def rows(self) -> int:
+        return self.timed.rows
+
+    def extents(self, model: Model) -> Extents | Mix:
+        """Those of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with their
+        shares."""
+        seen, ports, relations = collect_needs(*outputs(model).values())
+        every = dict.fromkeys([*seen, *(each for one in seen for each in sparser(one, np.diff(self.timed.starts)))])
+        found = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
+        return found if self.mix else found[0][1]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the shortest and of the longest line that an error is stated of."""
+        counts = np.diff(self.state.starts)
+        return int(counts.min(initial=self.rows)), int(counts.max(initial=0))
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
+           file: str | None = None, mix: Mix | None = None) -> "Workload":
+        """Rows come from the lines of `text`, or of `file`, or the sentences that ship; where what is timed is long,
+        and lines are enough, they are joined to texts as long. Timed are the batches of a `mix`, or a batch as `embed`
+        makes of the texts of `file`, or one sentence of `tokens` tokens; without any the whole text, or 128 tokens.
+        Raises InputError for a length that the model has no positions for."""
+        if tokens is not None and (file is not None or mix is not None):
+            given = file if mix is None else "of shares"
+            raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
+        limit = checkpoint.positions
+        length = min(128, limit) if tokens is None else tokens
+        if not 1 <= length <= limit:
+            raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
+        tokenizer = checkpoint.tokenizer()
+        if file is not None: timed, said = typical(tokenizer, Path(file))
+        lines, like, ours = drawn_from(text, file)
+        (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
+        like += changed
+        if file is None and text and tokens is None:
+            timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+        elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
+        mixed: tuple[tuple[float, Batch], ...] = ()
+        if mix is not None:
+            mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
+        probe, longest = Batch([row.tokens for row in islice(choose, PROBE)]), int(np.diff(timed.starts).max())
+        joined = [*islice(texts(tokenizer, lines, longest), TEXTS)] if file is None and longest >= LONG else []
+        if len(joined) >= LINES:
+            choose, state = Batch(Parts.of(joined).choose), Batch(Parts.of(joined).state)
+            like += f", joined to texts of {longest} tokens"
+        check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
+        return cls(timed, fit, choose, probe, state,
+                   next(state.pieces(VERIFY)), said, like,
+                   uncovered(tokenizer, fit, state), text, tokens, file, mixed)
+
+    @classmethod
+    def drawn(cls, model: Model, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
+        """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and
+        bytes count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some
+        stands for all."""
+        vocabulary = find_vocabulary(model) or 1
+        if not isinstance(timed, Batch):
+            mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
+            return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)
+        if timed.alone:
+            said = "the batch itself, as it has relations or matrices of its own"
+            return cls(timed, timed, timed, timed, timed, timed, said, "the batch itself")
+        rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
+
+        def some(count: int) -> Batch:
+            return Batch([rng.integers(0, vocabulary, length) for length in rng.choice(lengths, count)])
+        sentences = min(sentences, max(4, STATE // int(lengths.max())))
+        half, judged = some(sentences // 2), some(sentences)
+        probe, verify, fit = (next(each.pieces(2 * FIT)) for each in (half, judged, some(sentences)))
+        said = f"{len(lengths)} sequences of random tokens"
+        return cls(timed, fit, half, probe, judged, verify, said, "random tokens")
+
+
+def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:
+    """The lines of a file, spread over all of it, but for those that choose programs, state errors, or are among these
+    others: what is fitted to them is judged by none of them. Raises InputError where none is left."""
+    reading = Reading(truncate=True, skip_bad=True)
+    judged = {tuple(row.tokens.tolist()) for batch in (workload.choose, workload.state) for row in batch}
+    judged |= {*map(tuple, tokenizer.rows(others, reading))} if others else set()
+    every = dict.fromkeys(map(tuple, tokenizer.rows(read_lines(file), reading)))
+    rows = [row for row in every if row and row not in judged]
+    if not rows:
+        raise InputError(f"--calibrate {file}: each of its lines chooses programs or judges them, too: give other text")
+    return Batch([list(row) for row in rows[::-(-sum(map(len, rows)) // CALIBRATE)]])
+
+
+def check_output(output: str) -> None:
+    """Raises InputError for what no program gives."""
+    if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
+
+
+def of_shares(mix: Mix, limit: int | None, model: str,
+              tokens: NDArray[Any]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
+    """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these
+    tokens. Raises InputError for what is no mix, and for a sentence that is longer than the model's limit."""
+    def filled(lengths: Sequence[int]) -> Batch:
+        return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
+    found = batches_of(mix, filled)
+    longest = max(int(np.diff(batch.starts).max()) for _, batch in found)
+    if limit is not None and longest > limit:
+        raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
+    if any(batch.alone for _, batch in found):
+        raise InputError("workload: a batch with relations or matrices of its own has no share: it stands for all, so "
+                         "give it alone")
+    return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
+
+
+def draw_workload(workload: Workload | Batch | Mix, model: Model) -> Workload:
+    """A batch, or several with shares, with random rows beside it."""
+    return workload if isinstance(workload, Workload) else Workload.drawn(model, workload)
