@@ -24,8 +24,8 @@ from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import Operator
 from rewrites.kinds import left, right
 from rewrites.proofs.equations import Prover
+from rewrites.proofs.laws.value_kinds import below, unit
 from rewrites.proofs.refute import refute
-from rewrites.proofs.value_kinds import below, unit
 
 ARITY = dict(In=1, MM=2, Add=2, Mul=2, S=2, T=1, Cat0=2, Cat1=2, Sp00=1, Sp01=1, Sp10=1, Sp11=1, Relu=1, Imm=0)
 MEANING: dict[str, Callable[..., Any]] = dict(

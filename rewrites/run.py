@@ -40,7 +40,7 @@ from rewrites.report.choice import allowed, choose
 from rewrites.report.points import Point, Result
 from rewrites.report.uncompiled import evaluated
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.forked_task import Aside
+from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
 from rewrites.workload.resolve import calibrated, open_arguments
 from rewrites.workload.workload import Workload, check_output
@@ -107,7 +107,7 @@ def pursue(run: "Run", asked: Sequence[Goal], error: float, memory: float | None
            calibrate: str | Path | None, rounds: int) -> Result:
     """The phases of a run that has its model and its machine, one after another."""
     report = run.report
-    with Aside(run.judged_laws, report.say) as aside:
+    with ForkedTask(run.judged_laws, report.say) as aside:
         with report.phase("search") as progress: run.explore(progress)
         with report.phase("kernels"): run.compile()
         if len(asked) > 1:
@@ -278,7 +278,7 @@ class Run:
                  "graphs": verify_graphs([p.template for p in exact.parts], self.laws, announce=announce)},
                  self.saved(), exact.time]
 
-    def judgement(self, aside: Aside) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
+    def judgement(self, task: ForkedTask) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
         """Laws and graphs as verified, and what laws save, of this run's exact program."""
         verified, saved, seconds = aside.answer()
         if seconds != self.structures["exact"].time:        # a search that ended by its time limit may find another one

@@ -11,7 +11,7 @@ from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from rewrites.kinds import behind, joined, left, right
-from rewrites.proofs.value_kinds import below
+from rewrites.proofs.laws.value_kinds import below
 
 PURE = {*LASTING.values(), below, behind, joined, left, right}      # kinds that read x through their operands alone
 

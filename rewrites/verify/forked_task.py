@@ -21,7 +21,7 @@ FAILURE = "level", "where", "what", "reproducer", "laws"    # what an error of v
                                                             # numbers
 
 
-class Aside:
+class ForkedTask:
     """`work(announce)`, done beside what its block does, where a process can be forked, nothing is loaded whose threads
     it would lack, and a processor is free for it. `answer()` waits for its result, which JSON must hold, raises the
     VerificationError that it raised, and has said by then what it announced. Where the process could not be made, or

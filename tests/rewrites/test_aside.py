@@ -7,7 +7,7 @@ import pytest
 
 from rewrites.verify import VerificationError
 from rewrites.verify import forked_task as aside
-from rewrites.verify.forked_task import Aside
+from rewrites.verify.forked_task import ForkedTask
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 
@@ -20,7 +20,7 @@ def can_fork(monkeypatch):
 
 def begun(work):
     said = []
-    return Aside(work, said.append), said
+    return ForkedTask(work, said.append), said
 
 
 def test_the_answer_comes_from_another_process():

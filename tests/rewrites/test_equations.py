@@ -28,9 +28,9 @@ from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, s
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
 from rewrites.proofs.laws.blocks import SAME
+from rewrites.proofs.laws.value_kinds import below, unit
 from rewrites.proofs.laws.values import LAWS, SORTED
 from rewrites.proofs.refute import instance, refute
-from rewrites.proofs.value_kinds import below, unit
 
 EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)
 

@@ -4,7 +4,7 @@ from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, turn
 from rewrites.kinds import left, right
 from rewrites.law import SIMPLIFY, array, collect, entrywise, k, law, n, p, q, varying
-from rewrites.proofs.value_kinds import below
+from rewrites.proofs.laws.value_kinds import below
 
 BLOCKS = "block matrices"
 SAME, WIDE = ("(= (wide a) (wide b))",), ("(= (wide a) (wide c))",)

@@ -25,7 +25,7 @@ from rewrites.law import (
 )
 from rewrites.proofs.laws import blocks
 from rewrites.proofs.laws.blocks import SAME
-from rewrites.proofs.value_kinds import unit
+from rewrites.proofs.laws.value_kinds import unit
 
 SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b stand in the wrong order
 TRANSPOSE, RING, LINEAR = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
