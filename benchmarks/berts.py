@@ -25,7 +25,7 @@ sys.path.insert(0, str(TESTS))
 from checkpoints import write_tokenizer
 
 from opmatrix.patterns import Batch
-from rewrites.report.points import Result
+from rewrites.report.results import Result
 from rewrites.run import optimize
 
 COLUMNS = ("model", "saved as", "layers x width", "heads", "inner", "tokens", "activation", "eps", "number type",

@@ -21,9 +21,10 @@ from opmatrix.patterns import Batch
 from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
-from rewrites.phases import Report, silence_stdout
+from rewrites.opened import Opened, search_exact
+from rewrites.phases import silence_stdout
 from rewrites.report.choice import allowed
-from rewrites.run import RUNS, Run
+from rewrites.run import RUNS, find_front, propose_approximations, verify_front
 from rewrites.verify.differences import difference
 from rewrites.workload.workload import Workload
 
@@ -55,19 +56,16 @@ def tried(seed, sentences, machine):
     config = random_config(rng)
     model = transformer(config, random_weights(config, rng))
     batch = Batch(random_sentences(config, rng, sentences))
-    run = Run(model, Workload.drawn(model, batch, seed), machine, EXACT_LAWS, Report(quiet=True))
-    run.explore()
-    run.approximate(0.5, lambda *_: None)
-    run.front(0.5, None)
-    error = rng.uniform(*ends([p.stated_error for p in run.points]))
-    run.front(error, None)
-    imported, fits = run.programs["imported"], [p.predicted_bytes for p in run.points if p.stated_error <= error]
+    searched = search_exact(Opened(model, Workload.drawn(model, batch, seed), machine, EXACT_LAWS))
+    proposed = propose_approximations(searched, 0.5)
+    error = rng.uniform(*ends([p.stated_error for p in find_front(proposed, 0.5, None).points]))
+    points = find_front(proposed, error, None).points
+    imported, fits = searched.programs["imported"], [p.predicted_bytes for p in points if p.stated_error <= error]
     most = max(*fits, imported.stored_bytes + imported.peak_bytes(batch))
     memory = rng.uniform(min(fits), 1.01 * most)            # as exact as a plan is
-    run.front(error, memory)
-    run.verify({})
-    for point in run.points: point.measured_bytes = point.program.stored_bytes + peak(point.program, batch, RUNS)
-    try: best = min(allowed(run.points, goals(error=error), memory), key=lambda point: point.predicted_s)
+    points = verify_front(searched, proposed.choices, find_front(proposed, error, memory), {}).points
+    for point in points: point.measured_bytes = point.program.stored_bytes + peak(point.program, batch, RUNS)
+    try: best = min(allowed(points, goals(error=error), memory), key=lambda point: point.predicted_s)
     except Infeasible: return [seed, *[""] * 8, error, memory, "refused", *[""] * 6, time.perf_counter() - begun]
     fresh = Batch(random_sentences(config, rng, 48))
     found = best.program.run(batch), best.program.run(fresh)
@@ -76,7 +74,7 @@ def tried(seed, sentences, machine):
             config["norm"], config["hidden_act"], config["mask"], batch.rows, error, memory, best.name,
             best.program.peak_bytes(batch), peak(best.program, batch), best.program.stored_bytes, best.stated_error,
             difference(found[1], dense(model, fresh)),
-            best.program.steps == run.programs["imported"].steps and not best.methods,
+            best.program.steps == imported.steps and not best.methods,
             time.perf_counter() - begun]
 
 

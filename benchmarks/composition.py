@@ -22,24 +22,37 @@ from all import DATA
 from command import Figure, Parser, concluded, count, number, readable, say, share, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.display.progress import unheard
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
 from rewrites.compiler.search import Space
-from rewrites.derivations.gains import only_narrows
 from rewrites.evaluate.goals import ANY, goals
 from rewrites.evaluate.pairs import Pairs, score_pairs
 from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.mixed import parse_mix
+from rewrites.lower.representations import only_narrows
+from rewrites.opened import Opened, Searched, search_exact
 from rewrites.pareto.error_levels import OBJECTIVES, Front, count_methods, describe_methods
-from rewrites.phases import Report, silence_stdout
+from rewrites.phases import silence_stdout
+from rewrites.points import Point
 from rewrites.pruning import losses
 from rewrites.pruning.removing import WHAT
 from rewrites.pruning.variants import Untried, smaller, worth
 from rewrites.report.choice import choose
-from rewrites.report.points import Point
-from rewrites.run import Run
+from rewrites.run import (
+    Frontier,
+    Proposed,
+    Verified,
+    compile_kernels,
+    find_figures,
+    find_front,
+    judge_front,
+    propose_approximations,
+    time_front,
+    verify_front,
+)
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 
@@ -63,8 +76,8 @@ def main() -> None:
     takes(90 if given.quick else 300)
     with tempfile.TemporaryDirectory() as place, silence_stdout():
         text, chooses, judges = halves(Path(given.pairs), Path(place))
-        run, techniques = searched(given, text, chooses)
-        rows = [row(run, technique, point, judges) for technique, point in techniques.items()]
+        techniques = compared(given, text, chooses)
+        rows = [row(technique, point, judges) for technique, point in techniques.items()]
     print(table([[*r[:2], ms(r[2]), megabytes(r[3]), *(f"{each:.2f}" for each in r[4:6]), f"{r[6]:.3g}"] for r in rows],
                 ["technique", "its fastest that keeps the correlation", "ms", "MB", "chosen by", "kept apart",
                  "error"]))
@@ -86,87 +99,89 @@ def halves(file: Path, place: Path) -> tuple[Path, Path, Pairs]:
     return text, made[0], Pairs.read(made[1])
 
 
-def searched(given, text, chooses):
-    """The run, measured, and the point of each technique, verified."""
+def compared(given, text, chooses) -> dict[str, Point]:
+    """The point of each technique, measured and verified."""
     checkpoint = open_model(given.model)
     workload = Workload.of(checkpoint, mix=parse_mix(f"1:{given.workload}"))
-    run = Run(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, Report(quiet=True), source(checkpoint),
-              number_type=given.number_type)
+    searched = search_exact(Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, source(checkpoint),
+                                   number_type=given.number_type))
     asked = goals(file=chooses, drop=given.drop)
-    run.explore()
-    run.compile()
-    run.begin(asked)
-    run.quality = Quality(loosened(asked, ()), run.exactly)
+    compile_kernels(searched)
+    quality = Quality(loosened(asked, ()), find_figures(asked[1:], "the model", searched.exact))
     if given.quick: losses.SHARES = QUICK
-    run.variants = [each for what in (WHAT, *zip(WHAT)) for each in smaller(run, what, text, lambda *_: None)]
-    say(f"{len(run.variants)} smaller models keep the correlation")
-    run.approximate(ANY, lambda *_: None)
+    variants = [each for what in (WHAT, *zip(WHAT)) for each in smaller(searched, quality, what, text, unheard)]
+    say(f"{len(variants)} smaller models keep the correlation")
+    proposed = propose_approximations(searched, ANY, variants=variants)
     say("methods of all weights are measured")
-    run.front(ANY, None)
-    say(f"the search has {len(run.points)} programs")
-    techniques = {EXACT: run.points[:1], COMPOSED: run.points[1:], **{name: points for name, points in alone(run)}}
-    run.points = [point for points in techniques.values() for point in points]
-    run.judge(asked, lambda *_: None)
-    run.measure(given.rounds, lambda *_: None)
-    exact, chosen = run.points[0], dict[str, Point]()
-    for name, points in techniques.items():
-        kept = [point for point in points if all(goal.kept(point, exact) for goal in run.quality.asked)]
+    front = find_front(proposed, ANY, None, quality=quality)
+    say(f"the search has {len(front.points)} programs")
+    techniques = {EXACT: front.points[:1], COMPOSED: front.points[1:], **dict(alone(proposed, quality))}
+    whose = [name for name, points in techniques.items() for _ in points]
+    every = Verified([point for points in techniques.values() for point in points], [], front.imported)
+    timed = time_front(searched, judge_front(every, asked[1:], quality.exactly, unheard), given.rounds, unheard)
+    exact, chosen = timed.points[0], dict[str, Point]()
+    for name in techniques:
+        points = [point for point, owner in zip(timed.points, whose, strict=True) if owner == name]
+        kept = [point for point in points if all(goal.kept(point, exact) for goal in quality.asked)]
         if kept: chosen[name] = choose(kept)
         if name == COMPOSED and (few := [each for each in kept if bytes_of(each) <= given.bytes * bytes_of(exact)]):
             chosen[SMALL] = choose(few)
         if kept and name not in (EXACT, COMPOSED) and (least := min(kept, key=bytes_of)) is not chosen[name]:
             chosen[f"{name}, smallest"] = least
-    say(f"{len(chosen)} of {len(run.points)} programs are verified")
-    run.points = [*chosen.values()]
-    run.verify({})                                          # of laws and graphs `opmatrix optimize` asks
-    return run, {name: point for name, point in chosen.items() if point.verified}
+    say(f"{len(chosen)} of {len(timed.points)} programs are verified")
+    names = {id(point.program): name for name, point in chosen.items()}
+    verified = verify_front(searched, proposed.choices, Frontier([*chosen.values()], None, timed.imported), {})
+    return {names[id(point.program)]: point for point in verified.points}     # of laws `opmatrix optimize` asks
 
 
 def bytes_of(point: Point) -> float: return point.measured_bytes or inf
 
 
-def alone(run) -> Iterator[tuple[str, list[Point]]]:
+def alone(proposed: Proposed, quality: Quality) -> Iterator[tuple[str, list[Point]]]:
     """The points of each technique by itself that keep the correlation: of a stored form, in as many weights as it
     likes, of hidden units, of heads."""
-    front = Front(run.choices, run.programs["exact"], (run.workload.probe, run.workload.choose), run.workload.timed,
-                  run.meta)
-    forms = dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods)
+    searched, choices, variants = proposed
+    workload = searched.workload
+    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.timed, searched.opened.meta)
+    forms = dict.fromkeys(method.format for methods in choices.measured.values() for method in methods)
     narrow = {form for form in forms if only_narrows([form])}
-    plain = replace(run.space, detours=(), like=run.space)
+    plain = replace(searched.space, detours=(), like=searched.space)
+
+    def among(found: Sequence[Untried]) -> list[Point]: return looked(searched, front, quality, found)
     for name, allowed in ({form: {form} for form in forms} | {"number types": narrow}).items():
-        yield name, looked(run, front, [*within(run, plain, allowed)])
-    if run.space.detours: yield LAYERS, looked(run, front, [*within(run, run.space, set())])
-    for what in dict.fromkeys(name for variant in run.variants for name in variant.cuts):
-        yield what, looked(run, front, [Untried(variant, variant.structure, variant.program)
-                                        for variant in run.variants if [*variant.cuts] == [what]])
+        yield name, among([*within(proposed, plain, allowed)])
+    if searched.space.detours: yield LAYERS, among([*within(proposed, searched.space, set())])
+    for what in dict.fromkeys(name for variant in variants for name in variant.cuts):
+        yield what, among([Untried(variant, variant.structure, variant.program)
+                           for variant in variants if [*variant.cuts] == [what]])
 
 
-def within(run, space: Space, forms: set[str]) -> Iterator[Untried]:
+def within(proposed: Proposed, space: Space, forms: set[str]) -> Iterator[Untried]:
     """Programs of a space where a weight is stored by one of these forms or as it is, over a ladder of errors."""
     measured = {at: [each for each in found if each.format in forms]
-                for at, found in run.choices.measured.items()}
-    choices, seen = replace(run.choices, space=space, measured=measured), set[tuple[float, float]]()
+                for at, found in proposed.choices.measured.items()}
+    choices, seen = replace(proposed.choices, space=space, measured=measured), set[tuple[float, float]]()
     for error in ERRORS:
         for weights in OBJECTIVES:
             try: structure = choices.choose(error, None, weights)
             except Infeasible: continue
             if not structure.error or (spent := (structure.time, structure.memory)) in seen: continue
             seen.add(spent)
-            yield Untried(None, structure, choices.program(structure, run.meta))
+            yield Untried(None, structure, choices.program(structure, proposed.searched.opened.meta))
 
 
-def looked(run, front: Front, found: Sequence[Untried]) -> list[Point]:
+def looked(searched: Searched, front: Front, quality: Quality, found: Sequence[Untried]) -> list[Point]:
     """Points of those that keep the quality."""
     points = []
-    for (variant, structure, program), joint, stated in worth(found, front, run.quality, 2):
+    for (variant, structure, program), joint, stated in worth(found, front, quality, 2):
         name = variant.name(structure) if variant else describe_methods(structure)
         methods = variant.methods(structure) if variant else count_methods(structure)
-        points.append(run.point(name, program, structure.time, joint, None, methods, structure))
-        points[-1].stated_error, points[-1].variant = stated, variant
+        points.append(Point.of(searched, name, program, structure.time, joint, None, methods=methods,
+                               structure=structure, stated_error=stated, variant=variant))
     return points
 
 
-def row(run, technique: str, point: Point, judges: Pairs):
+def row(technique: str, point: Point, judges: Pairs):
     """A row of the table, with the correlation on pairs that nothing has seen."""
     return [technique, point.name, point.measured_s, point.measured_bytes, point.judged["spearman"],
             score_pairs(point.name, point.program, judges).spearman, point.stated_error]

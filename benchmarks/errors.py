@@ -19,10 +19,11 @@ from opmatrix.files.checkpoint import open_model
 from opmatrix.spectra import Limits
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
+from rewrites.opened import Opened, search_exact
 from rewrites.pareto.error_levels import OBJECTIVES, describe_methods
 from rewrites.pareto.proposals import propose_methods
-from rewrites.phases import Report, silence_stdout
-from rewrites.run import Run
+from rewrites.phases import silence_stdout
+from rewrites.run import Proposed, propose_approximations
 from rewrites.verify.differences import difference
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
@@ -40,16 +41,15 @@ def main() -> None:
     takes(20 + 4 * given.programs)
     checkpoint = open_model(given.model)
     with silence_stdout():
-        run = Run(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS, Report(quiet=True),
-                  source(checkpoint))
-        run.explore()
-        run.approximate(MOST, lambda *_: None)
+        opened = Opened(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS,
+                        source(checkpoint))
+        proposed = propose_approximations(search_exact(opened), MOST)
         say("methods of all weights are measured")
         start = time.perf_counter()
-        proved = run.choices.choose(0.02, prove=True)
+        proved = proposed.choices.choose(0.02, prove=True)
         took = time.perf_counter() - start
-        rows = [*programs(run, given.programs)]
-        alone, others = [*methods(run)]
+        rows = [*programs(proposed, given.programs)]
+        alone, others = [*methods(proposed)]
     print(table([[row[0], *(f"{100 * each:.3g} %" for each in row[1:3]), f"{row[3]:.2f}"] for row in rows],
                 ["program", "predicted", "measured", "factor"]))
     tabled(given.csv, [COLUMNS, *rows])
@@ -59,33 +59,36 @@ def main() -> None:
         Figure(f"{what}, median", median(row[3] for row in rows) if rows else None, why="no program"),
         Figure(f"rank correlation of {len(alone)} errors of single methods with those on other rows",
                float(spearmanr(alone, others).statistic), least=0.95, ceiling=1),
-        Figure(f"the search within 2 %, {len(run.parts)} parts, {len(run.space.detours)} detours", took, "s", most=10),
+        Figure(f"the search within 2 %, {len(opened.parts)} parts, "
+               f"{len(proposed.searched.space.detours)} detours", took, "s", most=10),
         Figure("its gap", 100 * (1 - proved.bound / proved.time) if proved.bound > 0 else None, "%",
                why="nothing is proved")])
 
 
-def programs(run: Run, most: int):
+def programs(proposed: Proposed, most: int):
     """Rows of so many different programs, spread over the ladder."""
-    exact, batch, found = run.programs["exact"], run.workload.choose, {}
+    searched, choices, found = proposed.searched, proposed.choices, {}
+    exact, batch = searched.exact, searched.workload.choose
     for step in range(most):
         for weights in OBJECTIVES:
-            try: structure = run.choices.choose(LEAST * (MOST / LEAST) ** (step / max(1, most - 1)), None, weights)
+            try: structure = choices.choose(LEAST * (MOST / LEAST) ** (step / max(1, most - 1)), None, weights)
             except Infeasible: continue
             if structure.error: found[structure.time, structure.memory] = structure
     say(f"{len(found)} programs")
     wanted, every = exact.run(batch), sorted(found.values(), key=lambda each: each.error)
     for at in range(min(most, len(every))):
         structure = every[at * len(every) // min(most, len(every))]
-        measured = difference(run.choices.program(structure, run.meta).run(batch), wanted)
+        measured = difference(choices.program(structure, searched.opened.meta).run(batch), wanted)
         predicted = sqrt(structure.error)
         yield describe_methods(structure), predicted, measured, max(predicted / measured, measured / predicted)
 
 
-def methods(run: Run):
+def methods(proposed: Proposed):
     """The errors of methods alone as the search knows them, and on the rows that states are made of."""
-    again = propose_methods(run.space, run.structures["exact"], run.programs["exact"], run.emitter, run.representable,
-                            run.workload.fit, run.workload.verify, LIMITS)
-    pairs = [(each.error, other.error) for leaves, found in run.choices.measured.items()
+    searched = proposed.searched
+    again = propose_methods(searched.space, searched.optimum, searched.exact, searched.emitter,
+                            searched.opened.representable, searched.workload.fit, searched.workload.verify, LIMITS)
+    pairs = [(each.error, other.error) for leaves, found in proposed.choices.measured.items()
              for each in found for other in again.measured[leaves] if each._replace(error=0) == other._replace(error=0)]
     yield from zip(*pairs, strict=True)
 

@@ -14,13 +14,17 @@ import numpy as np
 from command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.display.progress import unheard
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds, turned, undisturbed
 from opmatrix.patterns import Batch
+from rewrites.evaluate.goals import goals
 from rewrites.laws import EXACT_LAWS
-from rewrites.phases import Report
-from rewrites.run import Run
+from rewrites.opened import Opened, search_exact
+from rewrites.points import Point
+from rewrites.report.choice import allowed, choose
+from rewrites.run import compile_kernels, find_front, propose_approximations, time_front, verify_front
 from rewrites.workload.workload import Workload
 
 COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predicted_ms", "error", "spread"
@@ -65,13 +69,12 @@ def measured(sentences, tokens, checkpoint, machine, peers, given):
     name = f"{sentences}x{tokens}"
     workload = Workload.of(checkpoint, tokens=tokens)
     timed = Batch([np.resize(workload.timed.tokens, tokens)] * sentences)
-    run = Run(checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS,
-              Report(quiet=True))
-    best = chosen(run, given.error)
-    programs = {"baseline": run.programs["imported"], "+ fusion": run.programs["fused"],
-                "+ laws": run.programs["exact"], f"chosen: {best.name}": best.program}
-    predicted = dict(zip(programs, (run.structures["imported"].time, run.structures["fused"].time,
-                                    run.structures["exact"].time, best.predicted_s), strict=True))
+    searched = search_exact(Opened(checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS))
+    best = chosen(searched, given.error)
+    programs = {"baseline": searched.programs["imported"], "+ fusion": searched.programs["fused"],
+                "+ laws": searched.exact, f"chosen: {best.name}": best.program}
+    predicted = dict(zip(programs, (*(each.time for each in searched.structures.values()), best.predicted_s),
+                         strict=True))
     peers = [peer for peer in peers if works(peer, sentences, tokens)]
     times = rounds(programs, peers, timed, given.rounds)
     lines = [(name, who, 1e3 * median(taken), 1 - ratio(times, who), ratio(times, who),
@@ -95,16 +98,14 @@ def works(peer, sentences, tokens):
     except (RuntimeError, BrokenPipeError) as error: return print(f"absent  {error}")
 
 
-def chosen(run, error):
+def chosen(searched, error):
     """The point that a whole run returns; where no error is allowed that is the exact one."""
-    run.explore()
-    run.compile()
-    if not error: return run.point("exact", run.programs["exact"], run.structures["exact"].time, 0.0, 0.0)
-    run.approximate(error, lambda *_: None)
-    run.front(error, None)
-    run.verify()
-    run.measure(10, lambda *_: None)
-    return run.result(error, None, []).best
+    compile_kernels(searched)
+    if not error: return Point.of(searched, "exact", searched.exact, searched.optimum.time, 0.0, 0.0)
+    proposed = propose_approximations(searched, error)
+    verified = verify_front(searched, proposed.choices, find_front(proposed, error, None), {})
+    timed = time_front(searched, verified, 10, unheard)
+    return choose(allowed(timed.points, goals(error=error), None))
 
 
 def rounds(programs, peers, batch, count, warm=3):

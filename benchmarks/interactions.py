@@ -36,10 +36,10 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method, plainly
 from rewrites.lower.mixed import parse_mix
 from rewrites.lower.narrowing import narrowed
-from rewrites.phases import Report, silence_stdout
+from rewrites.opened import Opened, Searched, search_exact
+from rewrites.phases import silence_stdout
 from rewrites.pruning.removing import METRICS, Level, removed
 from rewrites.pruning.structured import split
-from rewrites.run import Run
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload, calibration
 
@@ -101,15 +101,15 @@ class Outcome(NamedTuple):
 class Judge:
     """Programs of one model, beside its exact one."""
 
-    def __init__(self, run: Run, pairs: Pairs) -> None: self.run, self.pairs = run, pairs
+    def __init__(self, searched: Searched, pairs: Pairs) -> None: self.searched, self.pairs = searched, pairs
 
     @cached_property
-    def exact(self): return *scored(self.run.programs["exact"], self.pairs), self.run.structures["exact"].time
+    def exact(self): return *scored(self.searched.exact, self.pairs), self.searched.optimum.time
 
     def outcome(self, state: State) -> Outcome:
-        own = self.run.space
+        own = self.searched.space
         structure = cheapest(Space(state.model, own.laws, own.machine, own.extents, like=own), state.methods)
-        program = narrowed(structure.program(self.run.meta)[0], own.prices)
+        program = narrowed(structure.program(self.searched.opened.meta)[0], own.prices)
         (whole, wanted, _), (correlation, found) = self.exact, scored(program, self.pairs)
         return Outcome(structure.time, program.stored_bytes, float(np.linalg.norm(found - wanted)
                                                                    / np.linalg.norm(wanted)),
@@ -118,7 +118,7 @@ class Judge:
     def factor(self, outcome: Outcome) -> Outcome:
         """Seconds and bytes as shares of the exact program's."""
         return outcome._replace(seconds=outcome.seconds / self.exact[2],
-                                bytes=outcome.bytes / self.run.programs["exact"].stored_bytes)
+                                bytes=outcome.bytes / self.searched.exact.stored_bytes)
 
 
 def main() -> None:
@@ -149,13 +149,12 @@ def measured(given, names, place: Path) -> tuple[dict[str, Outcome], dict[tuple[
     """What each technique comes to alone, and what each pair does, in the orders that matter."""
     text, chooses, judges = halves(Path(given.pairs), place)
     pairs, checkpoint = joined(Pairs.read(chooses), judges), open_model(given.model)
-    run = Run(checkpoint.operator(True), Workload.of(checkpoint, mix=parse_mix(f"1:{given.workload}")), this_machine(),
-              EXACT_LAWS, Report(quiet=True), source(checkpoint))
-    run.explore()
-    batch = calibration(text, run.programs["exact"].tokenizer, run.workload, pairs.texts)
+    workload = Workload.of(checkpoint, mix=parse_mix(f"1:{given.workload}"))
+    searched = search_exact(Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, source(checkpoint)))
+    batch = calibration(text, searched.exact.tokenizer, searched.workload, pairs.texts)
     if given.quick: batch, pairs = next(batch.pieces(QUICK_ROWS)), Pairs(pairs.texts[:2 * QUICK_PAIRS],
                                                                          pairs.scores[:QUICK_PAIRS])
-    judge, begun = Judge(run, pairs), State(run.operator, {})
+    judge, begun = Judge(searched, pairs), State(searched.opened.operator, {})
     say(f"fitted to {batch.rows} tokens, judged by {len(pairs)} pairs")
     alone, rows, states = {}, {}, {}
     for name in names:

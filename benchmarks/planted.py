@@ -92,52 +92,52 @@ def judged(place: Path, model: Path, number_type: str, count: int, seed: int) ->
     import wrong_kernels
 
     from opmatrix.program import Program
-    run = front(model, number_type)
-    kernels, longest = kernels_of([point.program for point in run.points]), max(map(max, run.points[0].lengths))
-    places = [place / f"{at}" for at in range(len(run.points))]
-    for each, point in zip(places, run.points, strict=True): point.program.save(each)
+    searched, points = verified(model, number_type)
+    kernels, longest = kernels_of([point.program for point in points]), max(map(max, points[0].lengths))
+    places = [place / f"{at}" for at in range(len(points))]
+    for each, point in zip(places, points, strict=True): point.program.save(each)
     found = []
     for at, fault in enumerate(wrong_kernels.drawn(np.random.default_rng(seed), count, longest, kernels)):
         with fault.planted():
             programs = [Program.load(each) for each in places]
             names = [checked(program) for program in programs if has(program, fault)]
             short = all("steps within bounds" in each for each in names)
-            ended = refused(lambda: verified_anew(run)) and (at % WHOLE or refused(lambda: front(model, number_type)))
+            ended = refused(lambda: verified_anew(searched, points)) and (
+                at % WHOLE or refused(lambda: verified(model, number_type)))
             found.append(Found(fault.kind, short, all(map(bool, names)), bool(ended)))
         if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
         elif len(found) % 10 == 0: say(f"{len(found)} of {count}")
     return found
 
 
-def front(model: Path, number_type: str):
-    """The run of `optimize` within 5 %, with its programs verified; laws and their graphs are verified elsewhere."""
+def verified(model: Path, number_type: str):
+    """What `optimize` searches within 5 %, and its programs, verified; laws and their graphs are verified elsewhere."""
     import standin
     from pytest import MonkeyPatch
 
     from rewrites import run
-    rng, runs = np.random.default_rng(0), []
+    rng, stages = np.random.default_rng(0), []
     with tempfile.TemporaryDirectory() as place, MonkeyPatch.context() as patch:
         standin.know_laws(patch)
-        measure = run.Run.measure
-        patch.setattr(run.Run, "measure", lambda self, *given: (runs.append(self), measure(self, *given))[1])
+        time_front = run.time_front
+        patch.setattr(run, "time_front", lambda searched, front, *given: (
+            stages.append((searched, front.points)), time_front(searched, front, *given))[1])
         text = Path(place, "lines.txt")
         text.write_text("\n".join(" ".join(rng.choice(WORDS, rng.integers(3, 20))) for _ in range(80)))
         run.optimize(str(model), error=0.05, text=str(text), tokens=60, number_type=number_type,
                      machine=standin.machine(), rounds=1)
-    return runs[0]
+    return stages[0]
 
 
-def verified_anew(run) -> None:
+def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
     from rewrites.evaluate.checked import check_lengths
     from rewrites.verify import verify_steps
-    anew = replace(run, points=[replace(point, program=point.program.over(point.program.steps))
-                                for point in run.points])
-    anew.programs = {name: program.over(program.steps) for name, program in run.programs.items()}
-    anew.programs["exact"] = anew.points[0].program
-    few = run.workload.few
-    for point in anew.points: verify_steps(point.program, [few])
-    check_lengths(anew, few)
+    points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
+    programs = {name: program.over(program.steps) for name, program in searched.programs.items()}
+    few = searched.workload.few
+    for point in points: verify_steps(point.program, [few])
+    check_lengths(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
 
 
 def refused(call) -> bool:

@@ -34,10 +34,10 @@ from rewrites.compiler.search import Space, cheapest
 from rewrites.evaluate.pairs import Pairs, score_pairs
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
-from rewrites.phases import Report, silence_stdout
+from rewrites.opened import Opened, Searched, search_exact
+from rewrites.phases import silence_stdout
 from rewrites.pruning.removing import METRICS, Level, removed
 from rewrites.pruning.structured import split
-from rewrites.run import Run
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload, calibration
 
@@ -90,17 +90,16 @@ def measured(given, place: Path) -> Iterator[tuple[str, str, float, float, float
     text, chooses, judges = halves(Path(given.pairs), place)
     pairs = joined(Pairs.read(chooses), judges)
     checkpoint = open_model(given.model)
-    run = Run(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS, Report(quiet=True),
-              source(checkpoint))
-    run.explore()
-    exact = run.programs["exact"]
-    batch = calibration(text, exact.tokenizer, run.workload, pairs.texts)
+    searched = search_exact(Opened(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS,
+                                   source(checkpoint)))
+    exact = searched.exact
+    batch = calibration(text, exact.tokenizer, searched.workload, pairs.texts)
     say(f"fitted to {batch.rows} tokens, judged by {len(pairs)} pairs")
     whole, wanted = scored(exact, pairs)
     for name in given.only:
         for metric in METRICS:
-            model, errors = compressed(run.operator, TECHNIQUES[name], batch, metric)
-            correlation, found = scored(programmed(run, model), pairs)
+            model, errors = compressed(searched.opened.operator, TECHNIQUES[name], batch, metric)
+            correlation, found = scored(programmed(searched, model), pairs)
             yield name, NAMES[metric], fmean(errors), float((found * wanted).sum(1).mean()), whole - correlation
             say(f"{name}, {NAMES[metric]}")
 
@@ -115,10 +114,11 @@ def scored(program, pairs: Pairs) -> tuple[float, np.ndarray]:
             normalise_rows(program.embed(pairs.texts, progress=False)).astype(np.float64))
 
 
-def programmed(run: Run, model: Operator):
-    """The fastest program of a model whose sizes are those of the run's."""
-    space = Space(model, run.space.laws, run.space.machine, run.space.extents, like=run.space)
-    return cheapest(space, plainly).program(run.meta)[0]
+def programmed(searched: Searched, model: Operator):
+    """The fastest program of a model whose sizes are those of the searched one."""
+    whole = searched.space
+    space = Space(model, whole.laws, whole.machine, whole.extents, like=whole)
+    return cheapest(space, plainly).program(searched.opened.meta)[0]
 
 
 def compressed(model: Operator, technique: Technique, batch, metric: str) -> tuple[Operator, list[float]]:

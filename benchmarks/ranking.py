@@ -16,8 +16,8 @@ from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.phases import Report
-from rewrites.run import Run
+from rewrites.opened import Opened, search_exact
+from rewrites.run import propose_approximations
 from rewrites.workload.workload import Workload
 
 COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted", "spread"
@@ -35,10 +35,9 @@ def main() -> None:
     takes(30 + 0.4 * given.rounds)
     checkpoint = open_model(given.model)
     workload = Workload.of(checkpoint, tokens=given.tokens)
-    run = Run(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True))
-    kept = apart(alternatives(run), given.apart)
+    kept = apart(alternatives(Opened(checkpoint.operator(), workload, this_machine(), EXACT_LAWS)), given.apart)
     say(f"{len(kept)} programs, {given.rounds} rounds")
-    rounds = measure({name: program for name, _, program in kept}, [run.workload.timed], given.rounds)
+    rounds = measure({name: program for name, _, program in kept}, [workload.timed], given.rounds)
     taken = medians(rounds)
     rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead, spread(rounds[name]))
             for name, ahead, _ in kept]
@@ -54,23 +53,23 @@ def main() -> None:
                       Figure("predicted seconds off by, median", 100 * off, "%")])
 
 
-def alternatives(run):
+def alternatives(opened):
     """(name, predicted seconds, program)."""
-    run.explore()
-    found = [(name, structure.time, run.programs[name]) for name, structure in run.structures.items()]
+    searched = search_exact(opened)
+    found = [(name, structure.time, searched.programs[name]) for name, structure in searched.structures.items()]
     for names in LEFT:
-        try: structure = run.structure(without(run.laws, names))
+        try: structure = opened.structure(without(opened.laws, names))
         except Infeasible: continue
         found.append((f"without {', '.join(names)}", structure.time, structure.program({})[0]))
-    plain = run.structure(run.laws, fusion=False)
+    plain = opened.structure(opened.laws, fusion=False)
     found.append(("laws without fusion", plain.time, plain.program({})[0]))
-    run.approximate(max(ERRORS), lambda *_: None)
+    choices = propose_approximations(searched, max(ERRORS)).choices
     for error in ERRORS:
         for weights in ((1, 0, 0), (1e-3, 1e-12, 0)):
-            try: choice = run.choices.choose(error, None, weights)
+            try: choice = choices.choose(error, None, weights)
             except Infeasible: continue
             name = f"{'fastest' if weights[0] == 1 else 'smallest'} at {error:.3g}"
-            found.append((name, choice.time, run.choices.program(choice, {})))
+            found.append((name, choice.time, choices.program(choice, {})))
     return found
 
 

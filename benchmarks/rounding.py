@@ -23,8 +23,7 @@ from opmatrix.patterns import Batch
 from rewrites.approximate.sites import fitter, sites
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
-from rewrites.phases import Report
-from rewrites.run import Run
+from rewrites.opened import Opened, search_exact
 from rewrites.verify.differences import difference
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
@@ -66,10 +65,9 @@ def measured(given):
     workload = Workload.of(checkpoint)
     timed = Batch([np.resize(workload.fit.tokens, tokens)] * sentences)
     workload = replace(workload, timed=timed)
-    run = Run(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True), source(checkpoint))
-    run.explore()
-    exact, programs = run.programs["exact"], {}
-    for name in dict.fromkeys([BASE, *given.formats]): programs[name] = stored_in(name, run)
+    searched = search_exact(Opened(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, source(checkpoint)))
+    exact, programs = searched.exact, {}
+    for name in dict.fromkeys([BASE, *given.formats]): programs[name] = stored_in(name, searched)
     wanted, times = exact.run(workload.state), measure(programs, [timed], given.rounds)
     for name, program in programs.items():
         shares = [mine / base for mine, base in zip(times[name], times[BASE], strict=True)]
@@ -78,14 +76,14 @@ def measured(given):
                difference(program.run(workload.state), wanted), size)
 
 
-def stored_in(name, run):
+def stored_in(name, searched):
     """The exact program with every weight that it multiplies by stored so, fitted to the text's first part."""
-    structure = run.structures["exact"]
-    program, emitter = structure.program(run.meta)
+    structure, meta = searched.optimum, searched.opened.meta
+    program, emitter = structure.program(meta)
     found = [site for site in sites(program, structure, emitter) if site.x]
     keys, method = {site.key for site in found}, Method(name, (), FORMATS[name].metric())
     def decide(part, use, as_it_is): return method if (part, use.weight, use.layout) in keys else as_it_is
-    return structure.program(run.meta, decide, {}, fitter(program, found, run.workload.fit, {}))[0]
+    return structure.program(meta, decide, {}, fitter(program, found, searched.workload.fit, {}))[0]
 
 
 if __name__ == "__main__": command.run(main)

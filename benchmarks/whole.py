@@ -31,8 +31,8 @@ from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.price import Prices
-from rewrites.phases import Report
-from rewrites.run import Run
+from rewrites.opened import Opened, search_exact
+from rewrites.run import find_front, propose_approximations
 from rewrites.workload.workload import Workload
 
 COLUMNS = "model", "workload", "program", "predicted_ms", "measured_ms", "wide", "as_calls_ms"
@@ -85,12 +85,10 @@ def find(model, workload, given):
     whole = Workload.of(checkpoint)
     few = next(whole.fit.pieces(ROWS))
     timed = replace(whole, timed=batch(checkpoint, workload), name=workload, fit=few, choose=few, probe=few)
-    run = Run(checkpoint.operator(), timed, this_machine(), EXACT_LAWS, Report(quiet=True))
-    run.explore()
-    run.approximate(ERROR, lambda *_: None)
-    run.front(ERROR, None)
-    found = {name: run.programs[name]
-             for name in ("imported", "fused")} | {point.name: point.program for point in run.points}
+    searched = search_exact(Opened(checkpoint.operator(), timed, this_machine(), EXACT_LAWS))
+    points = find_front(propose_approximations(searched, ERROR), ERROR, None).points
+    found = {name: searched.programs[name]
+             for name in ("imported", "fused")} | {point.name: point.program for point in points}
     place = given.programs / f"{model}-{workload}"
     for at, program in enumerate(found.values()): program.save(place / str(at))
     (place / NAMES).write_text(json.dumps([*found]))

@@ -27,8 +27,9 @@ from rewrites.approximate.sites import sites  # noqa: E402
 from rewrites.evaluate.pairs import Pairs  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
 from rewrites.lower.mixed import parse_mix  # noqa: E402
-from rewrites.phases import Report, silence_stdout  # noqa: E402
-from rewrites.run import Run  # noqa: E402
+from rewrites.opened import Opened, Searched, search_exact  # noqa: E402
+from rewrites.phases import silence_stdout  # noqa: E402
+from rewrites.run import Frontier, Proposed, compile_kernels, find_front, propose_approximations  # noqa: E402
 from rewrites.workload.resolve import source  # noqa: E402
 from rewrites.workload.workload import Workload, calibration  # noqa: E402
 
@@ -43,19 +44,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, silence_stdout():
         text, *judges = halves(Path(given.pairs), Path(place))
         pairs, checkpoint = joined(Pairs.read(judges[0]), judges[1]), open_model("minilm")
-        run = Run(checkpoint.operator(True), Workload.of(checkpoint, mix=parse_mix("1:8x128")), this_machine(),
-                  EXACT_LAWS, Report(quiet=True), source(checkpoint))
-        run.explore()
-        run.compile()
+        workload = Workload.of(checkpoint, mix=parse_mix("1:8x128"))
+        searched = search_exact(Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS,
+                                       source(checkpoint)))
+        compile_kernels(searched)
         say("searched")
-        run.approximate(ERROR, lambda *_: None)
+        proposed = propose_approximations(searched, ERROR)
         say("measured methods")
-        made: dict[str, Any] = {"spectra": spectra(run), "proposed": proposed(run)}
-        run.front(ERROR, None)
-        made["front"] = front(run)
+        made: dict[str, Any] = {"spectra": spectra(proposed), "proposed": list_methods(proposed)}
+        made["front"] = list_programs(find_front(proposed, ERROR, None))
         say("found the front")
-        batch = calibration(text, run.programs["exact"].tokenizer, run.workload, pairs.texts)
-        made["composition"] = taken_apart(run, next(batch.pieces(QUICK_ROWS)), pairs)
+        batch = calibration(text, searched.exact.tokenizer, searched.workload, pairs.texts)
+        made["composition"] = taken_apart(searched, next(batch.pieces(QUICK_ROWS)), pairs)
     with replacing(FILE) as raw: raw.write((json.dumps(made) + "\n").encode())
 
 
@@ -65,50 +65,48 @@ def few(values: np.ndarray) -> list[list[float]]:
     return [[round(float(i / len(values)), 4) for i in at], [float(f"{values[i] / values[0]:.3g}") for i in at]]
 
 
-def spectra(run: Run) -> list[dict[str, Any]]:
+def spectra(proposed: Proposed) -> list[dict[str, Any]]:
     """Singular values of each weight, the spectrum of what it multiplies, root of the eigenvalues of XᵀX, and how large
     columns of X are beside their mean."""
-    assert run.choices is not None
-    found, program = [], run.programs["exact"]
-    for site in sites(program, run.structures["exact"], run.emitter):
+    searched, found = proposed.searched, []
+    for site in sites(searched.exact, searched.optimum, searched.emitter):
         if site.x is None: continue
-        gram = run.choices.seen[site.value].gram.matrix
+        gram = proposed.choices.seen[site.value].gram.matrix
         numbers, columns = site.numbers(), np.sort(np.sqrt(np.diagonal(gram)))[::-1]
         energy = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0)
-        found.append({"name": label(run, site), "shape": numbers.shape,
+        found.append({"name": label(searched, site), "shape": numbers.shape,
                       "weight": few(np.linalg.svd(numbers, compute_uv=False)), "activation": few(np.sqrt(energy)),
                       "columns": few(columns), "largest_column": float(columns[0] / columns.mean())})
     return found
 
 
-def label(run: Run, site: Any) -> str:
+def label(searched: Searched, site: Any) -> str:
     """A weight by its leaves, joined ones together."""
-    lowering = run.structures["exact"].lowering(site.part)
+    lowering = searched.optimum.lowering(site.part)
     leaves = [str(term.args[0].label) for term in lowering.terms[site.stored.weight].walk()
               if term.kind.name == "weight"]
     return " + ".join(leaves)
 
 
-def proposed(run: Run) -> list[dict[str, Any]]:
+def list_methods(proposed: Proposed) -> list[dict[str, Any]]:
     """Every method that was measured, with the relative error that it alone brings about."""
-    assert run.choices is not None
     return [{"format": method.format, "parameters": {name: value for name, value in method.parameters
                                                      if isinstance(value, int | float)}, "error": method.error ** 0.5}
-            for methods in run.choices.measured.values() for method in methods]
+            for methods in proposed.choices.measured.values() for method in methods]
 
 
-def front(run: Run) -> list[dict[str, Any]]:
+def list_programs(front: Frontier) -> list[dict[str, Any]]:
     """The programs found, as predicted; errors as measured on rows that choose."""
     return [{"name": point.name, "ms": 1e3 * point.predicted_s, "megabytes": point.program.stored_bytes / 1e6,
-             "error": point.predicted_error} for point in run.points]
+             "error": point.predicted_error} for point in front.points]
 
 
-def taken_apart(run: Run, batch: Any, pairs: Pairs) -> list[dict[str, Any]]:
+def taken_apart(searched: Searched, batch: Any, pairs: Pairs) -> list[dict[str, Any]]:
     """Every subset of the composition's techniques, in its order: time and memory as shares of the exact program's."""
-    judge, states, found = Judge(run, pairs), dict[Sequence[str], State](), []
+    judge, states, found = Judge(searched, pairs), dict[Sequence[str], State](), []
     for count in range(len(COMPOSED) + 1):
         for names in combinations(COMPOSED, count):
-            states[names] = states[names[:-1]].by(names[-1], batch) if names else State(run.operator, {})
+            states[names] = states[names[:-1]].by(names[-1], batch) if names else State(searched.opened.operator, {})
             found.append({"techniques": names, **judge.factor(judge.outcome(states[names]))._asdict()})
             say(", ".join(names) or "exact")
     return found

@@ -1,10 +1,18 @@
-"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones."""
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones. Each stage is a
+function of those before it:
+
+    Opened      the model, its workload, laws and machine            (rewrites/opened.py)
+    Searched    the import, with fused kernels, and the optimum over all laws
+    Proposed    what approximations change, and smaller models
+    Frontier    the exact program, and those that nothing beats
+    Verified    those that keep what was planned, with their errors; then judged, certified and timed
+    Result      the answer among them, and the report                (rewrites/report/results.py)"""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
@@ -16,28 +24,30 @@ from opmatrix.measure import collected, medians, peak
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.search import Space, Structure, cheapest, search
+from rewrites.compiler.search import Structure
 from rewrites.compiler.substitutions import part_factors
-from rewrites.derivations.gains import Group, added, group_laws
+from rewrites.derivations.savings import rank_savings
 from rewrites.evaluate.checked import check_programs, state_errors
 from rewrites.evaluate.goals import Goal, goals
 from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import Model, Part, outputs, parts
+from rewrites.graph.layers import Model, outputs
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.lower.lower import plainly
 from rewrites.lower.mixed import Mix
-from rewrites.lower.precision import check_precision, count_bytes
-from rewrites.lower.representations import NUMBER_TYPES, Representable, check_budgets
+from rewrites.lower.precision import check_precision
+from rewrites.lower.representations import check_budgets
+from rewrites.opened import Opened, Searched, search_exact
 from rewrites.pareto.block_errors import Unseen, offered
-from rewrites.pareto.error_levels import LARGE, Front, count_methods, describe_methods
+from rewrites.pareto.error_levels import Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices, propose_methods
 from rewrites.phases import Report
+from rewrites.points import Point
 from rewrites.pruning.removing import check_removal
-from rewrites.pruning.variants import Variant, carried, smaller, smaller_points
+from rewrites.pruning.variants import Variant, carried, smaller, smaller_programs
 from rewrites.report.choice import allowed, choose
-from rewrites.report.points import Point, Result
+from rewrites.report.gains import add_means
+from rewrites.report.results import Result
 from rewrites.report.uncompiled import evaluated
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
@@ -46,6 +56,52 @@ from rewrites.workload.resolve import calibrated, open_arguments
 from rewrites.workload.workload import Workload, check_output
 
 RUNS = 3                                                    # of which the most memory counts
+
+
+class Request(NamedTuple):
+    """What is asked of programs: goals, of which the first is the error; the error that the search allows; bytes at
+    most. What smaller models are tried, and fitted to; rounds of measuring."""
+
+    goals: Sequence[Goal]
+    error: float
+    memory: float | None = None
+    remove: Sequence[str] = ()
+    calibrate: str | Path | None = None
+    rounds: int = 11
+
+
+class Proposed(NamedTuple):
+    """What each method does to each weight, in a space that has every detour, and smaller models."""
+
+    searched: Searched
+    choices: Choices
+    variants: Sequence[Variant] = ()
+
+
+class Frontier(NamedTuple):
+    """The exact program first, then those that nothing beats; predicted seconds that no program of the whole model
+    within the error is below; and, to compare, the model with a kernel for each operator."""
+
+    points: list[Point]
+    bound: float | None
+    imported: Point
+
+
+class Verified(NamedTuple):
+    """A front whose programs are as near to the model as was planned, and those that are not."""
+
+    points: list[Point]
+    dropped: list[Point]
+    imported: Point
+
+
+class TimedFront(NamedTuple):
+    """Programs as measured in the same rounds, and what was seen of others meanwhile."""
+
+    points: list[Point]
+    imported: Point
+    fused: Point
+    busy: str
 
 
 def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
@@ -99,274 +155,190 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress, *(batch for _, batch in workload.shares))
-    run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
-    return pursue(run, asked, error, memory, remove, calibrate, rounds)
+    opened = Opened(operator, workload, machine, laws, meta, approximations, number_type)
+    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds), report)
 
 
-def pursue(run: "Run", asked: Sequence[Goal], error: float, memory: float | None, remove: Sequence[str],
-           calibrate: str | Path | None, rounds: int) -> Result:
-    """The phases of a run that has its model and its machine, one after another."""
-    report = run.report
-    with ForkedTask(run.judged_laws, report.say) as aside:
-        with report.phase("search") as progress: run.explore(progress)
-        with report.phase("kernels"): run.compile()
-        if len(asked) > 1:
-            with report.phase("goals"): run.begin(asked)
-        run.quality = Quality(asked, run.exactly, memory)
-        if remove:
-            with report.phase("remove") as progress: run.variants = smaller(run, remove, calibrate, progress)
-        with report.phase("approximate") as progress: run.approximate(error, progress)
-        with report.phase("front") as progress: run.front(error, memory, progress)
-        with report.phase("laws"), own_laws(run): laws_verified, saved = run.judgement(aside)
-    with report.phase("verify"), own_laws(run): run.verify(laws_verified)
-    if len(asked) > 1:
-        with report.phase("quality") as progress: run.judge(asked, progress)
-    with report.phase("certify"): run.certify(asked)
+def pursue(opened: Opened, request: Request, report: Report) -> Result:
+    """The stages of a run that has its model and its machine, one after another."""
+    judged, quality = request.goals[1:], Quality(request.goals, {}, request.memory)
+    with ForkedTask(partial(judge_laws, opened), report.say) as task:
+        with report.phase("search") as progress: searched = search_exact(opened, progress)
+        with report.phase("kernels"): compile_kernels(searched)
+        if judged:
+            with report.phase("goals"):
+                quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
+        variants: Sequence[Variant] = ()
+        if request.remove:
+            with report.phase("remove") as progress:
+                variants = smaller(searched, quality, request.remove, request.calibrate, progress)
+        with report.phase("approximate") as progress:
+            proposed = propose_approximations(searched, request.error, progress, report.say, variants)
+        with report.phase("front") as progress:
+            front = find_front(proposed, request.error, request.memory, progress, quality)
+        with report.phase("laws"), blame_own_laws(searched):
+            laws_verified, saved = take_judgement(task, searched, report.say)
+    with report.phase("verify"), blame_own_laws(searched):
+        verified = verify_front(searched, proposed.choices, front, laws_verified)
+    if judged:
+        with report.phase("quality") as progress: verified = judge_front(verified, judged, quality.exactly, progress)
+    with report.phase("certify"): verified = certify_front(verified, searched, request.goals)
     with report.phase("measure") as progress:
-        run.measure(rounds, progress)
-        return run.result(asked, memory, saved, rounds)
+        timed = time_front(searched, verified, request.rounds, progress)
+        return conclude(proposed, timed, front.bound, verified.dropped, saved, request, report)
 
 
 @contextmanager
-def own_laws(run: "Run") -> Iterator[None]:
+def blame_own_laws(searched: Searched) -> Iterator[None]:
     """What fails by a law of one's own is bad input; everything else that fails is a fault of the engine."""
     try: yield
     except VerificationError as error:
-        guilty = error.laws or run.structures["exact"].fired
-        if own := [law.name for law in run.laws if law not in EXACT_LAWS and law.name in guilty]:
+        guilty = error.laws or searched.optimum.fired
+        if own := [law.name for law in searched.opened.laws if law not in EXACT_LAWS and law.name in guilty]:
             raise InputError(f"--laws: law {own[0]}: what it leads to does not hold: {error.said}") from error
         raise
 
 
-@dataclass
-class Run:
-    """The state of one optimisation, phase by phase."""
+def compile_kernels(searched: Searched) -> None:
+    """Runs every program once. Raises InputError where float32 is not enough for the model."""
+    for program in searched.programs.values():
+        for _, batch in searched.workload.shares: program.run(batch)
+    programs = searched.programs["imported"], searched.exact
+    check_precision(searched.opened.operator, programs, searched.workload.few)
 
-    model: Model
-    workload: Workload
-    machine: Any
-    laws: tuple[Law, ...]
-    report: Report
-    meta: dict[str, Any] = field(default_factory=dict)
-    structures: dict[str, Structure] = field(default_factory=dict)
-    programs: dict[str, Program] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
-    choices: Choices | None = None
-    dropped: list[Point] = field(default_factory=list)
-    approximations: Sequence[Approximation] = ()
-    number_type: str = "int8"
-    busy: str = ""
-    bound: float | None = None
-    exactly: dict[str, float] = field(default_factory=dict)         # figures of the exact program, by measure
-    variants: Sequence[Variant] = ()                        # smaller models
-    quality: Quality | None = None                          # what their programs have to keep
 
-    @cached_property
-    def representable(self) -> Representable:
-        return Representable(NUMBER_TYPES[self.number_type])
+def propose_approximations(searched: Searched, error: float, progress: Any = unheard,
+                           say: Callable[[str], None] = unheard, variants: Sequence[Variant] = ()) -> Proposed:
+    """What each proposed method, and each detour, does to the output, measured on rows that it is not fitted to; none
+    where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
+    from opmatrix.spectra import Limits
+    opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
+    limits = Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest)
+    choices = propose_methods(space, searched.optimum, exact, searched.emitter, opened.representable, workload.fit,
+                              workload.probe, limits, progress, opened.approximations)
+    groups = part_factors(opened.model)
+    sparse, why = Unseen(exact, searched.emitter.parts, space.prices, workload).offered(groups, error)
+    if why: say(why)
+    space.detours = [*offered(groups, exact, workload.probe, error), *sparse]
+    for each in variants: each.choices = carried(choices, opened.operator, each)
+    return Proposed(searched, choices, variants)
 
-    @cached_property
-    def parts(self) -> list[dict[str, Part]]:
-        """Of the model: no law changes them."""
-        return parts(self.model)
 
-    @cached_property
-    def outputs(self) -> dict[str, Operator]:
-        """Of the model, by name."""
-        return outputs(self.model)
+def find_front(proposed: Proposed, error: float, memory: float | None, progress: Any = unheard,
+               quality: Quality | None = None) -> Frontier:
+    """The exact optimum, and the undominated programs over a ladder of errors. Raises Infeasible where none keeps the
+    memory."""
+    (searched, choices, variants), workload, optimum = proposed, proposed.searched.workload, proposed.searched.optimum
+    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.timed, searched.opened.meta)
+    point = partial(Point.of, searched)
+    points = [point("exact", searched.exact, optimum.time, 0.0, optimum.gap, structure=optimum)]
+    for structure in front.points(error, memory, progress):
+        program, joint, stated = front.found[id(structure)]
+        points.append(point(describe_methods(structure), program, structure.time, joint, structure.proved,
+                            methods=count_methods(structure), structure=structure, stated_error=stated))
+    bound = None if variants else front.bound if error else optimum.bound            # of the whole model's programs
+    for (variant, structure, program), joint, stated in smaller_programs(variants, front, quality):
+        assert variant is not None
+        points.append(point(variant.name(structure), program, structure.time, joint, None, variant=variant,
+                            methods=variant.methods(structure), structure=structure, stated_error=stated))
+    for each in (choices, *(variant.choices for variant in variants)):
+        if each is not None: each.settle()
+    if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
+                                      for p in points):
+        raise Infeasible(front.nearest(error, memory))
+    imported = point("imported", searched.programs["imported"], searched.structures["imported"].time, 0.0, 0.0)
+    return Frontier(points, bound, imported)
 
-    @property
-    def operator(self) -> Operator:
-        """The first output, which a run gives."""
-        return next(iter(self.outputs.values()))
 
-    @cached_property
-    def imported(self) -> Point:
-        """The model with a kernel for each operator."""
-        return self.point("imported", self.programs["imported"], self.structures["imported"].time, 0.0, 0.0)
+def judge_laws(opened: Opened, announce: Announce, optimum: Structure | None = None) -> list[Any]:
+    """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program that
+    all of it is about. It needs nothing of what else is done, so it may be done beside that, from a search of its
+    own."""
+    from rewrites.verify import verify_graphs, verify_laws
+    exact = opened.structure(opened.laws) if optimum is None else optimum
+    own = [law.name for law in opened.laws if law not in EXACT_LAWS]
+    return [{"laws": verify_laws(opened.laws, announce=announce) | {"own": own},
+             "graphs": verify_graphs([part.template for part in exact.parts], opened.laws, announce=announce)},
+            rank_savings(opened, exact), exact.time]
 
-    @cached_property
-    def running(self) -> Any:
-        """What the machine takes for kernels where the timed batch runs."""
-        return self.workload.running(self.machine, count_bytes(self.operator))
 
-    def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
-        """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
-        need one another: where a law that makes one is left out, the others keep both their sides."""
-        def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            space = Space(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
-            return space, cheapest(space, self.representable if laws else plainly, time_limit)
-        try:
-            return found(laws, 10.0)
-        except Infeasible:
-            return found([replace(law, canonical=False) for law in laws], 1.0)
+def take_judgement(task: ForkedTask, searched: Searched,
+                   announce: Announce) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
+    """Laws and graphs as verified, and what laws save, of this run's exact program."""
+    judge_here = partial(judge_laws, searched.opened, optimum=searched.optimum)
+    verified, saved, seconds = task.answer(judge_here)
+    if seconds != searched.optimum.time:                    # a search that ended by its time limit may find another one
+        verified, saved, _ = judge_here(announce)
+    return verified, [(tuple(names), seconds) for names, seconds in saved]
 
-    def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
-        """The optimum under some laws."""
-        return self.searched(laws, fusion)[1]
 
-    def explore(self, progress: Any = unheard) -> None:
-        """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
-        progress("what laws reach")
-        self.space, exact = self.searched(self.laws)
-        progress("the import")
-        self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": exact}
-        fitted: dict[Any, Any] = {}
-        for name, structure in self.structures.items():
-            self.programs[name], self.emitter = structure.program(self.meta, fitted=fitted)
-            fitted = self.emitter.shared
-        if self.programs["exact"].stored_bytes > LARGE:     # errors are stated of what the oracle reads
-            self.workload = replace(self.workload, state=self.workload.verify)
+def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_verified: dict[str, Any]) -> Verified:
+    """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
+    the run; an approximate one that is further off than was planned is dropped; of the others the error is stated, on
+    rows that took no part in the plan."""
+    few = searched.workload.few
+    near = dense(searched.opened.operator, few)
+    off, points = state_errors(searched, front.points, few, near)
+    points = check_programs(searched, choices, points, laws_verified, [few], near)
+    return Verified([point for point in points if point.verified], [point for point in points if not point.verified],
+                    replace(front.imported, measured_error=off, predicted_error=off))
 
-    def compile(self) -> None:
-        for program in self.programs.values():
-            for _, batch in self.workload.shares: program.run(batch)
-        programs = self.programs["imported"], self.programs["exact"]
-        check_precision(self.operator, programs, self.workload.few)
 
-    def approximate(self, error: float, progress: Any) -> None:
-        """Measures what each proposed method, and each detour, does to the output, on rows that it is not fitted to;
-        none where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
-        from opmatrix.spectra import Limits
-        self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter,
-                                       self.representable, self.workload.fit, self.workload.probe,
-                                       Limits(error=max(0.5, error) if error else 0.0, most=6,
-                                              narrowest=self.representable.narrowest), progress, self.approximations)
-        groups, exact = part_factors(self.model), self.programs["exact"]
-        sparse, why = Unseen(exact, self.emitter.parts, self.space.prices, self.workload).offered(groups, error)
-        if why: self.report.say(why)
-        self.space.detours = [*offered(groups, exact, self.workload.probe, error), *sparse]
-        for each in self.variants: each.choices = carried(self.choices, self.operator, each)
+def find_figures(asked: Sequence[Goal], name: str, program: Program) -> dict[str, float]:
+    """The figures of a program that goals ask for, by measure; `name` says whose where it has none."""
+    return {goal.measure.name: goal.figure(name, program) for goal in asked}
 
-    def front(self, error: float, memory: float | None, progress: Any = unheard) -> None:
-        """The exact optimum, and the undominated programs over a ladder of errors."""
-        assert self.choices is not None
-        exact, program = self.structures["exact"], self.programs["exact"]
-        front = Front(self.choices, program, (self.workload.probe, self.workload.choose), self.workload.timed,
-                      self.meta)
-        self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
-        for structure in front.points(error, memory, progress):
-            found, joint, stated = front.found[id(structure)]
-            self.points.append(self.point(describe_methods(structure), found, structure.time, joint, structure.proved,
-                                          count_methods(structure),
-                                          structure))
-            self.points[-1].stated_error = stated
-        # it is of the whole model's programs
-        self.bound = None if self.variants else front.bound if error else exact.bound
-        self.points += smaller_points(self, front)
-        for choices in (self.choices, *(each.choices for each in self.variants)):
-            if choices is not None: choices.settle()
-        if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
-                                          for p in self.points):
-            raise Infeasible(front.nearest(error, memory))
 
-    def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
-              methods: dict[str, int] | None = None, structure: Structure | None = None) -> Point:
-        size, prices = program.stored_bytes + program.peak_bytes(self.workload.timed), self.space.prices
-        return Point(name, program, seconds + prices.beside(program) - prices.start, size, error, gap,
-                     methods=methods or {}, structure=structure)
+def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, float], progress: Any) -> Verified:
+    """Programs with their figures; those of the exact one are known."""
+    exact, every = front.points[0].program, [front.imported, *front.points]
+    judged = []
+    for point in every:
+        figures = exactly if point.program is exact else find_figures(asked, point.name, point.program)
+        judged.append(replace(point, judged=figures))
+        progress(len(judged), len(every))
+    return front._replace(points=judged[1:], imported=judged[0])
 
-    def judged_laws(self, announce: Announce) -> list[Any]:
-        """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program
-        that all of it is about: it needs nothing of what else is done, so it may be done beside that, from a search of
-        its own."""
-        from rewrites.verify import verify_graphs, verify_laws
-        if "exact" not in self.structures: self.structures["exact"] = self.structure(self.laws)
-        exact = self.structures["exact"]
-        own = [law.name for law in self.laws if law not in EXACT_LAWS]
-        return [{"laws": verify_laws(self.laws, announce=announce) | {"own": own},
-                 "graphs": verify_graphs([p.template for p in exact.parts], self.laws, announce=announce)},
-                 self.saved(), exact.time]
 
-    def judgement(self, task: ForkedTask) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
-        """Laws and graphs as verified, and what laws save, of this run's exact program."""
-        verified, saved, seconds = aside.answer()
-        if seconds != self.structures["exact"].time:        # a search that ended by its time limit may find another one
-            verified, saved, _ = self.judged_laws(self.report.say)
-        return verified, [(tuple(names), seconds) for names, seconds in saved]
-
-    def verify(self, laws_verified: dict[str, Any]) -> None:
-        """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
-        the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
-        on rows that took no part in the plan."""
-        few = [self.workload.few]
-        near = dense(self.operator, few[0])
-        state_errors(self, few[0], near)
-        check_programs(self, laws_verified, few, near)
-        self.dropped = [point for point in self.points if not point.verified]
-        self.points = [point for point in self.points if point.verified]
-
-    def begin(self, asked: Sequence[Goal]) -> None:
-        """The figures of the exact program, which others are compared with; what has none is refused first."""
-        self.exactly = {goal.measure.name: goal.figure("the model", self.programs["exact"]) for goal in asked[1:]}
-
-    def judge(self, asked: Sequence[Goal], progress: Any) -> None:
-        """The figures of every other program."""
-        points = [self.imported, *self.points]
-        for at, point in enumerate(points):
-            exact = point.program is self.programs["exact"]
-            point.judged = self.exactly if exact else {goal.measure.name: goal.figure(point.name, point.program)
-                                                       for goal in asked[1:]}
-            progress(at + 1, len(points))
-
-    def certify(self, asked: Sequence[Goal]) -> None:
-        """Every program with its certificate: what was verified, and how it keeps the goals."""
-        from rewrites.verify.certificate import certified
-        few, machine = [self.workload.few], str(getattr(self.machine, "name", ""))
-        kept = [{"goals": [goal.described(point, self.points[0]) for goal in asked]} for point in self.points]
-        made = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine,
+def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) -> Verified:
+    """Every program with its certificate: what was verified, and how it keeps the goals."""
+    from rewrites.verify.certificate import certified
+    few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
+    kept = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
+    programs = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine,
                                   lengths=point.lengths)
-                          for point, goals in zip(self.points, kept, strict=True))
-        for point, program in zip(self.points, made, strict=True): point.program = program
+                          for point, goals in zip(front.points, kept, strict=True))
+    return front._replace(points=[replace(point, program=program)
+                                  for point, program in zip(front.points, programs, strict=True)])
 
-    def measure(self, rounds: int, progress: Any) -> None:
-        """Medians of interleaved runs, and the bytes that a run needs."""
-        self.fused = self.point("fused", self.programs["fused"], self.structures["fused"].time, 0.0, None)
-        points = [self.imported, *self.points, self.fused]
-        watch = Watch()
-        taken = self.workload.measured({str(i): point.program for i, point in enumerate(points)}, rounds, progress)
-        watch.note(taken.values())
-        self.busy = watch.seen()
-        for point, (name, middle) in zip(points, medians(taken).items(), strict=True):
-            point.rounds_s, point.measured_s = tuple(taken[name]), middle
-        with collected():
-            for point in points[:-1]:
-                point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
-    def leaving(self, exact: Structure) -> Iterator[tuple[str, Structure]]:
-        """The optimum without each law that fired, along the same border states. A law whose canonical form the others
-        rest on cannot be left out alone."""
-        for law in self.laws:
-            if law.name in exact.fired:
-                with suppress(Infeasible): yield law.name, self.lacking([law.name], exact)
+def time_front(searched: Searched, front: Verified, rounds: int, progress: Any) -> TimedFront:
+    """Medians of interleaved runs, and the bytes that a run needs."""
+    fused = Point.of(searched, "fused", searched.programs["fused"], searched.structures["fused"].time, 0.0, None)
+    points, workload, watch = [front.imported, *front.points, fused], searched.workload, Watch()
+    taken = workload.measured({str(at): point.program for at, point in enumerate(points)}, rounds, progress)
+    watch.note(taken.values())
+    points = [replace(point, rounds_s=tuple(taken[name]), measured_s=middle)
+              for point, (name, middle) in zip(points, medians(taken).items(), strict=True)]
+    with collected():
+        imported, *timed = [replace(point, measured_bytes=point.program.stored_bytes
+                                    + peak(point.program, workload.timed, RUNS)) for point in points[:-1]]
+    return TimedFront(timed, imported, points[-1], watch.seen())
 
-    def lacking(self, names: Sequence[str], exact: Structure) -> Structure:
-        """The optimum without some laws, along the same border states."""
-        return search(self.model, without(self.laws, names), self.running, self.workload.extents(self.model),
-                      methods=self.representable, along=exact.path, found=self.parts)
 
-    def groups(self, exact: Structure) -> list[Group]:
-        """The laws that fired with the optimum without each, those together that save nothing without one another."""
-        return group_laws(self.leaving(exact), exact.time, lambda names: self.lacking(names, exact))
-
-    def saved(self) -> list[tuple[tuple[str, ...], float]]:
-        """Predicted seconds that laws save, by leaving one out, as in `groups`; the most first."""
-        exact = self.structures["exact"]
-        return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)),
-                      key=lambda pair: -pair[1])
-
-    def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]],
-               rounds: int) -> Result:
-        """The best point within the budgets (rewrites/report/choice.py); Infeasible says how close the closest came."""
-        helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
-        for point in self.points: point.laws = helpful
-        within = allowed(self.points, asked, memory)
-        best = choose(within)
-        steps = added(self.imported, self.fused, self.points, best, within)
-        left_out = tuple({law.name for law in EXACT_LAWS} - {law.name for law in self.laws})
-        return Result(
-            model=self.meta.get("model", ""), machine=self.machine, workload=self.workload, structures=self.structures,
-            points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved, fused=self.fused,
-            report=self.report, steps=steps, goals=tuple(asked), memory=memory, bound=self.bound, choices=self.choices,
-            left_out=left_out, laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy,
-            terms=evaluated(best.program, self.workload.timed, rounds, self.space.prices))
+def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped: list[Point],
+             saved: list[tuple[tuple[str, ...], float]], request: Request, report: Report) -> Result:
+    """The best point within the budgets (rewrites/report/choice.py); Infeasible says how close the closest came."""
+    (searched, choices, _), (_, imported, fused, busy) = proposed, timed
+    opened, workload, asked, memory = searched.opened, searched.workload, request.goals, request.memory
+    helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
+    points = [replace(point, laws=helpful) for point in timed.points]
+    within = allowed(points, asked, memory)
+    best = choose(within)
+    return Result(
+        model=opened.meta.get("model", ""), machine=opened.machine, workload=workload, structures=searched.structures,
+        points=points, imported=imported, chosen=points.index(best), saved=saved, fused=fused, report=report,
+        steps=add_means(imported, fused, points, best, within), goals=tuple(asked), memory=memory, bound=bound,
+        choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
+        laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
+        terms=evaluated(best.program, workload.timed, request.rounds, searched.space.prices))

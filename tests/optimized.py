@@ -9,7 +9,7 @@ import pytest
 import standin
 
 from rewrites import cli, run
-from rewrites.report import points
+from rewrites.report import results
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]
 
@@ -27,7 +27,7 @@ class Optimized(NamedTuple):
     lines: Path
     out: Path
     report: dict[str, Any]
-    result: points.Result
+    result: results.Result
 
 
 def optimized(place):

@@ -19,7 +19,8 @@ from rewrites import optimize
 from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.report.points import Point, Result
+from rewrites.points import Point
+from rewrites.report.results import Result
 
 
 def stored(W: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:

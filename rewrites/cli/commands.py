@@ -283,7 +283,7 @@ def explain(
     from rewrites.phases import Report, silence_stdout
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
-        from rewrites.derivations.explain import explain as told
+        from rewrites.explain import explain as told
     with silence_stdout():
         found = told(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
     say(found)

@@ -1,7 +1,7 @@
 """Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so, blocks
 where its file stores it so. Nothing is rounded, so they belong to the exact search; a dense weight costs a look at a
 sample of its numbers."""
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from formats import FORMATS, Q4_1, Format, FormatError, Half
+from formats import FORMATS, Q4_1, Dense, Format, FormatError, Half
 from formats.core.errors import InputError
 from formats.core.sizes import T
 from formats.select import sampled
@@ -106,6 +106,11 @@ def fit_options(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) 
 def keeps_width(method: Method, narrowest: int) -> bool:
     """Whether a method stores no numbers of fewer bits."""
     return FORMATS[method.format].narrowest() >= narrowest
+
+
+def only_narrows(methods: Iterable[str]) -> bool:
+    """Whether formats keep every weight and only narrow its numbers: they multiply as often as dense does."""
+    return all(name in FORMATS and FORMATS[name].flops == Dense.flops for name in methods)
 
 
 @dataclass

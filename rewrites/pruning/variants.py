@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -17,20 +17,17 @@ from opmatrix.program import Program
 from rewrites.approximate.trials import sample
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import Space, Structure, cheapest
-from rewrites.derivations.gains import only_narrows
 from rewrites.evaluate.quality import Quality
 from rewrites.extraction import Infeasible
 from rewrites.lower.lower import Method
+from rewrites.lower.representations import only_narrows
+from rewrites.opened import Searched
 from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices
 from rewrites.pruning.losses import SHARES, Curve, curves, levels, trials
 from rewrites.pruning.removing import Removed, every_pair, removed
 from rewrites.verify.differences import difference
 from rewrites.workload.workload import calibration
-
-if TYPE_CHECKING:
-    from rewrites.report.points import Point
-    from rewrites.run import Run
 
 BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge
 BOTH = (1.0, 5e-11, 0.0)                                    # weights of seconds, bytes, error: 20 MB are worth 1 ms
@@ -65,10 +62,10 @@ class Variant:
     def methods(self, structure: Structure) -> dict[str, int]:
         return self.cuts | count_methods(structure)
 
-    def sources(self, point: "Point") -> Emitter:
+    def emitter_of(self, structure: Structure, program: Program) -> Emitter:
         """Where the constants of one of its programs come from."""
-        if self.choices is None or point.structure is self.structure: return self.emitter
-        return self.choices.sources[point.program]
+        if self.choices is None or structure is self.structure: return self.emitter
+        return self.choices.sources[program]
 
     def verified(self, batch: Batch) -> tuple[NDArray[Any], dict[str, Any]]:
         """Its output in float64, and what a certificate says of how it was made. Raises VerificationError where its
@@ -124,48 +121,42 @@ def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Un
             yield Untried(variant, structure, variant.choices.program(structure, front.meta))
 
 
-def smaller(run: "Run", what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
+def smaller(searched: Searched, quality: Quality, what: Sequence[str], file: str | Path | None,
+            progress: Any) -> list[Variant]:
     """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are fitted
     to, as far as their exact programs keep the quality."""
-    assert run.quality is not None
-    batch, exact = run.workload.fit, run.programs["exact"]
-    if file is not None: batch = calibration(file, exact.tokenizer, run.workload, run.quality.texts)
-    all_steps, losses, kept = len(every_pair(run.operator)) + len(SHARES), list[Curve](), list[Variant]()
-    judged = sample(exact, run.workload.choose, trials(run.operator))
-    for curve in curves(run.operator, what, batch, judged):
+    batch, exact, operator = searched.workload.fit, searched.exact, searched.opened.operator
+    if file is not None: batch = calibration(file, exact.tokenizer, searched.workload, quality.texts)
+    all_steps, losses, kept = len(every_pair(operator)) + len(SHARES), list[Curve](), list[Variant]()
+    judged = sample(exact, searched.workload.choose, trials(operator))
+    for curve in curves(operator, what, batch, judged):
         losses.append(curve)
         progress(len(losses), all_steps)
     for done, level in enumerate(levels(losses, what), len(losses) + 1):
-        made = less(run, removed(run.operator, level, batch))
-        if run.quality.kept(made.program, made.off): kept.append(made)
+        made = less(searched, removed(operator, level, batch))
+        if quality.kept(made.program, made.off): kept.append(made)
         progress(done, all_steps)
     return kept
 
 
-def less(run: "Run", made: Removed) -> Variant:
+def less(searched: Searched, made: Removed) -> Variant:
     """A smaller model with its optimum, over graphs that it shares with the whole one."""
-    space = Space(made.model, run.space.laws, run.space.machine, run.space.extents, like=run.space)
-    structure = cheapest(space, run.representable)
-    program, emitter = structure.program(run.meta)
-    rows, wanted = (each.run(run.workload.choose) for each in (program, run.programs["exact"]))
+    whole = searched.space
+    space = Space(made.model, whole.laws, whole.machine, whole.extents, like=whole)
+    structure = cheapest(space, searched.opened.representable)
+    program, emitter = structure.program(searched.opened.meta)
+    rows, wanted = (each.run(searched.workload.choose) for each in (program, searched.exact))
     return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
 
 
-def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:
-    """Points of smaller models, as far as they keep the quality, and no other of them is better."""
-    if not run.variants or run.quality is None: return
-    every = [found for variant in run.variants for found in programs(variant, front, run.quality.error)]
-    for found in worth(every, front, run.quality):
-        variant, structure, program = found.made
-        assert variant is not None
-        point = run.point(variant.name(structure), program, structure.time, found.joint, None,
-                          variant.methods(structure), structure)
-        point.stated_error, point.variant = found.stated, variant
-        yield point
+def smaller_programs(variants: Sequence[Variant], front: Front, quality: Quality | None) -> list[Outcome]:
+    """Programs of smaller models, as far as they keep the quality, and no other of them is better."""
+    if not variants or quality is None: return []
+    return worth([made for variant in variants for made in programs(variant, front, quality.error)], front, quality)
 
 
 def worth(found: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:
-    """Those that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
+    """Programs that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
     the fastest first, and always the smallest. Only what is not beaten is looked at."""
     best, least = list[Outcome](), inf
     sized = sorted(((each.structure.time, front.bytes(each.program), at) for at, each in enumerate(found)))

@@ -18,7 +18,7 @@ LEVEL = 0.9                                                 # of the interval of
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 
 
-class Timed(Protocol):
+class TimedProgram(Protocol):
     """A program as the choice sees it: seconds of every round, seconds as predicted, bytes that a run needs."""
 
     @property
@@ -31,12 +31,12 @@ class Timed(Protocol):
     def measured_bytes(self) -> float | None: ...
 
 
-class Verified(Timed, Judged, Protocol):
-    """The same with what goals see of it."""
+class VerifiedProgram(TimedProgram, Judged, Protocol):
+    """A program as the choice sees it, and as goals do."""
 
 
-P = TypeVar("P", bound=Timed)
-V = TypeVar("V", bound=Verified)
+P = TypeVar("P", bound=TimedProgram)
+V = TypeVar("V", bound=VerifiedProgram)
 
 
 def allowed(points: Sequence[V], asked: Sequence[Goal], memory: float | None) -> list[V]:
@@ -63,7 +63,7 @@ def choose(points: Sequence[P]) -> P:
     return min(alike, key=lambda point: point.measured_bytes or 0.0)
 
 
-def bound_ratio(point: Timed, base: Timed) -> tuple[float, float]:
+def bound_ratio(point: TimedProgram, base: TimedProgram) -> tuple[float, float]:
     """An interval of the median ratio of their seconds in a round; (0, infinity) where the rounds are too few."""
     return middle([a / b for a, b in zip(point.rounds_s, base.rounds_s, strict=True)])
 

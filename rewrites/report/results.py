@@ -1,6 +1,8 @@
 """What a run found out, as text, as JSON, and as directories that run."""
 import json
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -9,15 +11,20 @@ from typing import Any
 from formats.machine.quiet import warn_busy
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.saving import DERIVATION, FRONT, REPORT, replacing_program, write_front
-from rewrites.derivations.gains import join_names
+from rewrites.compiler.search import Structure
 from rewrites.derivations.retelling import tell_steps
-from rewrites.evaluate.goals import MEASURES
+from rewrites.derivations.savings import join_names
+from rewrites.evaluate.goals import MEASURES, Goal
 from rewrites.evaluate.reported import Named
+from rewrites.law import Law
 from rewrites.lower.mixed import format_lengths
+from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
-from rewrites.report.points import Point, Result
+from rewrites.points import Point
+from rewrites.report.gains import Gain
 from rewrites.report.uncompiled import tell_evaluated
 from rewrites.workload.stated import spoken
+from rewrites.workload.workload import Workload
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
@@ -27,11 +34,53 @@ SCREEN = 110                                                # characters of a li
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
+@dataclass(repr=False)
+class Result:
+    """Everything that a run found out; `points[chosen]` is the answer. It prints as the report."""
+
+    model: str
+    machine: Any
+    workload: Workload
+    structures: Mapping[str, Structure]
+    points: list[Point]
+    imported: Point
+    chosen: int
+    saved: list[tuple[tuple[str, ...], float]]
+    report: Report
+    fused: Point
+    steps: list[Gain]
+    goals: tuple[Goal, ...]                                 # that were asked for; the first is the error
+    memory: float | None = None                             # bytes, where a budget was given
+    bound: float | None = None                              # predicted seconds that no program within it is below
+    choices: Choices | None = None
+    left_out: tuple[str, ...] = ()
+    laws: tuple[Law, ...] = ()
+    dropped: list[Point] = field(default_factory=list)
+    number_type: str = "int8"
+    busy: str = ""                                          # what was seen of others while programs were timed
+    terms: dict[str, Any] | None = None                     # of the answer, steps that evaluate terms (uncompiled.py)
+
+    @property
+    def error(self) -> float: return self.goals[0].threshold
+
+    @property
+    def best(self) -> Point:
+        return self.points[self.chosen]
+
+    def __repr__(self) -> str:
+        return (f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the "
+                "report>")
+
+    def __str__(self) -> str:
+        return printed(as_json(self, [Path()] * len(self.points)))
+
+
 def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
     """Saves the chosen program in `target`, beside it the report and the steps that lead to it, and in `target/front`
     every program of the front: all or nothing. The figures of the report."""
     report = result.report
-    with report.phase("derive"): steps = tell_steps(result.best, result)
+    with report.phase("derive"):
+        steps = tell_steps(result.best, result.laws, result.choices, result.workload.few)
     with report.phase("save"):
         found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
         with replacing_program(target) as fresh:

@@ -25,7 +25,8 @@ class ForkedTask:
     """`work(announce)`, done beside what its block does, where a process can be forked, nothing is loaded whose threads
     it would lack, and a processor is free for it. `answer()` waits for its result, which JSON must hold, raises the
     VerificationError that it raised, and has said by then what it announced. Where the process could not be made, or
-    ended without an answer, the work is done here. At the end of the block nothing is left of it."""
+    ended without an answer, the work is done here, or what is given instead. At the end of the block nothing is left of
+    it."""
 
     def __init__(self, work: Callable[[Announce], Any], announce: Announce) -> None:
         self.work, self.announce = work, announce
@@ -59,12 +60,12 @@ class ForkedTask:
                     tell("failure", [[getattr(error, name) for name in FAILURE], error.values])
         os._exit(0)
 
-    def answer(self) -> Any:
+    def answer(self, instead: Callable[[Announce], Any] | None = None) -> Any:
         for kind, said in self.lines() if self.process else ():
             if kind == "announced": self.announce(said)
             elif kind == "answer": return said
             elif kind == "failure": raise VerificationError(*said[0], **said[1])
-        return self.work(self.announce)
+        return (instead or self.work)(self.announce)
 
     def lines(self) -> Iterator[Any]:
         """What the process says, until it ends or LIMIT is over."""

@@ -11,8 +11,8 @@ import standin
 from formats.core.errors import InputError
 from opmatrix.files.saving import DERIVATION
 from opmatrix.program import Program
-from rewrites import run
-from rewrites.derivations import explain, retelling
+from rewrites import explain, run
+from rewrites.derivations import retelling
 from rewrites.evaluate.reported import Reported
 from rewrites.lower.lower import Call, Method, Use
 from rewrites.phases import Report
@@ -38,7 +38,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def told(saved):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
+        patch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
         return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt", full=True)
 
 
@@ -138,8 +138,8 @@ def test_the_steps_of_the_chosen_program_are_kept_beside_it(saved, monkeypatch):
     kept = (place / "out" / DERIVATION).read_text()
     assert kept == retelling.derive(found.structures["exact"], found.laws)
     assert [*(place / "out").rglob(DERIVATION)] == [place / "out" / DERIVATION]
-    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
-    monkeypatch.setattr(run.Run, "leaving", lambda run, exact: iter(()))
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(explain, "group_fired", lambda opened, exact: [])
     given = {"rounds": 1, "text": place / "lines.txt"}
     assert kept in explain.explain(place / "out", Report(quiet=True), full=True, **given)
     short = explain.explain(place / "out", Report(quiet=True), **given)
@@ -153,21 +153,23 @@ def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, 
     result, places = optimized.result, [optimized.out / "front" / str(at) for at in range(len(optimized.result.points))]
     other = max((at for at in range(len(places)) if at != result.chosen), key=lambda at: len(result.points[at].methods))
     assert result.points[other].methods and not (places[other] / DERIVATION).exists()
-    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
-    monkeypatch.setattr(run.Run, "leaving", lambda run, exact: iter(()))
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(explain, "group_fired", lambda opened, exact: [])
     told = explain.explain(places[other], Report(quiet=True), 1, full=True, text=optimized.lines)
-    assert retelling.tell_steps(result.points[other], result) in told and "every one checked in float64" in told
+    told_steps = retelling.tell_steps(result.points[other], result.laws, result.choices, result.workload.few)
+    assert told_steps in told and "every one checked in float64" in told
     assert f"after: {result.points[other].name}\n" in told and f"* {result.points[other].name}" in told
     own, kept = explain.reported(places[result.chosen])
     assert own.chosen == result.chosen and kept == optimized.out / DERIVATION and kept.exists()
     found, _ = explain.reported(places[0])
     program = Program.load(places[0])
-    again = retelling.again(program, found, given={"text": optimized.lines})
+    again = explain.reopen(program, found, given={"text": optimized.lines})
     exact = result.structures["exact"]
-    assert retelling.find_steps(program, found, again, exact) == retelling.derive(exact, result.laws)
-    monkeypatch.setattr(run.Run, "front", lambda run, *_: None)     # other prices, another front
-    monkeypatch.setattr(run.Run, "approximate", lambda run, *_: None)
-    assert retelling.find_steps(program, replace(found, chosen=other), again, exact).startswith("none: a search finds")
+    assert explain.find_steps(program, found, again, exact) == retelling.derive(exact, result.laws)
+    # other prices, another front
+    monkeypatch.setattr(explain, "propose_approximations", lambda searched, *_: run.Proposed(searched, None))
+    monkeypatch.setattr(explain, "find_front", lambda *_: run.Frontier([], None, None))
+    assert explain.find_steps(program, replace(found, chosen=other), again, exact).startswith("none: a search finds")
 
 
 def test_a_front_without_its_report_is_no_front(optimized, tmp_path):
@@ -186,18 +188,18 @@ def test_the_front_is_shown_as_it_was_found(saved, told):
 
 def test_the_search_is_for_the_same_workload(saved, monkeypatch):
     place, found = saved
-    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
     report = Reported.read(place / "out" / "report.json")
-    run = retelling.again(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
-    assert (run.workload.rows, run.workload.timed.extents(), run.workload.name) == \
+    opened = explain.reopen(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
+    assert (opened.workload.rows, opened.workload.timed.extents(), opened.workload.name) == \
         (found.workload.rows, found.workload.timed.extents(), found.workload.name)
-    assert "scale_scores" not in {law.name for law in run.laws}
-    assert run.structure(run.laws).time == pytest.approx(found.structures["exact"].time, rel=1e-9)
+    assert "scale_scores" not in {law.name for law in opened.laws}
+    assert opened.structure(opened.laws).time == pytest.approx(found.structures["exact"].time, rel=1e-9)
 
 
 @pytest.mark.parametrize("change", ["{", "[]", "{}", {"chosen": 99}, {"front": 3}, {"without": None}], ids=str)
 def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(retelling, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
     copy = tmp_path / "copy"
     shutil.copytree(saved[0] / "out", copy)
     whole = json.loads((copy / "report.json").read_text())
@@ -218,6 +220,6 @@ def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
             explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")
     finally: shutil.move(tmp_path / "elsewhere", place / "model")
     def gone(name, adapter): raise InputError(f"{name}: gone")
-    monkeypatch.setattr(retelling, "open_model", gone)
+    monkeypatch.setattr(explain, "open_model", gone)
     with pytest.raises(InputError, match="model: gone"):
         explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")

@@ -22,7 +22,7 @@ from rewrites.cli import commands
 from rewrites.graph.layers import parts
 from rewrites.law import SIMPLIFY, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import own_laws
+from rewrites.run import blame_own_laws
 from rewrites.verify import VerificationError, shrink, verify_graphs
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -89,12 +89,12 @@ def test_too_little_memory_is_no_fault(command, monkeypatch):  # noqa: F811
 
 
 def test_a_law_of_the_user_s_own_is_the_user_s(tmp_path):
-    run = SimpleNamespace(laws=[*EXACT_LAWS, drops_a_product],
-                          structures={"exact": SimpleNamespace(fired={"drops_a_product"})})
+    searched = SimpleNamespace(opened=SimpleNamespace(laws=[*EXACT_LAWS, drops_a_product]),
+                               optimum=SimpleNamespace(fired={"drops_a_product"}))
     for level, laws in ((2, ["associate", "drops_a_product"]), (3, [])):
-        with pytest.raises(InputError, match=r"--laws: law drops_a_product: .*a is not b"), own_laws(run):
+        with pytest.raises(InputError, match=r"--laws: law drops_a_product: .*a is not b"), blame_own_laws(searched):
             raise VerificationError(level, "a graph", "a is not b", laws=laws)
-    with pytest.raises(VerificationError), own_laws(run):
+    with pytest.raises(VerificationError), blame_own_laws(searched):
         raise VerificationError(2, "a graph", "a is not b", laws=["associate"])
 
 

@@ -23,8 +23,9 @@ from formats.disk import files
 from opmatrix.files import placing, saving
 from opmatrix.pipelines.embed import MAX_LINE_BYTES, embed_texts, quantity
 from opmatrix.program import Program
-from rewrites.derivations import explain, retelling
+from rewrites import explain
 from rewrites.evaluate.reported import Named, Reported
+from rewrites.opened import Opened
 from rewrites.phases import Report
 
 LINES = ["the bank of the river", "", "a river runs dry"]
@@ -341,7 +342,7 @@ def reported(program, tmp_path, monkeypatch):
         if not (tmp_path / "place").exists(): program.replace(model="model", source=str(model)).save(tmp_path / "place")
         (tmp_path / "place" / "report.json").write_text(json.dumps(found | changed))
         return tmp_path / "place"
-    monkeypatch.setattr(retelling.Run, "structure", lambda *_,
+    monkeypatch.setattr(Opened, "structure", lambda *_,
                         **__: (_ for _ in ()).throw(InputError("the search begins")))
     return change
 
@@ -413,7 +414,7 @@ def test_every_field_of_a_report_is_checked(reported, key, value):
 
 def test_the_model_is_the_one_that_is_given(reported, monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(retelling, "open_model",
+    monkeypatch.setattr(explain, "open_model",
                         lambda name, adapter: opened.append(name) or (_ for _ in ()).throw(InputError("seen")))
     for given in ("elsewhere", None):
         with pytest.raises(InputError, match="seen"): explain.explain(reported(), Report(quiet=True), model=given)

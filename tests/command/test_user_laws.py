@@ -16,7 +16,6 @@ from rewrites.derivations.chain import chain
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
 from rewrites.pareto.error_levels import count_methods, describe_methods
-from rewrites.run import Run
 from rewrites.verify.user_laws import load_laws
 
 HEAD = """import numpy as np
@@ -103,7 +102,7 @@ def test_an_approximation_is_stored_in_any_format_that_holds_it(tmp_path):
 def test_they_take_part_in_a_run(command, tmp_path, monkeypatch):  # noqa: F811
     place = small(tmp_path / "model")
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
-    monkeypatch.setattr(Run, "saved", lambda run: [])
+    monkeypatch.setattr("rewrites.run.rank_savings", lambda opened, exact: [])
     tried = []
     monkeypatch.setattr(Fitter, "store", lambda fitter, numbers, method, key, store=Fitter.store: (
         tried.append(method.fit), store(fitter, numbers, method, key))[1])

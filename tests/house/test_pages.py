@@ -15,9 +15,11 @@ from children import ROOT
 from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
-from rewrites import cli
+from rewrites import (
+    cli,
+    explain,  # noqa: F401, before what it imports is replaced
+)
 from rewrites.cli.commands import app
-from rewrites.derivations import explain  # noqa: F401, before what it imports is replaced
 from rewrites.evaluate import recheck
 from rewrites.workload.resolve import source
 
@@ -130,11 +132,11 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     """On small models and a machine that nobody measured. A search is the one that tests share: all that a line asks
     for is opened and checked, and its result is saved and printed. Laws are verified already (test_verify.py), what
     each saves is left to test_explain.py, calibrations to test_calibrate_command.py."""
-    for module in ("rewrites.run", "rewrites.derivations.retelling", "rewrites.evaluate.evaluate",
+    for module in ("rewrites.run", "rewrites.explain", "rewrites.evaluate.evaluate",
                    "rewrites.cli.profile"):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)
-    monkeypatch.setattr("rewrites.run.Run.groups", lambda run, exact: [])
+    monkeypatch.setattr("rewrites.explain.group_fired", lambda opened, exact: [])
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda point, result: "its steps")
     monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: "calibrated")
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})

@@ -30,9 +30,10 @@ from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.lower import plainly
 from rewrites.lower.price import Prices
 from rewrites.lower.representations import NUMBER_TYPES, Representable, forms
+from rewrites.opened import Searched
 from rewrites.report.choice import allowed, choose
 from rewrites.report.results import as_json, printed
-from rewrites.run import Run, optimize
+from rewrites.run import Verified, optimize, time_front
 from rewrites.verify.differences import difference
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
@@ -266,7 +267,7 @@ def test_an_unknown_number_type_is_named(again):
 
 def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, monkeypatch):
     """Before anything is verified or measured: the smallest within the error, the least error within the memory."""
-    monkeypatch.setattr(Run, "verify", lambda self: pytest.fail("verified a search that found nothing"))
+    monkeypatch.setattr("rewrites.run.verify_front", lambda *_: pytest.fail("verified a search that found nothing"))
     exact = result.points[0]
     smallest = min(point.predicted_bytes for point in result.points)
     between = (smallest + exact.predicted_bytes) / 2
@@ -301,19 +302,18 @@ def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path
     """In the report and in its figures, of the timing and of the calibration; on a quiet machine there is no such
     line."""
     monkeypatch.setattr(Watch, "seen", lambda self: f"{len(self.runs)} programs were disturbed")
-    run = Run(None, result.workload, MACHINE, (), result.report, points=[replace(point) for point in result.points])
-    run.space = SimpleNamespace(prices=Prices(MACHINE, result.workload.timed.extents()))
-    run.imported, run.programs, run.structures = replace(
-        result.imported), {"fused": result.imported.program}, result.structures
-    run.measure(2, lambda *_: None)
-    assert run.busy == f"{len(result.points) + 2} programs were disturbed"
-    assert all(len(point.rounds_s) == 2 and point.measured_s == sum(point.rounds_s) / 2 for point in run.points)
-    given = replace(result, busy=run.busy)
+    prices = Prices(MACHINE, result.workload.timed.extents())
+    searched = Searched(None, result.workload, SimpleNamespace(prices=prices), result.structures,
+                        {"fused": result.imported.program}, None)
+    timed = time_front(searched, Verified(result.points, [], result.imported), 2, lambda *_: None)
+    assert timed.busy == f"{len(result.points) + 2} programs were disturbed"
+    assert all(len(point.rounds_s) == 2 and point.measured_s == sum(point.rounds_s) / 2 for point in timed.points)
+    given = replace(result, busy=timed.busy)
     places = [tmp_path] * len(result.points)
     def told(found): return printed(as_json(found, places), tmp_path)
-    assert f"busy machine: {run.busy}: measured times are too long" in told(given)
+    assert f"busy machine: {timed.busy}: measured times are too long" in told(given)
     assert "busy machine" not in told(replace(result, busy=""))
-    assert as_json(given, places)["busy"] == {"calibration": "", "timing": run.busy}
+    assert as_json(given, places)["busy"] == {"calibration": "", "timing": timed.busy}
 
 
 # ---- quality

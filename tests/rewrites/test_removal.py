@@ -270,7 +270,7 @@ def run_of(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "calibrated", lambda progress, *batches: standin.machine())
         patch.setattr(run, "ForkedTask", lambda *_: nullcontext())          # laws are verified by tests of their own
-        patch.setattr(run.Run, "judgement", lambda *_: ({}, []))
+        patch.setattr(run, "take_judgement", lambda *_: ({}, []))
         patch.setattr(losses, "SHARES", (0.4, 0.5))
         result = run.optimize(str(model), error=0.2, text=str(lines), remove=("units", "heads"), calibrate=text,
                               rounds=1, report=Report(quiet=True))

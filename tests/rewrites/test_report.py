@@ -16,12 +16,14 @@ from formats.kernels.engine import replay
 from opmatrix.algebra.monoids import logsumexp
 from opmatrix.algebra.operators import I, attention, over, weight
 from opmatrix.patterns import everyone
-from rewrites.derivations.gains import group_laws, join_names, only_narrows, saves, steps
+from rewrites.derivations.savings import group_laws, join_names, saves
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.price import Prices
+from rewrites.lower.representations import only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, Front
 from rewrites.report import results
+from rewrites.report.gains import steps
 from rewrites.report.uncompiled import GUIDE, evaluated, tell_evaluated
 from rewrites.workload.stated import MIN_SENTENCES
 

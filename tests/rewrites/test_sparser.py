@@ -128,7 +128,7 @@ def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_
     assert point.checks["structure"]["worst_row"] < 1e-10 and point.predicted_s < 0.8 * found.points[0].predicted_s
     save(found, tmp_path / "out")
     place = tmp_path / "out" / "front" / str(found.points.index(point))
-    assert f"which sees {taken.where}" in tell_steps(point, found)
+    assert f"which sees {taken.where}" in tell_steps(point, found.laws, found.choices, found.workload.few)
     assert str(taken.where) in str(json.loads((tmp_path / "out" / "report.json").read_text())["front"])
     loaded, batch = load(place), tokens(LONG, 70)
     assert (loaded.run(batch) == point.program.run(batch)).all()

@@ -2,21 +2,33 @@
 and what each law saved, measured by leaving it out."""
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os.path import exists, isabs
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from formats.disk.files import read_text
+from formats.core.errors import InputError
+from formats.disk.files import read_text, shown
 from formats.machine.quiet import Watch, warn_busy
+from opmatrix.display.progress import unheard
 from opmatrix.display.tables import between, megabytes, ms, percent, table
+from opmatrix.files.checkpoint import open_model
 from opmatrix.files.saving import DERIVATION, FRONT, REPORT
 from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.program import Program
-from rewrites.derivations.gains import join_names, saves
-from rewrites.derivations.retelling import again, find_steps
+from rewrites.compiler.search import Structure
+from rewrites.derivations.retelling import derive, tell_steps
+from rewrites.derivations.savings import group_fired, join_names, saves
 from rewrites.evaluate.reported import Reported
+from rewrites.laws import EXACT_LAWS, without
+from rewrites.opened import Opened, search_exact
 from rewrites.phases import Report
+from rewrites.run import find_front, propose_approximations
+from rewrites.verify.user_laws import UserDeclarations, load_laws
+from rewrites.workload.resolve import adapter_of, calibrated, source
+from rewrites.workload.workload import Workload
 
+NO_FILES: Mapping[str, Path | None] = {}
 SHOWN_STEPS = 14                                            # steps: about a layer
 REPEATS = 3                                                 # measurements, which have to agree on what a law saves
 
@@ -31,33 +43,33 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     with report.phase("model"):
         program, (found, kept) = Program.load(directory), reported(directory)
         found.same(given)
-        run = again(program, found, model, given)
+        opened = reopen(program, found, model, given)
     front = [point_row(point, i == found.chosen) for i, point in enumerate(found.front)]
     name = found.front[found.chosen]["name"]
     with report.phase("search"):
-        imported, _ = run.structure((), fusion=False).program({})
-        exact = run.structure(run.laws)
-        left = {join_names(names): structure for names, structure in run.groups(exact)}
+        imported, _ = opened.structure((), fusion=False).program({})
+        exact = opened.structure(opened.laws)
+        left = {join_names(names): structure for names, structure in group_fired(opened, exact)}
     useful = {name: structure for name, structure in left.items() if saves(structure, exact.time)}
     with report.phase("derive") as progress:
-        steps = read_text(kept) if kept.exists() else find_steps(program, found, run, exact, progress)
-    programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
+        steps = read_text(kept) if kept.exists() else find_steps(program, found, opened, exact, progress)
+    programs = {"imported": imported, "fused": opened.structure(()).program({})[0], "exact": exact.program({})[0]}
     programs |= {f"without {name}": structure.program({})[0] for name, structure in useful.items()}
     watch = Watch()
     with report.phase("measure") as progress:
-        taken = [run.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
+        taken = [opened.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
     for runs in taken: watch.note(runs.values())
     rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *saving(taken, f"without {name}", "exact")]
             for name, structure in sorted(useful.items(), key=lambda item: -item[1].time)]
     every = {name: [second for each in taken for second in each[name]] for name in programs}
     return "\n\n".join([
-        f"model: {run.meta['source']}{'' if model else ', as the program says'}",
+        f"model: {opened.meta['source']}{'' if model else ', as the program says'}",
         *warn_busy(watch.seen(), "measured times are too long, and differences between them mostly noise",
-                   getattr(run.machine, "marks", ())),
+                   getattr(opened.machine, "marks", ())),
         *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + format_program(imported)]
           if full else []),
         "\n".join([f"after: {name}", *program.signature.lines(), format_program(program)]),
-        gains(every), "derivation: every step is one law\n" + (steps if full else outlined(steps)),
+        gains(every), "derivation: every step is one law\n" + (steps if full else outline(steps)),
         f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
         table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
@@ -75,8 +87,8 @@ def reported(directory: Path) -> tuple[Reported, Path]:
     return replace(found, chosen=at), (whole if at == found.chosen else directory) / DERIVATION
 
 
-def outlined(steps: str) -> str:
-    """Of a derivation as text how many steps each part has, without the steps themselves."""
+def outline(steps: str) -> str:
+    """A derivation as text without its steps: how many each part has."""
     return "\n".join(line for line in steps.splitlines() if not line.startswith(" "))
 
 
@@ -105,3 +117,41 @@ def gains(taken: Seconds) -> str:
 def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:
     return [("* " if chosen else "  ") + point["name"], ms(point["measured_s"]), megabytes(point["measured_bytes"]),
             percent(point["predicted_error"]), percent(point["measured_error"])]
+
+
+def find_steps(program: Program, found: Reported, opened: Opened, exact: Structure,
+               progress: Any = unheard) -> str:
+    """The steps to a saved program whose directory holds none: it is searched for again, as the report says that it was
+    found, and known by its hash."""
+    if found.chosen == 0: return derive(exact, opened.laws)         # the front begins with the exact program
+    if found.front[found.chosen]["smaller"]:
+        return "none: a program of a smaller model has them only where `opmatrix optimize` chooses it"
+    proposed = propose_approximations(search_exact(opened, progress), found.error, progress)
+    for point in find_front(proposed, found.error, found.memory, progress).points:
+        if point.program.replace(**program.meta).hash == program.hash:
+            return tell_steps(point, opened.laws, proposed.choices, proposed.searched.workload.few)
+    return ("none: a search finds other programs by now, as prices or versions are others: `opmatrix optimize` makes "
+            "the program anew")
+
+
+def reopen(program: Program, found: Reported, model: str | None = None,
+           given: Mapping[str, Path | None] = NO_FILES) -> Opened:
+    """What a search that led to a program began with: the model it came from, and the user's files."""
+    checkpoint = open_model(model or origin(program), adapter_of(program))
+    declared = UserDeclarations() if (own := given.get("laws")) is None else load_laws(own)
+    text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
+    workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix)
+    laws = without((*EXACT_LAWS, *declared.laws), found.without)
+    return Opened(checkpoint.operator(program.pooled), workload, calibrated(unheard), laws, source(checkpoint),
+                  declared.approximations, found.number_type)
+
+
+def origin(program: Program) -> str:
+    """The checkpoint that a program says it was made of. Raises InputError where it says none, or none that is here."""
+    place = program.meta.get("model") if program.meta.get("model") == "minilm" else program.meta.get("source")
+    if not isinstance(place, str):
+        raise InputError("the program does not say which model it was made of: give it: --model MODEL")
+    if isabs(place) and not exists(place):
+        raise InputError(f"{shown(place)}: the model that the program was made of is not there any more: say where it "
+                         "is: --model MODEL")
+    return place

@@ -1,0 +1,73 @@
+"""What laws save, by leaving them out: in one entry those that save nothing without one another."""
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+
+from rewrites.compiler.search import Structure, search
+from rewrites.extraction import Infeasible
+from rewrites.laws import without
+from rewrites.opened import Opened
+
+LawGroup = tuple[tuple[str, ...], Structure]                # laws, and a program without one of them
+SAME_SUM = 1e-9                                             # relative: predicted seconds that are the same sum
+
+
+def search_without(opened: Opened, names: Sequence[str], exact: Structure) -> Structure:
+    """The optimum without some laws, along the border states of the exact program."""
+    return search(opened.model, without(opened.laws, names), opened.running, opened.workload.extents(opened.model),
+                  methods=opened.representable, along=exact.path, found=opened.parts)
+
+
+def leave_out_each(opened: Opened, exact: Structure) -> Iterator[tuple[str, Structure]]:
+    """The optimum without each law that fired. A law whose canonical form the others rest on cannot be left out
+    alone."""
+    for law in opened.laws:
+        if law.name in exact.fired:
+            with suppress(Infeasible): yield law.name, search_without(opened, [law.name], exact)
+
+
+def group_fired(opened: Opened, exact: Structure) -> list[LawGroup]:
+    """The laws that fired with the optimum without each, those together that save nothing without one another."""
+    return group_laws(leave_out_each(opened, exact), exact.time, lambda names: search_without(opened, names, exact))
+
+
+def rank_savings(opened: Opened, exact: Structure) -> list[tuple[tuple[str, ...], float]]:
+    """Predicted seconds that groups of laws save, the most first."""
+    return sorted(((names, left.time - exact.time) for names, left in group_fired(opened, exact)),
+                  key=lambda pair: -pair[1])
+
+
+def group_laws(left: Iterable[tuple[str, Structure]], least: float,
+               lacking: Callable[[Sequence[str]], Structure]) -> list[LawGroup]:
+    """Laws with what is found without each, those in one entry that save nothing without one another: leaving out all
+    of them costs what leaving out any one does. `least` is what the program with all laws costs; `lacking` searches
+    without some."""
+    found: list[tuple[list[str], Structure]] = []
+    for _, tied in groupby(sorted(left, key=lambda each: each[1].time), key=lambda each: f"{each[1].time:.9e}"):
+        names = dict(tied)
+        own: list[tuple[list[str], Structure]] = []
+        if len(names) > 1 and saves(first := next(iter(names.values())), least) and joint([*names], first, lacking):
+            own = [([*names], first)]
+        for name, structure in names.items() if not own else ():
+            group = next((each for each, _ in own if saves(structure, least)
+                          and joint([*each, name], structure, lacking)), None)
+            if group is None: own.append(([name], structure))
+            else: group.append(name)
+        found += own
+    return [(tuple(names), structure) for names, structure in found]
+
+
+def saves(structure: Structure, least: float) -> bool:
+    """Whether a program without some law takes more than with all."""
+    return structure.time > least * (1 + SAME_SUM)
+
+
+def joint(laws: Sequence[str], one: Structure, lacking: Callable[[Sequence[str]], Structure]) -> bool:
+    """Whether leaving out all these laws costs no more than leaving out one."""
+    with suppress(Infeasible): return lacking(laws).time <= one.time * (1 + SAME_SUM)
+    return False
+
+
+def join_names(laws: Sequence[str]) -> str:
+    """Laws of one entry, as people read them."""
+    return " + ".join(laws) + (", together" if len(laws) > 1 else "")

@@ -1,0 +1,107 @@
+"""The first stages of a run: a model that is opened, and the programs that a search finds equal to it."""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from opmatrix.algebra.term import Operator
+from opmatrix.display.progress import unheard
+from opmatrix.program import Program
+from rewrites.compiler.approximation import Approximation
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.search import Space, Structure, cheapest
+from rewrites.extraction import Infeasible
+from rewrites.graph.layers import Model, Part, outputs, parts
+from rewrites.law import Law
+from rewrites.lower.lower import plainly
+from rewrites.lower.precision import count_bytes
+from rewrites.lower.representations import NUMBER_TYPES, Representable
+from rewrites.pareto.error_levels import LARGE
+from rewrites.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model, what its programs are made cheapest for, by which laws, and on which machine; `meta` is what programs
+    keep of where the model comes from, `number_type` the narrowest that weights are stored by."""
+
+    model: Model
+    workload: Workload
+    machine: Any
+    laws: tuple[Law, ...]
+    meta: dict[str, Any] = field(default_factory=dict)
+    approximations: Sequence[Approximation] = ()
+    number_type: str = "int8"
+
+    @cached_property
+    def representable(self) -> Representable:
+        return Representable(NUMBER_TYPES[self.number_type])
+
+    @cached_property
+    def parts(self) -> list[dict[str, Part]]:
+        """The parts of the model, by the state of the border before each: no law changes them."""
+        return parts(self.model)
+
+    @cached_property
+    def outputs(self) -> dict[str, Operator]:
+        """The outputs of the model, by name."""
+        return outputs(self.model)
+
+    @property
+    def operator(self) -> Operator:
+        """The first output, which a run gives."""
+        return next(iter(self.outputs.values()))
+
+    @cached_property
+    def running(self) -> Any:
+        """What the machine takes for kernels where the timed batch runs."""
+        return self.workload.running(self.machine, count_bytes(self.operator))
+
+    def explore(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
+        """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
+        need one another: where a law that makes one is left out, the others keep both their sides."""
+        def optimum(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
+            space = Space(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
+            return space, cheapest(space, self.representable if laws else plainly, time_limit)
+        try:
+            return optimum(laws, 10.0)
+        except Infeasible:
+            return optimum([replace(law, canonical=False) for law in laws], 1.0)
+
+    def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
+        """The optimum under some laws."""
+        return self.explore(laws, fusion)[1]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Three programs of an opened model, each with its structure: `imported`, a kernel for each operator; `fused`;
+    `exact`, the optimum over all laws, in its space, with the emitter of its constants. `workload` is the model's, but
+    that errors of large programs are stated of what the oracle reads."""
+
+    opened: Opened
+    workload: Workload
+    space: Space
+    structures: Mapping[str, Structure]
+    programs: Mapping[str, Program]
+    emitter: Emitter
+
+    @property
+    def exact(self) -> Program: return self.programs["exact"]
+    @property
+    def optimum(self) -> Structure: return self.structures["exact"]
+
+
+def search_exact(opened: Opened, progress: Any = unheard) -> Searched:
+    """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
+    progress("what laws reach")
+    space, optimum = opened.explore(opened.laws)
+    progress("the import")
+    structures = {"imported": opened.structure((), fusion=False), "fused": opened.structure(()), "exact": optimum}
+    programs, shared = dict[str, Program](), dict[Any, Any]()
+    for name, structure in structures.items():
+        programs[name], emitter = structure.program(opened.meta, fitted=shared)
+        shared = emitter.shared
+    workload = opened.workload
+    if programs["exact"].stored_bytes > LARGE: workload = replace(workload, state=workload.verify)
+    return Searched(opened, workload, space, structures, programs, emitter)

@@ -1,0 +1,52 @@
+"""What each means saved: programs of one measurement, each with one means more than the one before it."""
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from opmatrix.measure import noisy, quartiles
+from rewrites.lower.representations import only_narrows
+from rewrites.points import Point
+from rewrites.report.choice import choose
+
+
+class Gain(NamedTuple):
+    """One means: the program that has it, if one was measured, and seconds saved against the last program before it."""
+
+    name: str
+    program: str | None = None
+    measured_s: float | None = None
+    quartiles_s: tuple[float, float] | None = None
+    saved_s: float | None = None
+    below_noise: bool = False
+
+
+def add_means(imported: Point, fused: Point, points: Sequence[Point], best: Point,
+              within: Sequence[Point]) -> list[Gain]:
+    """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and
+    the answer where it does more."""
+    exact = next((point for point in points if not point.methods), None)
+    narrow = [best] if only_narrows(best.methods) else [point for point in within if point.methods
+                                                        and only_narrows(point.methods)]
+    numbers = choose(narrow) if narrow and best.methods else None
+    last = None if best is exact or best is numbers else best
+    detours = best.structure is not None and best.structure.detours
+    more = ("+ fewer units and heads" if best.variant else
+            "+ sparsity, rank, fewer layers or keys" if detours else "+ sparsity and rank")
+    rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, more: last}
+    return [*steps([(name, point.name if point else "", point.rounds_s if point else None)
+                    for name, point in rows.items()])]
+
+
+def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Gain]:
+    """One for each means, program and its seconds by round, in one order of rounds; what is saved adds up to the first
+    less the last."""
+    before: Sequence[float] | None = None
+    for name, program, taken in rows:
+        if taken is None:
+            yield Gain(name)
+            continue
+        gain = [] if before is None else [a - b for a, b in zip(before, taken, strict=True)]
+        yield Gain(name, program, median(taken), quartiles(taken),
+                   None if before is None else median(before) - median(taken),
+                   bool(gain) and noisy([gain]))
+        before = taken
