@@ -27,7 +27,7 @@ from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
 from rewrites.compiler.search import Space
 from rewrites.evaluate.goals import ANY, goals
-from rewrites.evaluate.pairs import Pairs, score_pairs
+from rewrites.evaluate.pairs import SentencePairs, score_pairs
 from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
@@ -85,7 +85,7 @@ def main() -> None:
     concluded(given, figures({r[0]: r for r in rows}))
 
 
-def halves(file: Path, place: Path) -> tuple[Path, Path, Pairs]:
+def halves(file: Path, place: Path) -> tuple[Path, Path, SentencePairs]:
     """A file of lines from every other pair, but for sentences that the others have; one of pairs that choose; and
     those that judge."""
     with open(file, newline="", encoding="utf-8") as opened: rows = [*csv.reader(opened)]
@@ -96,7 +96,7 @@ def halves(file: Path, place: Path) -> tuple[Path, Path, Pairs]:
     for at in (1, 3):
         made.append(place / f"pairs{at}.csv")
         with open(made[-1], "w", newline="", encoding="utf-8") as opened: csv.writer(opened).writerows(rows[at::4])
-    return text, made[0], Pairs.read(made[1])
+    return text, made[0], SentencePairs.read(made[1])
 
 
 def compared(given, text, chooses) -> dict[str, Point]:
@@ -181,7 +181,7 @@ def looked(searched: Searched, front: Front, quality: Quality, found: Sequence[U
     return points
 
 
-def row(technique: str, point: Point, judges: Pairs):
+def row(technique: str, point: Point, judges: SentencePairs):
     """A row of the table, with the correlation on pairs that nothing has seen."""
     return [technique, point.name, point.measured_s, point.measured_bytes, point.judged["spearman"],
             score_pairs(point.name, point.program, judges).spearman, point.stated_error]

@@ -31,7 +31,7 @@ from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
 from rewrites.compiler.search import Space, cheapest
-from rewrites.evaluate.pairs import Pairs
+from rewrites.evaluate.pairs import SentencePairs
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method, plainly
 from rewrites.lower.mixed import parse_mix
@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
 class Judge:
     """Programs of one model, beside its exact one."""
 
-    def __init__(self, searched: Searched, pairs: Pairs) -> None: self.searched, self.pairs = searched, pairs
+    def __init__(self, searched: Searched, pairs: SentencePairs) -> None: self.searched, self.pairs = searched, pairs
 
     @cached_property
     def exact(self): return *scored(self.searched.exact, self.pairs), self.searched.optimum.time
@@ -148,11 +148,11 @@ TITLES = "time", "memory", "error", "cosine lost", "Spearman x 100 lost"
 def measured(given, names, place: Path) -> tuple[dict[str, Outcome], dict[tuple[str, str], Outcome]]:
     """What each technique comes to alone, and what each pair does, in the orders that matter."""
     text, chooses, judges = halves(Path(given.pairs), place)
-    pairs, checkpoint = joined(Pairs.read(chooses), judges), open_model(given.model)
+    pairs, checkpoint = joined(SentencePairs.read(chooses), judges), open_model(given.model)
     workload = Workload.of(checkpoint, mix=parse_mix(f"1:{given.workload}"))
     searched = search_exact(Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, source(checkpoint)))
     batch = calibration(text, searched.exact.tokenizer, searched.workload, pairs.texts)
-    if given.quick: batch, pairs = next(batch.pieces(QUICK_ROWS)), Pairs(pairs.texts[:2 * QUICK_PAIRS],
+    if given.quick: batch, pairs = next(batch.pieces(QUICK_ROWS)), SentencePairs(pairs.texts[:2 * QUICK_PAIRS],
                                                                          pairs.scores[:QUICK_PAIRS])
     judge, begun = Judge(searched, pairs), State(searched.opened.operator, {})
     say(f"fitted to {batch.rows} tokens, judged by {len(pairs)} pairs")
@@ -168,7 +168,7 @@ def measured(given, names, place: Path) -> tuple[dict[str, Outcome], dict[tuple[
 
 
 def ordered(names) -> Iterator[tuple[str, str]]:
-    """Pairs of techniques in the orders that matter."""
+    """SentencePairs of techniques in the orders that matter."""
     return (pair for pair in permutations(names, 2) if pair[0] not in NUMBERS or pair[1] in NUMBERS)
 
 

@@ -31,7 +31,7 @@ from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
 from opmatrix.spectra.sparsity import Sparsity, sparsify
 from rewrites.compiler.search import Space, cheapest
-from rewrites.evaluate.pairs import Pairs, score_pairs
+from rewrites.evaluate.pairs import SentencePairs, score_pairs
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
 from rewrites.opened import Opened, Searched, search_exact
@@ -88,7 +88,7 @@ def main() -> None:
 def measured(given, place: Path) -> Iterator[tuple[str, str, float, float, float]]:
     """A row for each technique and metric."""
     text, chooses, judges = halves(Path(given.pairs), place)
-    pairs = joined(Pairs.read(chooses), judges)
+    pairs = joined(SentencePairs.read(chooses), judges)
     checkpoint = open_model(given.model)
     searched = search_exact(Opened(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS,
                                    source(checkpoint)))
@@ -104,11 +104,12 @@ def measured(given, place: Path) -> Iterator[tuple[str, str, float, float, float
             say(f"{name}, {NAMES[metric]}")
 
 
-def joined(*parts: Pairs) -> Pairs:
-    return Pairs(tuple(text for each in parts for text in each.texts), np.concatenate([each.scores for each in parts]))
+def joined(*parts: SentencePairs) -> SentencePairs:
+    return SentencePairs(tuple(text for each in parts for text in each.texts),
+                         np.concatenate([each.scores for each in parts]))
 
 
-def scored(program, pairs: Pairs) -> tuple[float, np.ndarray]:
+def scored(program, pairs: SentencePairs) -> tuple[float, np.ndarray]:
     """The rank correlation of a program, times 100, and its embeddings, of length one."""
     return (score_pairs("the model", program, pairs).spearman,
             normalise_rows(program.embed(pairs.texts, progress=False)).astype(np.float64))

@@ -15,7 +15,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import sentences
-from rewrites.evaluate.pairs import Pairs
+from rewrites.evaluate.pairs import SentencePairs
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"
@@ -51,7 +51,7 @@ def made(name, checkpoint, pairs, count, rounds=1):
     for `rounds`."""
     tokenizer = checkpoint.tokenizer()
     if name in TEXTS:
-        rows = ids(tokenizer.encode(Pairs.read(pairs).texts[:count]))
+        rows = ids(tokenizer.encode(SentencePairs.read(pairs).texts[:count]))
         order = sorted(range(len(rows)), key=lambda i: len(rows[i])) if name == "sorted" else range(len(rows))
         return Workload(name, rows, [[*order[at:at + BATCH]] for at in range(0, len(rows), BATCH)])
     limit = checkpoint.config["max_position_embeddings"]

@@ -61,7 +61,8 @@ TYPES = {"Path": "PATH", "int": "INTEGER", "float": "FLOAT"}         # part of a
 def commands() -> str:
     """The page: the introduction, a table of all commands, and a section for each."""
     found = typer.main.get_command(app).commands            # type: ignore[attr-defined]
-    types = {each.callback.__name__: get_type_hints(each.callback) for each in app.registered_commands if each.callback}
+    types = {each.name or each.callback.__name__: get_type_hints(each.callback)
+             for each in app.registered_commands if each.callback}
     if unlike := found.keys() ^ EXAMPLES: raise SystemExit(f"EXAMPLES of docs/make_commands.py: {sorted(unlike)}")
     index = [f"| [`{name}`](#{name}) | {first(command)} |" for name, command in found.items()]
     return "\n\n".join([INTRODUCTION, "\n".join(["| command | what it does |", "|---|---|", *index]),

@@ -24,7 +24,7 @@ from formats.disk.files import replacing  # noqa: E402
 from formats.machine.model import this_machine  # noqa: E402
 from opmatrix.files.checkpoint import open_model  # noqa: E402
 from rewrites.approximate.sites import sites  # noqa: E402
-from rewrites.evaluate.pairs import Pairs  # noqa: E402
+from rewrites.evaluate.pairs import SentencePairs  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
 from rewrites.lower.mixed import parse_mix  # noqa: E402
 from rewrites.opened import Opened, Searched, search_exact  # noqa: E402
@@ -43,7 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, silence_stdout():
         text, *judges = halves(Path(given.pairs), Path(place))
-        pairs, checkpoint = joined(Pairs.read(judges[0]), judges[1]), open_model("minilm")
+        pairs, checkpoint = joined(SentencePairs.read(judges[0]), judges[1]), open_model("minilm")
         workload = Workload.of(checkpoint, mix=parse_mix("1:8x128"))
         searched = search_exact(Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS,
                                        source(checkpoint)))
@@ -101,7 +101,7 @@ def list_programs(front: Frontier) -> list[dict[str, Any]]:
              "error": point.predicted_error} for point in front.points]
 
 
-def taken_apart(searched: Searched, batch: Any, pairs: Pairs) -> list[dict[str, Any]]:
+def taken_apart(searched: Searched, batch: Any, pairs: SentencePairs) -> list[dict[str, Any]]:
     """Every subset of the composition's techniques, in its order: time and memory as shares of the exact program's."""
     judge, states, found = Judge(searched, pairs), dict[Sequence[str], State](), []
     for count in range(len(COMPOSED) + 1):

@@ -25,7 +25,7 @@ from opmatrix.runtime.interpreted import write_term
 from opmatrix.signature import Port
 from rewrites.approximate import error_cache as remember
 from rewrites.cli import environment
-from rewrites.evaluate.pairs import Pairs
+from rewrites.evaluate.pairs import SentencePairs
 from rewrites.evaluate.reported import Reported
 from rewrites.extraction import serialised
 from rewrites.verify.certificate import certified
@@ -378,7 +378,7 @@ class Csv(Kind):
     def good(self): self.path.write_text("score,sentence1,sentence2\n" + '0,"a, b",c\n1,d,e\n' * 5)
     def spoil(self, mutator): return mutator.text(self.content)
     def read(self):
-        found = Pairs.read(self.path)
+        found = SentencePairs.read(self.path)
         return found.texts, found.scores.tobytes()
 
 

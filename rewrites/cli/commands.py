@@ -44,20 +44,20 @@ def show_version(asked: Annotated[bool, typer.Option("--version", callback=versi
 @app.command()
 def optimize(
     context: typer.Context,
-    model: options.Model,
+    model: options.ModelName,
     error: options.Error = None,
     goals: options.Goals = None,
     memory: options.Memory = None,
     text: options.Text = None,
     tokens: options.Tokens = None,
-    workload: options.Work = None,
-    number_type: options.NumberType = "int8",
+    workload: options.WorkloadText = None,
+    number_type: options.Narrowest = "int8",
     pairs: options.ScoredPairs = None,
     drop: options.Drop = None,
     remove: options.Remove = "",
     calibrate: options.Lines = None,
     output: options.Output = "pooled",
-    adapter: options.Adapter = None,
+    adapter: options.AdapterPlace = None,
     own: options.Laws = None,
     without: options.Without = None,
     out: options.Out = None,
@@ -170,8 +170,8 @@ def run(
                          ["cosine", *(str(i + 1) for i in range(len(text)))]))
 
 
-@app.command()
-def embed(
+@app.command("embed")
+def embed_file(
     directory: options.Saved,
     file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
     out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
@@ -221,7 +221,7 @@ def evaluate(
     sentence pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and
     nats a byte."""
     from rewrites.evaluate import evaluate as evaluation
-    from rewrites.evaluate.pairs import Pairs
+    from rewrites.evaluate.pairs import SentencePairs
     from rewrites.phases import Report, silence_stdout
     possible({"--json": (results, writable)}, models, pairs, text)
     if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
@@ -233,7 +233,7 @@ def evaluate(
         say(evaluation.told_foreseen(told))
         return
     if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
-    given = Pairs.read(pairs)
+    given = SentencePairs.read(pairs)
     with silence_stdout():
         found = evaluation.evaluate_all(models, given, Report(), truncate)
     write_results(evaluation.scores_as_json(found, pairs, given), results)
@@ -321,7 +321,7 @@ def verify(
 
 @app.command()
 def spectrum(
-    model: options.Model,
+    model: options.ModelName,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
 ) -> None:
     """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained

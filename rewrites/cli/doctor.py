@@ -21,7 +21,7 @@ SLOWING = {"NUMBA_DISABLE_JIT": ("", "0"), "NUMBA_OPT": ("", "3", "max"), "NUMBA
            "NUMBA_CPU_FEATURES": ("",), "NUMBA_DEBUGINFO": ("", "0"), VARIABLE: ("",)}        # what does no harm
 
 
-class Check(NamedTuple):
+class Probe(NamedTuple):
     """`finds` yields the words of each thing that hurts; `says` and `remedy` are written with them."""
 
     name: str
@@ -107,36 +107,36 @@ def distrusted(facts: Facts) -> Iterator[Details]:
 
 
 CHECKS = (
-    Check("more threads than cores", oversubscribed,
+    Probe("more threads than cores", oversubscribed,
           "{why}: {threads} threads{most} where {usable} can run at once{quota}, so they wait for each other",
           "export {variable}={usable}"),
-    Check("threads that share a core", shared_cores,
+    Probe("threads that share a core", shared_cores,
           "{threads} threads on {cores} cores: two of a core share its vector units, and gain little",
           "export {variable}={cores}"),
-    Check("cores left idle", idle, "{variable} lets {threads} of {cores} cores work", "unset {variable}"),
-    Check("a second pool", other_pools, "{library} has {count} threads of its own, which spin beside those of programs "
+    Probe("cores left idle", idle, "{variable} lets {threads} of {cores} cores work", "unset {variable}"),
+    Probe("a second pool", other_pools, "{library} has {count} threads of its own, which spin beside those of programs "
                                         "after every call",
           "export {variable}=1"),
-    Check("a pool that spins", spinning, "{variable}={value}: idle threads of other libraries keep the cores",
+    Probe("a pool that spins", spinning, "{variable}={value}: idle threads of other libraries keep the cores",
           "export {variable}={better}"),
-    Check("threads bound to cores", lambda facts: other(BINDING, facts),
+    Probe("threads bound to cores", lambda facts: other(BINDING, facts),
           "{variable}={value}: whoever loads OpenMP is bound to one core, and threads made later with it",
           "unset {variable}"),
-    Check("slow kernels", lambda facts: other(SLOWING, facts),
+    Probe("slow kernels", lambda facts: other(SLOWING, facts),
           "{variable}={value}: kernels are not compiled for all that the processor can do",
           "unset {variable}"),
-    Check("a slow clock", slow_clock, "the governor powersave may keep the clock low", "sudo cpupower frequency-set -g "
+    Probe("a slow clock", slow_clock, "the governor powersave may keep the clock low", "sudo cpupower frequency-set -g "
                                                                                        "performance"),
-    Check("a busy machine", busy,
+    Probe("a busy machine", busy,
           "{load} threads want to run on {logical} processors: what is measured now is too slow",
           "opmatrix calibrate    # again, once other programs are done"),
-    Check("no matrix registers", forbidden, "the processor has AMX, but this process may not use it",
+    Probe("no matrix registers", forbidden, "the processor has AMX, but this process may not use it",
           "uname -r    # Linux 5.16 or later; a container must allow arch_prctl"),
-    Check("not calibrated", uncalibrated, "{cache} holds no calibration of this processor, these kernels and versions",
+    Probe("not calibrated", uncalibrated, "{cache} holds no calibration of this processor, these kernels and versions",
           "opmatrix calibrate"),
-    Check("a cache that is not kept", unwritable, "{why}: kernels are compiled again by every process",
+    Probe("a cache that is not kept", unwritable, "{why}: kernels are compiled again by every process",
           "export OPMATRIX_CACHE=DIR    # one that can be written"),
-    Check("a cache that is not believed", distrusted, "{why}", "export OPMATRIX_CACHE=DIR    # one of your own"),
+    Probe("a cache that is not believed", distrusted, "{why}", "export OPMATRIX_CACHE=DIR    # one of your own"),
 )
 
 
@@ -182,7 +182,7 @@ def went(gone: list[CacheEntry]) -> str:
 
 
 def facts_as_json(facts: Facts) -> dict[str, Any]:
-    """The same as JSON."""
+    """The facts and findings as JSON."""
     host = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(facts.host).items()}
     host["siblings"] = [sorted(each) for each in facts.host.siblings]
     rest = {name: value for name, value in vars(facts).items() if name not in ("host", "environment")}

@@ -15,7 +15,7 @@ FEATURES = {"+avx2": "AVX2", "+avx512f": "AVX-512", "+avx512vnni": "VNNI", "+avx
             "+neon": "NEON", "+sve": "SVE", "+dotprod": "dot products", "+i8mm": "int8 matrices", "+bf16": "bf16"}
 
 
-class Pool(NamedTuple):
+class Library(NamedTuple):
     """A library with threads of its own."""
 
     library: str
@@ -37,7 +37,7 @@ class Facts:
     features: tuple[str, ...] = ()
     matrix: bool = False
     threads: int = 1
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[Library, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     providers: Mapping[str, str] = field(default_factory=dict)
     cache: Path = Path()
@@ -89,18 +89,18 @@ def cleaned() -> list[Any]:
     except OSError as error: raise InputError(why(location(), error)) from error
 
 
-def pools() -> Iterator[Pool]:
+def pools() -> Iterator[Library]:
     """The BLAS libraries that are loaded."""
     import numpy  # noqa: F401
     from threadpoolctl import threadpool_info
     for each in threadpool_info():
         if each["user_api"] == "blas":
-            yield Pool(each["internal_api"], each.get("version") or "", each.get("architecture") or "",
+            yield Library(each["internal_api"], each.get("version") or "", each.get("architecture") or "",
                        each["num_threads"])
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of the system, and of what makes code."""
+    """The versions of Python, of the system, and of what makes code."""
     from rewrites.report.results import installed
     names = "opmatrix", "numpy", "scipy", "numba", "llvmlite", "egglog"
     return {"python": platform.python_version(), **{name: installed(name) for name in names},

@@ -6,7 +6,7 @@ import typer
 
 # ---- of several commands
 
-Model = Annotated[str, typer.Argument(
+ModelName = Annotated[str, typer.Argument(
     help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, a .gguf file, or a name "
          "on the hub (org/name@revision, by huggingface_hub);"
          " with --machine also a config.json alone")]
@@ -32,10 +32,10 @@ Memory = Annotated[float | None, typer.Option(help="megabytes, stored and workin
 Text = Annotated[Path | None, typer.Option(
     help="a file of lines: of every four one fits, one chooses, two state the error")]
 Tokens = Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")]
-Work = Annotated[str | None, typer.Option(
+WorkloadText = Annotated[str | None, typer.Option(
     metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or shares "
                                 "of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128")]
-NumberType = Annotated[str, typer.Option(
+Narrowest = Annotated[str, typer.Option(
     help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")]
 ScoredPairs = Annotated[Path | None, typer.Option(
     metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")]
@@ -47,7 +47,7 @@ Lines = Annotated[Path | None, typer.Option(
     help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")]
 Output = Annotated[str, typer.Option(
     help="pooled: one row a text, as the checkpoint says; rows: one a token")]
-Adapter = Annotated[Path | None, typer.Option(
+AdapterPlace = Annotated[Path | None, typer.Option(
     metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
 Without = Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")]

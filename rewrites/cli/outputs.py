@@ -29,10 +29,10 @@ def say(words: str) -> None:
     typer.echo(printable(words))
 
 
-Places = Mapping[str, tuple[Path | None, Callable[[Path], None]]]           # what is written, by its option; a check
+OutputPlaces = Mapping[str, tuple[Path | None, Callable[[Path], None]]]     # what is written, by its option; a check
 
 
-def possible(places: Places, *reads: object) -> None:
+def possible(places: OutputPlaces, *reads: object) -> None:
     """Raises InputError, with the option before it, for a place that its check refuses, and for one where writing would
     replace what the command reads, or what it writes elsewhere: both are compared as the system resolves them.
     `reads`: arguments of the command that name files or directories, or lists of them; what names none is passed by."""

@@ -37,7 +37,7 @@ def predict_rows(model: Operator, machine: Datasheet, tokens: int) -> Iterator[l
 
 
 def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
-    """Of the seconds of a program's kernels, the share that each unit decides."""
+    """The share of the seconds of a program's kernels that each unit decides."""
     program, _ = structure.program({})
     spent = dict.fromkeys(BOTTLENECKS, 0.0)
     for kernel, sizes in program.cost(extents):

@@ -27,7 +27,7 @@ class Compared(NamedTuple):
     cosines: NDArray[np.float64]
 
 
-class Looked(NamedTuple):
+class Changes(NamedTuple):
     """What programs gave for a group: how far each is from the model, output by output; the change of each but the
     first from that one, and the embeddings of all where there is room for them."""
     offs: list[dict[str, Change]]
@@ -40,8 +40,8 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
     """How far each program is from the model in float64 on `verify`, relative, output by output; how far each but the
     first is from that one on `state`, sentence by sentence, and how the cosines of the first sentences change, of as
     many as EMBEDDED allows. Where both batches are one every program runs once."""
-    near = in_threads(looks(programs, model, verify, state is verify))
-    far = near if state is verify else [look() for look in looks(programs, {}, state, True)]
+    near = in_threads(plan_groups(programs, model, verify, state is verify))
+    far = near if state is verify else [look() for look in plan_groups(programs, {}, state, True)]
     offs = [{name: Change.joined(look.offs[at][name] for look in near).relative for name in near[0].offs[at]}
             for at in range(len(programs))]
     before, *after = map(np.concatenate, zip(*(look.vectors for look in far if look.vectors), strict=True))
@@ -50,22 +50,23 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
                   for kept, each in zip(changes, after, strict=True)]
 
 
-def looks(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
-          stated: bool) -> Iterator[Callable[[], Looked]]:
+def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
+          stated: bool) -> Iterator[Callable[[], Changes]]:
     """A call for each group of a batch."""
     rows = 0
     for group in batch.pieces(GROUP_ROWS):
-        yield partial(looked, programs, model, group, rows if stated else None)
+        yield partial(compare_group, programs, model, group, rows if stated else None)
         rows += len(programs[0].starts(group)) - 1
 
 
-def looked(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch, before: int | None) -> Looked:
-    """Of one group, before which so many rows were embedded; None: nothing is stated of it. Raises InputError where the
-    model gives what is no number."""
+def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch,
+                  before: int | None) -> Changes:
+    """What programs give for one group, before which so many rows were embedded; None: nothing is stated of it. Raises
+    InputError where the model gives what is no number."""
     names = [[name for name in program.outputs if name in model] for program in programs]
     with np.errstate(all="ignore"): wanted = {name: dense(model[name], group) for name in dict.fromkeys(chain(*names))}
     for name, rows in wanted.items(): check_finite(f"the model's {name}", rows)
-    found, starts = Looked([], [], []), programs[0].starts(group)
+    found, starts = Changes([], [], []), programs[0].starts(group)
     first: NDArray[np.float32] | None = None
     for program, own in zip(programs, names, strict=True):
         given = program.run_all(group)

@@ -10,7 +10,7 @@ from opmatrix.files.storage import PROGRAM
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.evaluate import perplexity
-from rewrites.evaluate.pairs import Evaluated, Pairs, score_pairs
+from rewrites.evaluate.pairs import Evaluated, SentencePairs, score_pairs
 from rewrites.evaluate.perplexity import Foreseen
 from rewrites.lower.lower import plainly
 from rewrites.phases import Report
@@ -29,7 +29,8 @@ def open_program(where: str, progress: Callable[..., None] = lambda *_: None) ->
     return found.program(source(checkpoint))[0]
 
 
-def evaluate_all(places: Sequence[str], pairs: Pairs, report: Report, truncate: bool | None = None) -> list[Evaluated]:
+def evaluate_all(places: Sequence[str], pairs: SentencePairs, report: Report,
+                 truncate: bool | None = None) -> list[Evaluated]:
     """Every program in turn."""
     found = []
     for place in places:
@@ -47,7 +48,7 @@ def foreseen(places: Sequence[str], file: Path, tokens: int | None, report: Repo
     return found
 
 
-def format_scores(found: Sequence[Evaluated], pairs: Pairs) -> str:
+def format_scores(found: Sequence[Evaluated], pairs: SentencePairs) -> str:
     """A row for each program; differences are from the first."""
     lines = [[each.name, f"{each.spearman:.2f}", f"{each.spearman - found[0].spearman:+.2f}" if at else "",
               f"{each.seconds:.2f}", f"{each.rate:.0f}"] for at, each in enumerate(found)]
@@ -62,14 +63,14 @@ def told_foreseen(found: Sequence[Foreseen]) -> str:
 
 
 def foreseen_json(found: Sequence[Foreseen], file: Path) -> dict[str, object]:
-    """The same as JSON."""
+    """Perplexities of programs as JSON."""
     return {"text": str(file.absolute()), "window": perplexity.WINDOW, "programs": [
         {"name": each.name, "perplexity": each.perplexity, "nats_per_byte": each.nats_a_byte, "tokens": each.count,
          "seconds": each.seconds, "tokens_per_s": each.rate} for each in found]}
 
 
-def scores_as_json(found: Sequence[Evaluated], file: Path, pairs: Pairs) -> dict[str, object]:
-    """The same as JSON."""
+def scores_as_json(found: Sequence[Evaluated], file: Path, pairs: SentencePairs) -> dict[str, object]:
+    """Rank correlations of programs as JSON."""
     return {"pairs": str(file.absolute()), "count": len(pairs), "programs": [
         {"name": each.name, "spearman": each.spearman, "difference": each.spearman - found[0].spearman,
          "seconds": each.seconds, "texts_per_s": each.rate} for each in found]}

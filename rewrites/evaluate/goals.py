@@ -13,9 +13,9 @@ from formats.core.errors import InputError
 from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program
 from rewrites.evaluate import pairs, perplexity
-from rewrites.evaluate.pairs import Pairs
+from rewrites.evaluate.pairs import SentencePairs
 from rewrites.evaluate.reported import Named
-from rewrites.workload.workload import divided
+from rewrites.workload.workload import divide_lines
 
 ERROR = 0.02                                                # that is allowed where nothing else is asked for
 ANY = 0.4                                                   # and where other goals judge
@@ -46,9 +46,9 @@ class Measure(NamedTuple):
 MEASURES = {measure.name: measure for measure in (
     Measure("error", "<=", "%", 0.0, 0.999, "error<=2%"),
     Measure("spearman", ">=", "", -100.0, 0.0, "spearman>=-0.3", sub, "Spearman x 100", "--pairs CSV",
-            Pairs.read, lambda name, program, data: pairs.score_pairs(name, program, data).spearman),
+            SentencePairs.read, lambda name, program, data: pairs.score_pairs(name, program, data).spearman),
     Measure("perplexity", "<=", "x", 1.0, 100.0, "perplexity<=1.02x", truediv, "perplexity", "--text FILE",
-            lambda file: "\n".join(divided(read_lines(file)).state),
+            lambda file: "\n".join(divide_lines(read_lines(file)).state),
             lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity))}
 
 
@@ -80,7 +80,7 @@ class Goal:
 
     @classmethod
     def parsed(cls, text: str) -> "Goal":
-        """Of its text, such as perplexity<=1.02x. Raises InputError, which says how it is written."""
+        """The goal that a text such as perplexity<=1.02x says. Raises InputError, which says how it is written."""
         where, examples = f"--keep {text[:60]}", ", ".join(measure.example for measure in MEASURES.values())
         if (found := GOAL.fullmatch(text)) is None:
             raise InputError(f"{where}: a goal is a measure, <= or >=, and a number: {examples}")
@@ -125,7 +125,7 @@ class Goal:
 def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path | None = None,
           drop: float | None = None,
           text: str | None = None) -> tuple[Goal, ...]:
-    """Those that are written, and the short forms: `error`, and `drop` hundredths of the rank correlation of the pairs
+    """Goals that are written, and the short forms: `error`, and `drop` hundredths of the rank correlation of the pairs
     in `file`. The error is the first: where nothing says what it may be, ERROR, or ANY beside other goals. A perplexity
     is of the lines of `text` that nothing is fitted to or chosen by. Raises InputError for two goals of one measure,
     and for one without its data."""

@@ -22,14 +22,14 @@ WARMUP_TEXTS = 64                                           # texts that a progr
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SentencePairs:
     """Sentences, two and two, and a score for each pair."""
 
     texts: tuple[str, ...]
     scores: NDArray[np.float64]
 
     @classmethod
-    def read(cls, file: str | Path) -> "Pairs":
+    def read(cls, file: str | Path) -> "SentencePairs":
         """From a CSV file: sentence1, sentence2, score, in the columns that a header names so, else in the first three.
         Raises InputError, with the line, for what is missing or no number, and where nothing can be ranked."""
         found = [*rows(Path(file))]
@@ -86,7 +86,7 @@ class Evaluated:
         return self.texts / self.seconds
 
 
-def score_pairs(name: str, program: Program, pairs: Pairs, progress: Callable[..., None] = lambda *_: None,
+def score_pairs(name: str, program: Program, pairs: SentencePairs, progress: Callable[..., None] = lambda *_: None,
                 truncate: bool | None = None) -> Evaluated:
     """Embeds all texts of the pairs, in the order of the file, cut as `Program.embed` cuts them. Raises InputError for
     a program that cannot read text, and one that finds all pairs equally alike."""

@@ -20,7 +20,7 @@ WINDOW = 512                                                # tokens, the first 
 SCORED_ROWS = 32                                            # rows of scores that memory holds at once
 SHOWN_TOKENS = 5                                            # tokens that may follow a text
 
-Scores = Callable[[Batch], Iterator[NDArray[np.float32]]]   # of a batch, so many rows at a time
+ScoreRows = Callable[[Batch], Iterator[NDArray[np.float32]]]   # of a batch, so many rows at a time
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def of_text(name: str, program: Program, text: str, where: str, tokens: int | No
             progress: Callable[..., None] = lambda *_: None) -> Foreseen:
     """A text, or its first tokens, without special ones. Raises InputError for a program that scores no vocabulary, and
     for a text of less than two tokens, by where it comes from."""
-    scores = scored(name, program)
+    scores = score_rows(name, program)
     whole = program.tokenizer.tokenizer.encode(text, add_special_tokens=False)
     ids = np.array(whole.ids[:tokens], np.int64)
     if len(ids) < 2: raise InputError(f"{where}: {len(ids)} tokens: give a text of 2 or more")
@@ -70,7 +70,7 @@ def of_text(name: str, program: Program, text: str, where: str, tokens: int | No
     return Foreseen(name, nats / count, count, size / len(ids), time.perf_counter() - began)
 
 
-def foreseen(scores: Scores, ids: NDArray[np.int64]) -> np.float64:
+def foreseen(scores: ScoreRows, ids: NDArray[np.int64]) -> np.float64:
     """The sum of -log p of every token of a window but the first."""
     total, at = np.float64(0), 0
     for rows in scores(Batch([ids])):
@@ -99,7 +99,7 @@ def likeliest(program: Program, scores: NDArray[np.float32]) -> str:
     return "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in said)
 
 
-def scored(name: str, program: Program) -> Scores:
+def score_rows(name: str, program: Program) -> ScoreRows:
     """The rows of a program that scores the vocabulary for every token. Where its last step computes each row from one
     row, as the product with the vocabulary does, it is done for some rows at a time: memory never holds tokens ×
     vocabulary."""

@@ -7,7 +7,7 @@ from rewrites.evaluate.goals import Goal
 
 
 @dataclass(frozen=True)
-class Looked:
+class JudgedProgram:
     """A program as goals see it (see goals.Judged)."""
 
     methods: Mapping[str, int]
@@ -30,15 +30,15 @@ class Quality:
 
     @property
     def texts(self) -> list[str]:
-        """Of pairs that judge."""
+        """The texts of pairs that judge."""
         return [text for goal in self.asked for text in getattr(goal.data, "texts", ())]
 
     def kept(self, program: Program, error: float, size: float = 0.0) -> bool:
         """Whether a program keeps all of it that is off by `error` and needs so many bytes."""
         if error > self.asked[0].threshold or (self.memory is not None and size > self.memory): return False
         figures = {goal.measure.name: goal.figure("a smaller model", program) for goal in self.asked[1:]}
-        found = Looked({"less": 1}, error, figures)
-        return all(goal.kept(found, Looked({}, 0.0, self.exactly)) for goal in self.asked)
+        found = JudgedProgram({"less": 1}, error, figures)
+        return all(goal.kept(found, JudgedProgram({}, 0.0, self.exactly)) for goal in self.asked)
 
 
 def loosened(asked: Sequence[Goal], keep: Sequence[str]) -> tuple[Goal, ...]:

@@ -24,7 +24,7 @@ from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.evaluate.goals import MEASURES, Goal
-from rewrites.evaluate.quality import Looked
+from rewrites.evaluate.quality import JudgedProgram
 from rewrites.evaluate.reported import sha256_hex
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
@@ -157,7 +157,7 @@ def steps(program: Program, batches: Sequence[Batch]) -> Check:
 
 
 def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
-    """The same, and whole runs, on batches of other lengths."""
+    """Every kernel against its float64 meaning, and whole runs, on batches of other lengths."""
     kept = tuple(map(tuple, lengths))
     found = verify_lengths(program, batches_at(kept, sentences), Steps.at(kept, [program]))
     return judged("steps at other lengths", f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at "
@@ -294,7 +294,7 @@ def of_goal(program: Program, model: Operator | None, stated: Any, said: Mapping
     goal = Goal.parsed(str(said.get("goal")))
     what, name, then = f"goal {goal}", goal.measure.name, f"{said.get('value')}, as it was found"
     if goal.measure.figure is None:
-        found = Looked({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
+        found = JudgedProgram({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
         return judged(what, f"stated {stated}", str(goal), goal.kept(found, found) or said.get("kept") is False)
     if (file := files.get(name)) is None or model is None:
         needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
@@ -303,7 +303,7 @@ def of_goal(program: Program, model: Operator | None, stated: Any, said: Mapping
     if name not in base:
         meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
         base[name] = goal.figure("the imported program", import_program(model).replace(**meta))
-    found, first = (Looked({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
+    found, first = (JudgedProgram({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
     holds = goal.kept(found, first) or said.get("kept") is False
     return judged(what, f"{goal.value(found, first):.5g}, {then}", str(goal), holds)
 

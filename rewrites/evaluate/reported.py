@@ -56,7 +56,7 @@ class Reported:
 
     @classmethod
     def parsed(cls, found: Any) -> "Reported":
-        """Of JSON. Raises TypeError, which names the entry."""
+        """What JSON says of a run. Raises TypeError, which names the entry."""
         if not isinstance(found, dict): raise no("it", found)
         tokens, number_type = found.get("tokens"), found.get("number_type")
         if tokens is not None and not (type(tokens) is int and tokens > 0): raise no("tokens", tokens)

@@ -46,7 +46,7 @@ class Reader:
         return found
 
     def push(self, term: Operator, at: Operator) -> Operator:
-        """The same, one node of it."""
+        """What one node gives at a value, from what its parts give."""
         match term.kind.name, term.args:
             case "I", _:
                 return at

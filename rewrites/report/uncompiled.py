@@ -38,7 +38,7 @@ def measured_share(program: Program, batch: Batch, rounds: int, outputs: set[str
 
 
 def predicted_share(program: Program, prices: Prices | Mean) -> float:
-    """The same by their prices, which are guesses."""
+    """The share of a run that the steps which evaluate terms take, by their prices, which are guesses."""
     seconds = {True: 0.0, False: 0.0}
     calls = program.schedule.calls[program.schedule.first:]
     for step, call in zip(program.steps, calls, strict=True):

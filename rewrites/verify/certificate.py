@@ -62,7 +62,7 @@ def hash_rows(rows: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what computes here."""
+    """The versions of Python and of what computes here."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try: found[package] = version(package)

@@ -31,8 +31,8 @@ class Change(NamedTuple):
 
     @classmethod
     def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray | None = None) -> Self:
-        """Of rows in any number type; `starts` are the offsets of sentences, without which all rows are one. Some rows
-        at a time are widened: the rows of a language model are as wide as its vocabulary."""
+        """The change of rows in any number type; `starts` are the offsets of sentences, without which all rows are one.
+        Some rows at a time are widened: the rows of a language model are as wide as its vocabulary."""
         some = max(1, BLOCK // max(1, wanted[0].size))
         rows = np.empty((2, len(wanted)))
         for at in range(0, len(wanted), some):
@@ -44,17 +44,18 @@ class Change(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
-        """Of the sentences of several outputs together."""
+        """The change of the sentences of several outputs together."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
     def relative(self) -> float:
-        """Of all sentences together: the norm of the difference over that of the output."""
+        """The norm of the difference over that of the output, all sentences together."""
         return float(np.sqrt(ratio(self.off.sum(), self.size.sum())))
 
     @property
     def each(self) -> np.ndarray:
-        """Of every sentence by itself, (S,): of one that is less than the rounding of the others beside that."""
+        """The relative change of every sentence by itself, (S,); of one that is less than the rounding of the others,
+        beside that."""
         alone: np.ndarray = np.sqrt(ratio(self.off, np.maximum(self.size, UNIT ** 2 * self.size.mean())))
         return alone
 

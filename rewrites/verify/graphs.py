@@ -21,7 +21,7 @@ from rewrites.graph.template import Template, quoted
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
 from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
-from rewrites.verify.numbers import Exact, Values
+from rewrites.verify.numbers import Drawn, Float64s
 
 TOLERANCE = 1e-9
 SKIPPED = ("approx",)                                       # it denotes its original, not what replaces it
@@ -69,9 +69,9 @@ def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> 
 
 def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, shared: Any = None,
                  **other: Sort) -> tuple[list[Disagreement], Graph]:
-    """The same on a graph that starts from the left sides of these laws, so that laws are checked that no model needs.
-    `shared` is an engine of the laws that traces; `other` widens what variables may be; the graph tells whether a law
-    was then refused."""
+    """What disagrees in a graph that starts from the left sides of these laws, so that laws are checked that no model
+    needs. `shared` is an engine of the laws that traces; `other` widens what variables may be; the graph tells whether
+    a law was then refused."""
     rng = np.random.default_rng(seed)
     template = seeded(seeds, rng, **other)
     graph = saturate(template, laws, trace=True, rounds=3, budget=4000, shared=shared)
@@ -120,14 +120,14 @@ def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
 def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
                   lengths: Sequence[int] = ROWS) -> list[Disagreement]:
     """Every class is given the value of one acyclic member; all members, facts and kernels are compared with it."""
-    values = Values(width(template), batch(template, rng, lengths), rng)
+    values = Drawn(width(template), batch(template, rng, lengths), rng)
     terms = represented(graph, template, values)
     found = [*members(graph, terms, template, values), *untrue(graph, terms, values)]
     found = found or list(check_kernels(graph, terms, template, values))
     return sorted(found, key=Disagreement.place)
 
 
-def represented(graph: Graph, template: Template, values: Values) -> dict[int, Operator]:
+def represented(graph: Graph, template: Template, values: Drawn) -> dict[int, Operator]:
     """The term of every class."""
     def make(node: Node, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
@@ -137,7 +137,7 @@ def represented(graph: Graph, template: Template, values: Values) -> dict[int, O
     return {cls: stack(graph, cls, term, values) for cls, term in graph.terms(template, make).items()}
 
 
-def stack(graph: Graph, cls: int, term: Operator, values: Values) -> Operator:
+def stack(graph: Graph, cls: int, term: Operator, values: Drawn) -> Operator:
     """What stands for several matrices, one for a head, as those: it takes several heads."""
     if cls not in graph.facts["stacked"] or term.kind.name == "weight":
         return term
@@ -148,7 +148,7 @@ def stack(graph: Graph, cls: int, term: Operator, values: Values) -> Operator:
         return term                                         # no stack, whatever the facts say: the facts are checked
 
 
-def members(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
+def members(graph: Graph, terms: dict[int, Operator], template: Template, values: Drawn) -> Iterator[Disagreement]:
     """Members that have another value than their class, computed from the values of their children's classes."""
     for node in graph.nodes:
         if node.kind in SKIPPED or node.cls not in terms:
@@ -161,7 +161,7 @@ def members(graph: Graph, terms: dict[int, Operator], template: Template, values
             yield Disagreement(term, terms[node.cls], off, by(graph, node.cls))
 
 
-def compare_term(graph: Graph, terms: dict[int, Operator], values: Values, cls: int,
+def compare_term(graph: Graph, terms: dict[int, Operator], values: Drawn, cls: int,
                  make: Callable[[], Operator]) -> tuple[Operator | str, float]:
     """A term, and how far it is from the value of a class: infinitely where it does not fit, and then why in words."""
     try:
@@ -173,7 +173,7 @@ def compare_term(graph: Graph, terms: dict[int, Operator], values: Values, cls: 
         return f"a member that does not fit ({brief(error)})", np.inf
 
 
-def compare_values(term: Operator, expected: Operator, value: bool, values: Values) -> float:
+def compare_values(term: Operator, expected: Operator, value: bool, values: Drawn) -> float:
     """How far apart two terms are: as values at the border, as operators at an input that both take."""
     if value:
         return distance(values.of_value(term), values.of_value(expected))
@@ -182,12 +182,12 @@ def compare_values(term: Operator, expected: Operator, value: bool, values: Valu
     return distance(values.apply(term, x), values.apply(expected, x))
 
 
-def distance(a: Exact, b: Exact) -> float:
+def distance(a: Float64s, b: Float64s) -> float:
     """The largest relative difference; infinite between arrays of different shapes, heads that are all alike aside."""
     return apart(a, b) if a.shape[1:] == b.shape[1:] and (len(a) == len(b) or 1 in (len(a), len(b))) else np.inf
 
 
-def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator[Disagreement]:
+def untrue(graph: Graph, terms: dict[int, Operator], values: Drawn) -> Iterator[Disagreement]:
     """Facts that the value of a class does not have, by what the property means."""
     for fact, said in PROPERTIES.items():
         for cls in graph.facts[fact] & terms.keys():
@@ -201,7 +201,7 @@ def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator
 
 
 def check_kernels(graph: Graph, terms: dict[int, Operator], template: Template,
-                  values: Values) -> Iterator[Disagreement]:
+                  values: Drawn) -> Iterator[Disagreement]:
     """Kernels of the lowered graph that mean something else than the class they would compute."""
     lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:

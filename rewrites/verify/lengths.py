@@ -174,7 +174,7 @@ def launched(call: Call, arguments: dict[str, Any], shape: tuple[int, ...]) -> N
 
 
 def calls(program: Program) -> list[Call]:
-    """Those of its steps, without what enters."""
+    """The calls of a program's steps, without what enters."""
     return program.schedule.calls[program.schedule.first:]
 
 
@@ -216,22 +216,22 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
     recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
     groups = make_groups(batch.starts, workers) if recorded else [None]
     for group in groups:
-        part = batch if group is None or len(groups) == 1 else sentences(batch, group)
+        part = batch if group is None or len(groups) == 1 else take_group(batch, group)
         with limit(workers if len(groups) == 1 else 1): last.append(walk(program, part, fresh, steps))
     if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
         raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows,
                                 sentences=len(batch))
 
 
-def sentences(batch: Batch, group: Group) -> Batch:
-    """Those of a group."""
+def take_group(batch: Batch, group: Group) -> Batch:
+    """The sentences of a group."""
     cuts = batch.starts[group.first + 1:group.last] - group.low
     rows = slice(group.low, group.high)
     return Batch(np.split(batch.tokens[rows], cuts), np.split(batch.kinds[rows], cuts))
 
 
 def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Lengths:
-    """Of these lengths those of single sentences that errors are told of: one token, what is timed, the longest that
+    """The lengths of single sentences among these that errors are told of: one token, what is timed, the longest that
     the float64 oracle reads soon enough."""
     numbers = (constant.shape for constant in program.constants.values() if len(constant.shape) == 2)
     most = max(1, ORACLE_WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers)))

@@ -14,7 +14,7 @@ from opmatrix.patterns import Batch
 FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
 TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),
                           *(FREE_COLUMNS << more for more in range(5, 13)))
-Exact = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ def widest(term: Operator) -> int:
     return FREE_COLUMNS
 
 
-class Values:
+class Drawn:
     """Terms read at random inputs. One input and one memory serve all values of a graph, so what they share is read
     once; operators get an input of the size they take."""
 
@@ -53,11 +53,11 @@ class Values:
             self.inputs[key] = AtBorder(self.rng.normal(size=shape), self.batch), {}
         return self.inputs[key]
 
-    def of_value(self, term: Operator, number: int = 0) -> Exact:
+    def of_value(self, term: Operator, number: int = 0) -> Float64s:
         """A value of the graph, at the border."""
         return self.read(term, *self.at(1, self.width, number))
 
-    def of_operator(self, term: Operator, number: int = 0) -> tuple[Exact, Exact]:
+    def of_operator(self, term: Operator, number: int = 0) -> tuple[Float64s, Float64s]:
         """An operator's input and what it gives there."""
         x, memo = self.at(*self.sizes(term), number)
         return x.array, self.read(term, x, memo)
@@ -69,23 +69,23 @@ class Values:
                           ((term.into.heads, 1), (term.into.cols, widest(term))))
         return heads, columns
 
-    def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Exact], Exact], Exact, Exact]:
+    def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Float64s], Float64s], Float64s, Float64s]:
         """A term as a function of arrays, and two inputs that it takes."""
-        known: list[tuple[Exact, Exact]] = []
+        known: list[tuple[Float64s, Float64s]] = []
 
-        def f(x: Exact) -> Exact:
+        def f(x: Float64s) -> Float64s:
             found = next((y for given, y in known if given is x), None)
             if found is None: known.append((x, found := self.apply(term, x)))
             return found
         heads, columns = (1, self.width) if value else self.sizes(term)
         return f, self.at(heads, columns)[0].array, self.at(heads, columns, 1)[0].array
 
-    def apply(self, term: Operator, x: Exact) -> Exact:
+    def apply(self, term: Operator, x: Float64s) -> Float64s:
         """An operator at this input."""
         return self.read(term, AtBorder(x, self.batch), {})
 
     @staticmethod
-    def read(term: Operator, x: AtBorder, memo: dict[Any, Any]) -> Exact:
+    def read(term: Operator, x: AtBorder, memo: dict[Any, Any]) -> Float64s:
         """Heads x rows x columns, in float64."""
         with np.errstate(all="ignore"):
             found = read(term, x, memo).array

@@ -39,8 +39,8 @@ class Errors:
 
     @classmethod
     def of(cls, found: Outputs, wanted: Outputs, least: NDArray[np.float64] | float = 0.0) -> "Errors":
-        """Of outputs of the same batches; infinite where one is no number. Rows are taken to be no smaller than
-        `least`; what is as wanted is off by nothing, zeros too."""
+        """The errors of outputs of the same batches; infinite where one is no number. Rows are taken to be no smaller
+        than `least`; what is as wanted is off by nothing, zeros too."""
         have, want = np.concatenate(list(found)).astype(np.float64), np.concatenate(list(wanted))
         off, size = np.linalg.norm(have - want, axis=1), np.maximum(np.linalg.norm(want, axis=1), least)
         if not np.isfinite(off).all():
@@ -126,8 +126,8 @@ def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapp
 
 def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: Sequence[Batch],
                    constants: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The same of every output of a model, and of every next value of its state, by name. Raises VerificationError,
-    which names it."""
+    """How far a program read in float64 is from every output of a model, and from every next value of its state, by
+    name. Raises VerificationError, which names it."""
     worst = dict.fromkeys(outputs, 0.0)
     for batch in batches:
         found = program.exact_all(batch, constants, rounded=False)
@@ -183,7 +183,8 @@ class Meant(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, arguments: Mapping[str, Any], batch: Batch, rows: NDArray[np.int64] | None) -> "Meant":
-        """Of these rows alone, where its result has a row for each token and its kernel can be read so."""
+        """What a call's kernel means, for these rows alone where its result has a row for each token and can be read
+        so."""
         chosen: tuple[Mapping[str, Any], Any] | None = None
         if rows is not None and call.kernel.at and call.by_tokens:
             chosen = call.kernel.at(arguments, [*call.values], batch, rows)
@@ -209,14 +210,14 @@ class Meant(NamedTuple):
         return float((off[self.allowed > 0] / self.allowed[self.allowed > 0]).max(initial=0.0))
 
     def repeated(self, rows: int, of: int) -> "Meant":
-        """Of a step on so many rows, those of the other one, of so many, again and again."""
+        """What a step on so many rows means that repeats the rows of this one, of so many."""
         at = np.arange(rows) % of
         if self.rows is None: return Meant(self.numbers[at], self.allowed[at], None)
         here, there = np.nonzero(at[:, None] == self.rows[None])
         return Meant(self.numbers[there], self.allowed[there], here)
 
     def last(self, rows: int, of: int) -> "Meant":
-        """Of a step on the last so many rows of the other one's, of so many."""
+        """What a step on the last so many rows of this one, of so many, means."""
         if self.rows is None: return Meant(self.numbers[-rows:], self.allowed[-rows:], None)
         there = self.rows >= of - rows
         return Meant(self.numbers[there], self.allowed[there], self.rows[there] - (of - rows))

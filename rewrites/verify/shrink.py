@@ -38,7 +38,7 @@ def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROW
     return disagreements(graph, template, np.random.default_rng(seed), lengths)
 
 
-class Engine:
+class SharedEngine:
     """Checks terms, those of the same laws as before in the same engine. What a check that raised left is not used
     again."""
 
@@ -58,7 +58,7 @@ def entrance(term: Operator) -> Operator:
 
 
 @dataclass
-class Case:
+class Failure:
     """An operator, laws and lengths of sentences that disagree."""
 
     term: Operator
@@ -81,9 +81,9 @@ def same_fault(found: Disagreement, first: Disagreement) -> bool:
 class Shrinker:
     """Tries smaller cases as long as they disagree and patience lasts."""
 
-    def __init__(self, case: Case, seed: int, first: Disagreement, until: float = inf) -> None:
+    def __init__(self, case: Failure, seed: int, first: Disagreement, until: float = inf) -> None:
         self.best, self.seed, self.left, self.first, self.until = case, seed, MAX_GRAPHS, first, until
-        self.engine = Engine()
+        self.engine = SharedEngine()
 
     def tries(self, **changed: Any) -> bool:
         """Whether a changed case disagrees too; then it is the best so far."""
@@ -100,7 +100,7 @@ class Shrinker:
         self.best = replace(case, found=same[0])
         return True
 
-    def run(self) -> Case:
+    def run(self) -> Failure:
         self.laws()
         while self.terms() or self.sizes():
             pass
@@ -111,7 +111,7 @@ class Shrinker:
         return self.best
 
     def laws(self) -> None:
-        """Those that are named, else all but what can be left out, half of them at a time."""
+        """Keeps the laws that are named, else all but what can be left out, half of them at a time."""
         named = tuple(law for law in self.best.laws if self.best.found and law.name in self.best.found.laws)
         if self.tries(laws=named): pass
         step = len(self.best.laws)
@@ -134,7 +134,7 @@ class Shrinker:
         maps += [{size: size // by for size in have if size % by == 0} for by in (2, 3)]
         rng = np.random.default_rng(self.seed)
         return any(self.tries(term=term) for sizes in maps if (term := resized(template, sizes, rng)) is not None
-                   and Case(term, ()).weight() < Case(self.best.term, ()).weight())
+                   and Failure(term, ()).weight() < Failure(self.best.term, ()).weight())
 
     def numbers(self) -> None:
         """Whole numbers, if they will do."""
@@ -194,18 +194,19 @@ def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, see
     return "" if case is None else format_case(Shrinker(case, seed, found, until).run(), seed)
 
 
-def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int, until: float = inf) -> Case | None:
+def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int,
+          until: float = inf) -> Failure | None:
     """The first imported operator, small ones first, that disagrees by the laws named (none, where a fact
     alone is wrong), else by all."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
-    shared = Engine()
+    shared = SharedEngine()
     for own in named, laws:
         for term in sorted(dict.fromkeys(map(as_operator, terms)), key=count_nodes):
             if monotonic() > until: return None
             try:
                 if again := [each for each in shared.check(term, own, ROWS, seed) if same_fault(each, found)]:
-                    return Case(term, own, found=again[0])
+                    return Failure(term, own, found=again[0])
             except (TypeError, ValueError, KeyError):
                 continue
     return None
@@ -219,7 +220,7 @@ def as_operator(term: Operator) -> Operator:
     return substitute(term, by | arrays)
 
 
-def format_case(case: Case, seed: int) -> str:
+def format_case(case: Failure, seed: int) -> str:
     """The case as Python."""
     found, arrays = case.found, []
     for leaf, name in labels(case.term).items():

@@ -30,9 +30,9 @@ COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind th
 
 @dataclass(frozen=True)
 class Stated:
-    """Of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms), `sentence`
-    of a single one, which at most one in a hundred exceeds (None where too few were seen), and by how much the cosines
-    of `pairs` changed."""
+    """How far other sentences like the `sentences` seen are off: `error` of as many together (relative, Frobenius
+    norms), `sentence` of a single one, which at most one in a hundred exceeds (None where too few were seen), and by
+    how much the cosines of `pairs` changed."""
 
     sentences: int
     error: float

@@ -49,7 +49,7 @@ def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str, 
     return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines", True
 
 
-def divided(lines: Sequence[str]) -> Parts[str]:
+def divide_lines(lines: Sequence[str]) -> Parts[str]:
     """At most MOST of some lines, spread over all, in parts."""
     return Parts.of(lines[::-(-len(lines) // SAMPLED_LINES)])
 
@@ -73,7 +73,7 @@ def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[
     as the user gave none, those that the model has no positions for are cut, and those that it cannot read left out.
     Raises InputError where that leaves a part without any, and for a line of the user's that cannot be read."""
     reading = Reading(truncate=True, skip_bad=True) if ours else Reading()
-    parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divided(lines)]
+    parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divide_lines(lines)]
     if not all(parts): raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
     done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
@@ -82,8 +82,8 @@ def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
-    """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is
-    read twice, so that no more than a batch is kept of it."""
+    """The batch of median rows of those that `embed` makes of a file of texts, and what it is called. The file is read
+    twice, so that no more than a batch is kept of it."""
     def made() -> Iterator[Batch]:
         return batches(tokenizer, read(file, open_regular), reading=Reading(partial(name_line, file)))
     rows = [batch.rows for batch in made()]
@@ -151,8 +151,8 @@ class Workload:
         return self.timed.rows
 
     def extents(self, model: Model) -> Extents | Mix:
-        """Those of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with their
-        shares."""
+        """The sizes of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with
+        their shares."""
         seen, ports, relations = collect_needs(*outputs(model).values())
         every = dict.fromkeys([*seen, *(each for one in seen for each in sparser(one, np.diff(self.timed.starts)))])
         found = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]

@@ -8,7 +8,7 @@ import pytest
 from formats.machine.host import Host
 from formats.machine.threads import BLAS_VARIABLES, asked, most
 from rewrites.cli.doctor import CHECKS, POOLS, facts_as_json, findings, format_facts
-from rewrites.cli.examine import Facts, Pool, examined
+from rewrites.cli.examine import Facts, Library, examined
 
 FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)), memory=8 * 10 ** 9, free=10 ** 9,
             load=0.5)
@@ -33,7 +33,8 @@ HURTING = {
     "threads that share a core": [facts(host=host(siblings=(frozenset({0, 2}), frozenset({1, 3})) * 2))],
     "cores left idle": [facts({"OMP_NUM_THREADS": "1"}), facts({"NUMBA_NUM_THREADS": "3"})],
     "a second pool": [facts({"OPENBLAS_NUM_THREADS": "4"}), facts({"MKL_NUM_THREADS": "2"}),
-                      facts(pools=(Pool("openblas", "0.3", "Zen", 4),)), facts(pools=(Pool("mkl", "2024", "", 2),))],
+                      facts(pools=(Library("openblas", "0.3", "Zen", 4),)),
+                      facts(pools=(Library("mkl", "2024", "", 2),))],
     "a pool that spins": [facts({"OMP_WAIT_POLICY": "ACTIVE"}), facts({"KMP_BLOCKTIME": "infinite"}),
                           facts({"KMP_BLOCKTIME": "100000"}), facts({"GOMP_SPINCOUNT": "INFINITY"})],
     "threads bound to cores": [facts({"OMP_PROC_BIND": "close"}), facts({"GOMP_CPU_AFFINITY": "0-3"}),
@@ -52,7 +53,8 @@ FINE = [facts(), facts({"OMP_NUM_THREADS": "4"}), facts({"OMP_NUM_THREADS": "0"}
         facts({"OMP_PROC_BIND": "FALSE", "KMP_AFFINITY": "disabled", "NUMBA_OPT": "3", "NUMBA_DISABLE_JIT": "0"}),
         facts({"OMP_NUM_THREADS": "2"}, host(quota=2.0)), facts(host=host(governors=frozenset({"schedutil"}))),
         facts({"OMP_NUM_THREADS": "2"}, host(siblings=(frozenset({0, 2}), frozenset({1, 3})) * 2)),
-        facts(host=host(flags=frozenset({"amx_tile"})), matrix=True), facts(pools=(Pool("openblas", "0.3", "Zen", 1),))]
+        facts(host=host(flags=frozenset({"amx_tile"})), matrix=True),
+        facts(pools=(Library("openblas", "0.3", "Zen", 1),))]
 
 
 def test_every_check_has_a_case(): assert [check.name for check in CHECKS] == [*HURTING]
@@ -91,7 +93,7 @@ def test_the_variables_of_other_pools_are_those_that_formats_limits(): assert se
 
 
 def test_the_same_as_json():
-    given = facts({"OMP_NUM_THREADS": "9"}, pools=(Pool("openblas", "0.3", "Zen", 1),), cache=Path("somewhere"))
+    given = facts({"OMP_NUM_THREADS": "9"}, pools=(Library("openblas", "0.3", "Zen", 1),), cache=Path("somewhere"))
     found = json.loads(json.dumps(facts_as_json(given)))
     assert found["host"]["allowed"] == [0, 1, 2, 3] and found["threads"] == 9 and found["cache"] == "somewhere"
     assert [each["check"]

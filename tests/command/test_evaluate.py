@@ -10,7 +10,7 @@ from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program
 from rewrites.evaluate import evaluate as evaluation
 from rewrites.evaluate.evaluate import evaluate_all, format_scores, open_program
-from rewrites.evaluate.pairs import Pairs, score_pairs
+from rewrites.evaluate.pairs import SentencePairs, score_pairs
 from rewrites.phases import Report
 
 ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25),
@@ -44,7 +44,7 @@ def written(directory, text, encoding="utf-8"):
     "Sentence1 , SENTENCE2,score\n" + PLAIN, PLAIN.replace(",4.5\n", ",4.5,more,columns\n"),
     "score,genre,sentence2,sentence1\n" + "".join(f'{c},news,"{b}","{a}"\n' for a, b, c in ROWS)])
 def test_pairs_are_read_with_or_without_a_header(tmp_path, text):
-    pairs = Pairs.read(written(tmp_path, text))
+    pairs = SentencePairs.read(written(tmp_path, text))
     assert pairs.texts == tuple(text for a, b, _ in ROWS for text in (a, b))
     assert pairs.scores.tolist() == [score for *_, score in ROWS] and len(pairs) == 4
 
@@ -57,12 +57,13 @@ def test_pairs_are_read_with_or_without_a_header(tmp_path, text):
     ("a,b,2\nc,d,2.0\n", "every score is 2"), ("a,b,2\n", "1 pairs"), ("", "0 pairs"),
     ("sentence1,sentence2,score\n", "0 pairs")])
 def test_bad_pairs_are_named_by_the_line(tmp_path, text, words):
-    with pytest.raises(InputError, match=rf"pairs\.csv: {words}"): Pairs.read(written(tmp_path, text))
+    with pytest.raises(InputError, match=rf"pairs\.csv: {words}"): SentencePairs.read(written(tmp_path, text))
 
 
 def test_bad_files_are_named(tmp_path):
-    with pytest.raises(InputError, match="No such file"): Pairs.read(tmp_path / "absent.csv")
-    with pytest.raises(InputError, match="byte 0 is not UTF-8"): Pairs.read(written(tmp_path, "\xff,b,1\n", "latin-1"))
+    with pytest.raises(InputError, match="No such file"): SentencePairs.read(tmp_path / "absent.csv")
+    with pytest.raises(InputError, match="byte 0 is not UTF-8"):
+        SentencePairs.read(written(tmp_path, "\xff,b,1\n", "latin-1"))
 
 
 # ---- what is found
@@ -74,7 +75,7 @@ def ranks(numbers):
 
 def test_the_correlation_is_that_of_ranks_with_ties(place):
     program = Program.load(place / "exact")
-    pairs = Pairs(tuple(text for a, b, _ in ROWS for text in (a, b)), np.array([score for *_, score in ROWS]))
+    pairs = SentencePairs(tuple(text for a, b, _ in ROWS for text in (a, b)), np.array([score for *_, score in ROWS]))
     vectors = program.embed(pairs.texts).astype(np.float64)
     cosines = [float(a @ b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
     found = score_pairs("exact", program, pairs)
@@ -87,13 +88,13 @@ def test_scores_of_a_program_s_own_cosines_are_perfect(place):
                                                      "river runs dry")
     vectors = program.embed(texts)
     cosines = (vectors[::2] * vectors[1::2]).sum(1)
-    assert score_pairs("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
-    assert score_pairs("", program, Pairs(texts, -cosines)).spearman == pytest.approx(-100)
+    assert score_pairs("", program, SentencePairs(texts, cosines)).spearman == pytest.approx(100)
+    assert score_pairs("", program, SentencePairs(texts, -cosines)).spearman == pytest.approx(-100)
 
 
 def test_pairs_that_are_all_equally_alike_are_refused(place):
     with pytest.raises(InputError, match="every pair has the cosine 1"):
-        score_pairs("exact", Program.load(place / "exact"), Pairs(("a",) * 6, np.arange(3.0)))
+        score_pairs("exact", Program.load(place / "exact"), SentencePairs(("a",) * 6, np.arange(3.0)))
 
 
 def test_embeddings_of_any_length_are_compared_by_their_angle(place):
@@ -105,14 +106,15 @@ def test_embeddings_of_any_length_are_compared_by_their_angle(place):
     vectors = program.embed(texts).astype(np.float64)
     inner, norms = (vectors[::2] * vectors[1::2]).sum(1), np.linalg.norm(vectors, axis=1)
     cosines = inner / norms[::2] / norms[1::2]
-    assert score_pairs("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
-    assert score_pairs("", program, Pairs(texts, inner)).spearman < 99
+    assert score_pairs("", program, SentencePairs(texts, cosines)).spearman == pytest.approx(100)
+    assert score_pairs("", program, SentencePairs(texts, inner)).spearman < 99
 
 
 def test_long_texts_of_pairs_are_cut_where_that_is_asked_for(place):
     texts, program = ("the bank", "dry " * 30, "a river", "runs dry"), Program.load(place / "exact")
-    with pytest.raises(InputError, match="32 tokens"): score_pairs("", program, Pairs(texts, np.arange(2.0)))
-    assert abs(score_pairs("", program, Pairs(texts, np.arange(2.0)), truncate=True).spearman) == pytest.approx(100)
+    with pytest.raises(InputError, match="32 tokens"): score_pairs("", program, SentencePairs(texts, np.arange(2.0)))
+    pairs = SentencePairs(texts, np.arange(2.0))
+    assert abs(score_pairs("", program, pairs, truncate=True).spearman) == pytest.approx(100)
 
 
 def test_a_checkpoint_is_its_imported_program(place, monkeypatch):
@@ -125,7 +127,7 @@ def test_a_checkpoint_is_its_imported_program(place, monkeypatch):
 def test_programs_are_compared_with_the_first(place, tmp_path):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice("the bank of river runs dry a".split(), length)) for length in rng.integers(1, 9, 80)]
-    pairs, names = Pairs(tuple(texts), rng.normal(size=40)), [str(place / "exact"), str(place / "spoilt")]
+    pairs, names = SentencePairs(tuple(texts), rng.normal(size=40)), [str(place / "exact"), str(place / "spoilt")]
     exact, spoilt = found = evaluate_all(names, pairs, Report(quiet=True))
     assert [each.name for each in found] == names and exact.spearman != spoilt.spearman
     lines = format_scores(found, pairs).splitlines()

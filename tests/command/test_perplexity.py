@@ -68,7 +68,7 @@ def test_memory_holds_few_rows_of_scores(place, monkeypatch):
     """The product with the vocabulary is computed for a chunk of rows, and the program before it gives features."""
     monkeypatch.setattr(perplexity, "SCORED_ROWS", 3)
     program = Program.load(place / "rows")
-    scores = perplexity.scored("it", program)
+    scores = perplexity.score_rows("it", program)
     parts = [*scores(batch := Batch([np.arange(2, 10)]))]
     assert [len(part) for part in parts] == [3, 3, 2]
     assert np.array_equal(np.concatenate(parts), program.run(batch))

@@ -11,7 +11,7 @@ from rewrites.evaluate import perplexity
 from rewrites.evaluate.goals import ANY, ERROR, MEASURES, Goal, goals
 from rewrites.report.choice import allowed, choose
 from rewrites.run import optimize
-from rewrites.workload.workload import divided
+from rewrites.workload.workload import divide_lines
 
 LINES = ["the bird the cat 12", "the the fish the 1", "2 3 dog the end", "of the end the", "12 12 the the the cat",
          "a cat of the the 3"]
@@ -113,7 +113,7 @@ def test_the_answer_keeps_the_perplexity(tmp_path, lines, laws_known):
     found = optimize(model, keep=["perplexity<=2x"], text=str(lines), tokens=8, output="rows",
                      machine=standin.machine(), rounds=1)
     exact, others = found.points[0], found.points[1:]
-    held_out = "\n".join(divided(read_lines(lines)).state)
+    held_out = "\n".join(divide_lines(read_lines(lines)).state)
     assert others and exact.judged["perplexity"] == perplexity.of_text("", exact.program, held_out, "").perplexity
     assert all(each.judged["perplexity"] == perplexity.of_text("", each.program, held_out, "").perplexity
                for each in others)

@@ -1,11 +1,11 @@
-"""Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number. `EQUAL`
-asks for equal rows, columns and heads, where nothing spreads; a number that is `narrow` is one for all heads. What
-becomes a part of itself is looked at no longer: a times one is a, and so times one times one."""
+"""Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number.
+`EQUAL_SIZES` asks for equal rows, columns and heads, where nothing spreads; a number that is `narrow` is one for all
+heads. What becomes a part of itself is looked at no longer: a times one is a, and so times one times one."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, const, mean
 from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
 
-EQUAL = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
+EQUAL_SIZES = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
 SPREADING = ("(column r)", "(= (tall a) (tall r))", "(= (deep a) (deep r))")
 RING, AVERAGE = "ring axioms", "an average of a sum is the sum of the averages"
 
@@ -26,15 +26,15 @@ def minus_twice(a: array[k, n]):
     return minus(minus(a)), a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL_SIZES)
 def nothing_added(a: array[k, n], b: array[k, n]):
     """Zeros of the same size add nothing."""
     return a + none(b), a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL_SIZES)
 def nothing_before(a: array[k, n], b: array[k, n]):
-    """The same in the other order."""
+    """Zeros of the same size before a term add nothing to it."""
     return none(b) + a, a
 
 
@@ -46,7 +46,7 @@ def nothing_spread(a: array[k, n], r: array[k, 1]):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING, when=SPREADING)
 def nothing_spread_before(a: array[k, n], r: array[k, 1]):
-    """The same in the other order."""
+    """A column of zeros before a term adds nothing to its columns."""
     return none(r) + a, a
 
 
@@ -58,7 +58,7 @@ def nothing_times(s: scalar):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING, when=("(narrow s)",))
 def times_nothing(s: scalar):
-    """The same in the other order. True of any s."""
+    """A number times zero is zero. True of any s."""
     return s * const(0.0), const(0.0)
 
 
@@ -76,7 +76,7 @@ def once_times(s: scalar):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING)
 def times_once(s: scalar):
-    """The same in the other order. True of any s."""
+    """A number times one is the number. True of any s."""
     return s * const(1.0), s
 
 
@@ -94,43 +94,43 @@ def opposite(a: array[k, n]):
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_first(a: array[k, n]):
-    """The same in the other order."""
+    """What is added to its negative leaves zeros."""
     return minus(a) + a, none(a)
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_chain(a: array[k, n], b: array[k, n]):
-    """Before the rest of a sum, too."""
+    """What is taken from itself leaves zeros before the rest of a sum, too."""
     return a + (minus(a) + b), none(a) + b
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_chain_first(a: array[k, n], b: array[k, n]):
-    """The same in the other order."""
+    """What is added to its negative leaves zeros before the rest of a sum, too."""
     return minus(a) + (a + b), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_last(a: array[k, n], b: array[k, n]):
-    """With another term between them."""
+    """What is taken from itself leaves zeros with another term between them."""
     return a + (b + minus(a)), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_last_first(a: array[k, n], b: array[k, n]):
-    """The same in the other order."""
+    """What is added to its negative leaves zeros with another term between them."""
     return minus(a) + (b + a), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_within(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """With another term between them, before the rest."""
+    """What is taken from itself leaves zeros with another term between them, before the rest."""
     return a + (b + (minus(a) + c)), none(a) + (b + c)
 
 
 @law(phase=JOIN, source=RING)
 def opposite_within_first(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """The same in the other order."""
+    """What is added to its negative leaves zeros with another term between them, before the rest."""
     return minus(a) + (b + (a + c)), none(a) + (b + c)
 
 
@@ -142,7 +142,7 @@ def mean_shifted(a: array[k, p], r: array[k, 1]):
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_shifted_first(a: array[k, p], r: array[k, 1]):
-    """The same in the other order."""
+    """What every number of a row is added to is added to its average."""
     return compose(r + a, mean), r + compose(a, mean)
 
 
@@ -154,7 +154,7 @@ def mean_scaled(a: array[k, p], r: array[k, 1]):
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_scaled_first(a: array[k, p], r: array[k, 1]):
-    """The same in the other order."""
+    """What multiplies every number of a row multiplies its average."""
     return compose(r * a, mean), r * compose(a, mean)
 
 

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from rewrites.verify import VerificationError
-from rewrites.verify import forked_task as aside
+from rewrites.verify import VerificationError, forked_task
 from rewrites.verify.forked_task import ForkedTask
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
@@ -14,8 +13,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 
 @pytest.fixture(autouse=True)
 def can_fork(monkeypatch):
-    monkeypatch.setattr(aside, "available", lambda: 2)
-    monkeypatch.setattr(aside, "POOLED", ("absent",))
+    monkeypatch.setattr(forked_task, "available", lambda: 2)
+    monkeypatch.setattr(forked_task, "POOLED", ("absent",))
 
 
 def begun(work):
@@ -45,7 +44,7 @@ def test_a_failure_of_verification_is_raised_whole():
 @pytest.mark.parametrize("ends", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 / 0, lambda: time.sleep(60)],
                          ids=["killed", "fails", "hangs"])
 def test_work_that_ends_without_an_answer_is_done_here(monkeypatch, ends):
-    monkeypatch.setattr(aside, "LIMIT", 0.5)
+    monkeypatch.setattr(forked_task, "LIMIT", 0.5)
     own = os.getpid()
     def work(announce):
         if os.getpid() != own: ends()
@@ -67,6 +66,6 @@ def test_an_interrupted_block_leaves_nothing():
 
 @pytest.mark.parametrize("name, value", [("available", lambda: 1), ("POOLED", ("absent", "os"))])
 def test_without_a_processor_or_beside_threads_the_work_is_done_when_it_is_asked_for(monkeypatch, name, value):
-    monkeypatch.setattr(aside, name, value)
+    monkeypatch.setattr(forked_task, name, value)
     here, _ = begun(lambda announce: os.getpid())
     with here: assert here.answer() == os.getpid()
