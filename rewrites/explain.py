@@ -22,7 +22,7 @@ from rewrites.derivations.savings import group_fired, join_names, saves
 from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.opened import Opened, search_exact
-from rewrites.phases import Report
+from rewrites.phases import Report, Tell
 from rewrites.run import find_front, propose_approximations
 from rewrites.verify.user_laws import UserDeclarations, load_laws
 from rewrites.workload.resolve import adapter_of, calibrated, source
@@ -120,7 +120,7 @@ def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:
 
 
 def find_steps(program: Program, found: Reported, opened: Opened, exact: Structure,
-               progress: Any = unheard) -> str:
+               progress: Tell = unheard) -> str:
     """The steps to a saved program whose directory holds none: it is searched for again, as the report says that it was
     found, and known by its hash."""
     if found.chosen == 0: return derive(exact, opened.laws)         # the front begins with the exact program

@@ -17,6 +17,7 @@ from rewrites.lower.lower import plainly
 from rewrites.lower.precision import count_bytes
 from rewrites.lower.representations import NUMBER_TYPES, Representable
 from rewrites.pareto.error_levels import LARGE
+from rewrites.phases import Tell
 from rewrites.workload.workload import Workload
 
 
@@ -92,7 +93,7 @@ class Searched:
     def optimum(self) -> Structure: return self.structures["exact"]
 
 
-def search_exact(opened: Opened, progress: Any = unheard) -> Searched:
+def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
     """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
     progress("what laws reach")
     space, optimum = opened.explore(opened.laws)

@@ -2,26 +2,25 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from opmatrix.display.progress import AGAIN, Line
+
+Tell = Callable[..., None]                                  # how far a phase is: (done, of), or words
 
 
 @contextmanager
 def silence_stdout() -> Iterator[None]:
     """Without what compiled libraries print to the standard output on their own (HiGHS does)."""
     sys.stdout.flush()
-    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    output, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
-    try:
-        yield
+    try: yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(output, 1)
+        for each in (output, nothing): os.close(each)
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Report:
     ended: float = 0.0
 
     @contextmanager
-    def phase(self, name: str, brief: bool = False) -> Iterator[Any]:
+    def phase(self, name: str, brief: bool = False) -> Iterator[Line]:
         """One phase; the value is called with (done, of) or with words as it goes. A `brief` one is told
         of on a terminal alone: what is wrong with a command is refused in it, in one line."""
         start, line = time.perf_counter(), Line(name, self.quiet, brief)
@@ -63,5 +62,5 @@ class Report:
         return (time.perf_counter() if self.running else self.ended) - (self.began or 0.0)
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Says a line beside those of phases."""
         if not self.quiet: print(f"{AGAIN if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)

@@ -41,7 +41,7 @@ from rewrites.opened import Opened, Searched, search_exact
 from rewrites.pareto.block_errors import Unseen, offered
 from rewrites.pareto.error_levels import Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices, propose_methods
-from rewrites.phases import Report
+from rewrites.phases import Report, Tell
 from rewrites.points import Point
 from rewrites.pruning.removing import check_removal
 from rewrites.pruning.variants import Variant, carried, smaller, smaller_programs
@@ -207,7 +207,7 @@ def compile_kernels(searched: Searched) -> None:
     check_precision(searched.opened.operator, programs, searched.workload.few)
 
 
-def propose_approximations(searched: Searched, error: float, progress: Any = unheard,
+def propose_approximations(searched: Searched, error: float, progress: Tell = unheard,
                            say: Callable[[str], None] = unheard, variants: Sequence[Variant] = ()) -> Proposed:
     """What each proposed method, and each detour, does to the output, measured on rows that it is not fitted to; none
     where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
@@ -224,7 +224,7 @@ def propose_approximations(searched: Searched, error: float, progress: Any = unh
     return Proposed(searched, choices, variants)
 
 
-def find_front(proposed: Proposed, error: float, memory: float | None, progress: Any = unheard,
+def find_front(proposed: Proposed, error: float, memory: float | None, progress: Tell = unheard,
                quality: Quality | None = None) -> Frontier:
     """The exact optimum, and the undominated programs over a ladder of errors. Raises Infeasible where none keeps the
     memory."""
@@ -289,7 +289,7 @@ def find_figures(asked: Sequence[Goal], name: str, program: Program) -> dict[str
     return {goal.measure.name: goal.figure(name, program) for goal in asked}
 
 
-def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, float], progress: Any) -> Verified:
+def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, float], progress: Tell) -> Verified:
     """Programs with their figures; those of the exact one are known."""
     exact, every = front.points[0].program, [front.imported, *front.points]
     judged = []
@@ -312,7 +312,7 @@ def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) ->
                                   for point, program in zip(front.points, programs, strict=True)])
 
 
-def time_front(searched: Searched, front: Verified, rounds: int, progress: Any) -> TimedFront:
+def time_front(searched: Searched, front: Verified, rounds: int, progress: Tell) -> TimedFront:
     """Medians of interleaved runs, and the bytes that a run needs."""
     fused = Point.of(searched, "fused", searched.programs["fused"], searched.structures["fused"].time, 0.0, None)
     points, workload, watch = [front.imported, *front.points, fused], searched.workload, Watch()

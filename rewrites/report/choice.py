@@ -7,10 +7,10 @@ the sign test's, which assumes nothing of how noise is spread (David and Nagaraj
 7.1)."""
 from collections.abc import Sequence
 from math import comb, inf
-from typing import Protocol, TypeVar
 
-from rewrites.evaluate.goals import Goal, Judged
+from rewrites.evaluate.goals import Goal
 from rewrites.extraction import Infeasible
+from rewrites.points import Point
 
 ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by
                                                             # so much
@@ -18,28 +18,7 @@ LEVEL = 0.9                                                 # of the interval of
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 
 
-class TimedProgram(Protocol):
-    """A program as the choice sees it: seconds of every round, seconds as predicted, bytes that a run needs."""
-
-    @property
-    def rounds_s(self) -> Sequence[float]: ...
-    @property
-    def measured_s(self) -> float | None: ...
-    @property
-    def predicted_s(self) -> float: ...
-    @property
-    def measured_bytes(self) -> float | None: ...
-
-
-class VerifiedProgram(TimedProgram, Judged, Protocol):
-    """A program as the choice sees it, and as goals do."""
-
-
-P = TypeVar("P", bound=TimedProgram)
-V = TypeVar("V", bound=VerifiedProgram)
-
-
-def allowed(points: Sequence[V], asked: Sequence[Goal], memory: float | None) -> list[V]:
+def allowed(points: Sequence[Point], asked: Sequence[Goal], memory: float | None) -> list[Point]:
     """The verified points that keep the goals and, as measured, the memory; the first is the exact one. Raises
     Infeasible, which says what came closest."""
     keep = [p for p in points if all(goal.kept(p, points[0]) for goal in asked)]
@@ -53,7 +32,7 @@ def allowed(points: Sequence[V], asked: Sequence[Goal], memory: float | None) ->
     return found
 
 
-def choose(points: Sequence[P]) -> P:
+def choose(points: Sequence[Point]) -> Point:
     """The answer among measured programs, of which there is one at least; the first of equals."""
     fastest = min(points, key=lambda point: point.measured_s or 0.0)
     undecided = [point for point in points if point is fastest or bound_ratio(point, fastest)[0] <= 1]
@@ -63,7 +42,7 @@ def choose(points: Sequence[P]) -> P:
     return min(alike, key=lambda point: point.measured_bytes or 0.0)
 
 
-def bound_ratio(point: TimedProgram, base: TimedProgram) -> tuple[float, float]:
+def bound_ratio(point: Point, base: Point) -> tuple[float, float]:
     """An interval of the median ratio of their seconds in a round; (0, infinity) where the rounds are too few."""
     return middle([a / b for a, b in zip(point.rounds_s, base.rounds_s, strict=True)])
 

@@ -14,6 +14,7 @@ from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.graph.layers import Model, check_possible, find_vocabulary, outputs
 from rewrites.lower.mixed import Mix
+from rewrites.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
 
@@ -57,7 +58,7 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 
-def calibrated(progress: Any, *batches: Batch) -> Any:
+def calibrated(progress: Tell, *batches: Batch) -> Any:
     """This machine's model, from the cache or measured now, with what runs of these batches take."""
     from formats.machine.model import this_machine
     machine = this_machine(progress)

@@ -26,6 +26,7 @@ from rewrites.graph.layers import Model, find_vocabulary, outputs
 from rewrites.lower.mixed import Mix
 from rewrites.lower.mixed import batches as batches_of
 from rewrites.lower.mixed import describe_mix as said_of
+from rewrites.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
@@ -135,7 +136,7 @@ class Workload:
         if first.alone or np.diff(first.starts).max() <= LONG: return first
         return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
 
-    def measured(self, programs: Mapping[str, Any], rounds: int, progress: Any) -> Seconds:
+    def measured(self, programs: Mapping[str, Any], rounds: int, progress: Tell) -> Seconds:
         """Seconds of programs, round by round: the mean of the batches by their shares."""
         shares, batches = zip(*self.shares, strict=True)
         return measure(programs, batches, rounds, progress=progress, shares=shares)
