@@ -1,4 +1,84 @@
-"""`python -m rewrites.cli` is the command `opmatrix`."""
-from rewrites.cli import main
+"""The command `opmatrix`. What must be in the environment before numpy is imported is put there first."""
+import errno
+import gc
+import os
+import sys
+import time
+from typing import Any, NoReturn
 
-main()
+from rewrites.cli.environment import prepare
+
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
+OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
+                                                            # hold no cycles
+
+
+def main() -> None:
+    """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names
+    the file that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or what is printed
+    cannot be written, in one line, or nobody reads it."""
+    began = time.perf_counter()
+    attend_streams()
+    try: run_command(began)
+    except KeyboardInterrupt: exit_with("interrupted", 130)
+
+
+def run_command(began: float | None = None) -> None:
+    """`began`: when, for the first phase of what the command reports."""
+    prepare()
+    gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
+    from rewrites.cli.commands import INTERRUPTED, app, misunderstood
+    from rewrites.cli.exit_codes import BAD_INPUT
+    try:
+        status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False, obj=began)
+        if status == 130: raise KeyboardInterrupt           # which typer makes a number of
+        sys.stdout.flush()
+    except misunderstood() as error:
+        exit_with(error.format_message() + usage(error), 2)
+    except BAD_INPUT as error:
+        exit_with(str(error.args[0] if error.args else error), 2)
+    except INTERRUPTED:
+        exit_with("interrupted", 130)
+    except BrokenPipeError:
+        discard(1)
+        sys.exit(1)
+    except MemoryError:
+        exit_with("there is not enough memory for this model or batch", 2)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:           # a file that is asked for says so itself
+            discard(1)
+            exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
+        from rewrites.cli.faults import STATUS, report_fault
+        exit_with(report_fault(error), STATUS)
+    sys.exit(status)
+
+
+def attend_streams() -> None:
+    """A closed standard output ends the command, before a file takes its number and is printed into; a closed standard
+    error is one that says nothing."""
+    if sys.stderr is None: sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None: exit_with("standard output: it is closed: send it to a file, or to /dev/null", 2)
+
+
+def discard(*streams: int) -> None:
+    """What is still to be written to these at the end of the process goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams: os.dup2(nowhere, stream)
+
+
+def usage(error: Any) -> str:
+    """How the command that was not understood is written, where it is known which."""
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f" ({context.get_usage()}; {context.command_path} -h says more)"
+
+
+def exit_with(message: str, status: int) -> NoReturn:
+    """One line on stderr, without what a terminal would obey, and the end."""
+    from rewrites.cli.outputs import printable
+    try: print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    except OSError: discard(2)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from formats.machine.model import Machine, features, here, machine_file, this_ma
 from formats.machine.peaks import Peaks, Rate
 from formats.machine.prices import PRICES
 from rewrites import cli
-from rewrites.cli import environment
+from rewrites.cli.__main__ import environment
 
 RATES = {"": 1e11, "ZEN": 1.5e11}
 

@@ -379,7 +379,7 @@ def test_exit_status(tmp_path, arguments, status):
 
 NOWHERE = """
 import sys
-from rewrites.cli import run_command
+from rewrites.cli.__main__ import run_command
 sys.argv = ["opmatrix", "embed", "nowhere", "texts", "--out", "x.npy"]
 try: run_command()
 except SystemExit as end:

@@ -88,7 +88,7 @@ def test_a_foreign_package_of_that_name_is_named(tmp_path, name, file, script):
 
 def test_the_command_names_it_too(tmp_path):
     (tmp_path / "formats.py").write_text("")
-    assert str(tmp_path / "formats.py") in python("from rewrites.cli import main; main()", tmp_path,
+    assert str(tmp_path / "formats.py") in python("from rewrites.cli.__main__ import main; main()", tmp_path,
                                                   status=1).splitlines()[-1]
 
 
