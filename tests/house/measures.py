@@ -17,7 +17,8 @@ FILES = sorted(path for name in LADDER for path in ROOT.glob(f"{name}/**/*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 DOORS = {"opmatrix"}                                        # it names what is above as text, imported when asked for
 NUMBERS = {"f4", "i8"}                                      # numpy's own names for types of numbers
-ALIKE = "formats/storage", "formats/kernels/products", "opmatrix/runtime/kernels"      # rooms of like things, a file each
+# rooms of like things, a file each
+ALIKE = "formats/storage", "formats/kernels/products", "opmatrix/runtime/kernels"
 OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring must not begin with: it stands alone
 
 
