@@ -15,7 +15,7 @@ from children import ROOT
 from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
-from rewrites import cli
+from rewrites.cli import __main__ as cli
 from rewrites.cli.commands import app
 from rewrites.derivations import explain  # noqa: F401, before what it imports is replaced
 from rewrites.evaluate import recheck
