@@ -36,11 +36,11 @@ from rewrites.lower.representations import only_narrows
 from rewrites.opened import Opened, Searched, search_exact
 from rewrites.pareto.error_levels import OBJECTIVES, Front, count_methods, describe_methods
 from rewrites.phases import silence_stdout
-from rewrites.points import Point
 from rewrites.pruning import losses
 from rewrites.pruning.removing import WHAT
 from rewrites.pruning.variants import Untried, smaller, worth
 from rewrites.report.choice import choose
+from rewrites.report.points import Point
 from rewrites.run import (
     Frontier,
     Proposed,

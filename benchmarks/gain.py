@@ -22,8 +22,8 @@ from opmatrix.patterns import Batch
 from rewrites.evaluate.goals import goals
 from rewrites.laws import EXACT_LAWS
 from rewrites.opened import Opened, search_exact
-from rewrites.points import Point
 from rewrites.report.choice import allowed, choose
+from rewrites.report.points import Point
 from rewrites.run import compile_kernels, find_front, propose_approximations, time_front, verify_front
 from rewrites.workload.workload import Workload
 

@@ -131,7 +131,7 @@ def verified(model: Path, number_type: str):
 
 def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
-    from rewrites.evaluate.checked import check_lengths
+    from rewrites.report.checked import check_lengths
     from rewrites.verify import verify_steps
     points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
     programs = {name: program.over(program.steps) for name, program in searched.programs.items()}

@@ -20,7 +20,7 @@ from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, wei
 from opmatrix.display.tables import table
 from opmatrix.patterns import Batch, causal, sequence
 from rewrites.compiler.sparse_attention import LEFT_OUT, LONG
-from rewrites.points import Point
+from rewrites.report.points import Point
 from rewrites.run import optimize
 
 COLUMNS = "tokens", "error asked", "program", "ms predicted", "ms measured", "error stated"

@@ -17,12 +17,12 @@ from opmatrix.files.saving import DERIVATION, FRONT, REPORT
 from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.program import Program
 from rewrites.compiler.search import Structure
-from rewrites.derivations.retelling import derive, tell_steps
 from rewrites.derivations.savings import group_fired, join_names, saves
 from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.opened import Opened, search_exact
 from rewrites.phases import Report, Tell
+from rewrites.report.retelling import derive, tell_steps
 from rewrites.run import find_front, propose_approximations
 from rewrites.verify.user_laws import UserDeclarations, load_laws
 from rewrites.workload.resolve import adapter_of, calibrated, source

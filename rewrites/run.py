@@ -27,7 +27,6 @@ from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.search import Structure
 from rewrites.compiler.substitutions import part_factors
 from rewrites.derivations.savings import rank_savings
-from rewrites.evaluate.checked import check_programs, state_errors
 from rewrites.evaluate.goals import Goal, goals
 from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
@@ -42,11 +41,12 @@ from rewrites.pareto.block_errors import Unseen, offered
 from rewrites.pareto.error_levels import Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices, propose_methods
 from rewrites.phases import Report, Tell
-from rewrites.points import Point
 from rewrites.pruning.removing import check_removal
 from rewrites.pruning.variants import Variant, carried, smaller, smaller_programs
+from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
 from rewrites.report.gains import add_means
+from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.report.uncompiled import evaluated
 from rewrites.verify.failure import VerificationError

@@ -8,7 +8,8 @@ import checkpoints
 import pytest
 import standin
 
-from rewrites import cli, run
+from rewrites import run
+from rewrites.cli import __main__ as cli
 from rewrites.report import results
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]

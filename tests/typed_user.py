@@ -19,7 +19,7 @@ from rewrites import optimize
 from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.points import Point
+from rewrites.report.points import Point
 from rewrites.report.results import Result
 
 

@@ -61,7 +61,7 @@ def attend_streams() -> None:
 
 
 def discard(*streams: int) -> None:
-    """What is still to be written to these at the end of the process goes nowhere."""
+    """Sends to nowhere what is still to be written to these streams at the end of the process."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams: os.dup2(nowhere, stream)
 

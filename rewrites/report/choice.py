@@ -10,7 +10,7 @@ from math import comb, inf
 
 from rewrites.evaluate.goals import Goal
 from rewrites.extraction import Infeasible
-from rewrites.points import Point
+from rewrites.report.points import Point
 
 ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by
                                                             # so much

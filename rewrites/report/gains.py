@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from opmatrix.measure import noisy, quartiles
 from rewrites.lower.representations import only_narrows
-from rewrites.points import Point
 from rewrites.report.choice import choose
+from rewrites.report.points import Point
 
 
 class Gain(NamedTuple):

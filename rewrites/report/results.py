@@ -12,7 +12,6 @@ from formats.machine.quiet import warn_busy
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.saving import DERIVATION, FRONT, REPORT, replacing_program, write_front
 from rewrites.compiler.search import Structure
-from rewrites.derivations.retelling import tell_steps
 from rewrites.derivations.savings import join_names
 from rewrites.evaluate.goals import MEASURES, Goal
 from rewrites.evaluate.reported import Named
@@ -20,8 +19,9 @@ from rewrites.law import Law
 from rewrites.lower.mixed import format_lengths
 from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
-from rewrites.points import Point
 from rewrites.report.gains import Gain
+from rewrites.report.points import Point
+from rewrites.report.retelling import tell_steps
 from rewrites.report.uncompiled import tell_evaluated
 from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload

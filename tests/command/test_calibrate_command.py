@@ -16,8 +16,8 @@ from formats.machine.host import caches
 from formats.machine.model import Machine, features, here, machine_file, this_machine
 from formats.machine.peaks import Peaks, Rate
 from formats.machine.prices import PRICES
-from rewrites import cli
-from rewrites.cli.__main__ import environment
+from rewrites.cli import __main__ as cli
+from rewrites.cli import environment
 
 RATES = {"": 1e11, "ZEN": 1.5e11}
 

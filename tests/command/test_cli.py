@@ -15,7 +15,7 @@ from children import ROOT
 from optimized import small
 
 from opmatrix.program import Program
-from rewrites import cli
+from rewrites.cli import __main__ as cli
 from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS

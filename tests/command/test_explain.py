@@ -12,11 +12,10 @@ from formats.core.errors import InputError
 from opmatrix.files.saving import DERIVATION
 from opmatrix.program import Program
 from rewrites import explain, run
-from rewrites.derivations import retelling
 from rewrites.evaluate.reported import Reported
 from rewrites.lower.lower import Call, Method, Use
 from rewrites.phases import Report
-from rewrites.report import results
+from rewrites.report import results, retelling
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

@@ -17,8 +17,8 @@ from searched import model
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
-from rewrites import cli
-from rewrites.cli.__main__ import commands
+from rewrites.cli import __main__ as cli
+from rewrites.cli import commands
 from rewrites.graph.layers import parts
 from rewrites.law import SIMPLIFY, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS

@@ -11,7 +11,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.cli.__main__ import commands
+from rewrites.cli import commands
 from rewrites.evaluate import evaluate as evaluation
 from rewrites.evaluate import perplexity
 from rewrites.evaluate.perplexity import Foreseen, score_text

@@ -12,8 +12,9 @@ import pytest
 import standin
 
 from opmatrix.display import progress
-from rewrites import cli, run
 from rewrites import phases as report
+from rewrites import run
+from rewrites.cli import __main__ as cli
 from rewrites.phases import Report
 
 BETWEEN = 3000                                              # calls outside phases, of millions: forks, tables, options

@@ -9,7 +9,7 @@ from test_segments import BATCH, stepped
 from formats.kernels.engine import replay
 from formats.machine.threads import limit
 from opmatrix.patterns import Batch
-from rewrites.cli.__main__ import profile
+from rewrites.cli import profile
 
 ONE = Batch([np.arange(40) % 20])
 

@@ -20,8 +20,8 @@ from formats.machine import calibration
 from formats.machine import model as machines
 from formats.machine.model import Machine, features, this_machine
 from formats.machine.prices import PRICES
-from rewrites import cli
 from rewrites.approximate import error_cache as remember
+from rewrites.cli import __main__ as cli
 from rewrites.lower.lower import Method
 
 OTHER = 54321                                                # a user who is neither us nor root

@@ -172,7 +172,7 @@ def test_a_prediction_compares_and_says_that_nothing_was_run(small):
 
 
 def test_the_command_predicts_or_names_the_machines(monkeypatch, capsys):
-    from rewrites import cli
+    from rewrites.cli import __main__ as cli
     monkeypatch.setattr("sys.argv", ["opmatrix", "optimize", "minilm", "--machine", "abacus"])
     with pytest.raises(SystemExit) as end: cli.main()
     assert end.value.code == 2 and "there are A100, H100, Ascend910B, TPUv5e" in capsys.readouterr().err

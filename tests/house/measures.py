@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,8 @@ FILES = sorted(path for name in LADDER for path in ROOT.glob(f"{name}/**/*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 DOORS = {"opmatrix"}                                        # it names what is above as text, imported when asked for
 NUMBERS = {"f4", "i8"}                                      # numpy's own names for types of numbers
+# rooms of like things, a file each
+ALIKE = "formats/storage", "formats/kernels/products", "opmatrix/runtime/kernels"
 OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring must not begin with: it stands alone
 
 
@@ -145,13 +147,13 @@ def relaxed_lines() -> float:
                or "mypy: ignore-errors" in MODULES[module].read_text("utf-8")) / sum(lines.values())
 
 
-def upward_changes() -> list[str]:
+def upward_changes(modules: Collection[str] = tuple(MODULES)) -> list[str]:
     """Statements outside functions' own names that change what was imported from another package: `TABLE[x] = y`,
     `TABLE.append(...)`, `TABLE |= ...`, `module.name = ...`."""
     changing = {"append", "add", "update", "extend", "insert", "setdefault", "pop", "clear", "remove", "discard"}
     found = []
-    for module, path in MODULES.items():
-        own = module.split(".")[0]
+    for module in modules:
+        path, own = MODULES[module], module.split(".")[0]
         foreign = {(name or source.split(".")[-1]) for source, name in sources(module) if source.split(".")[0] != own}
         statements = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
         aliased = {alias.asname: alias.name for node in statements for alias in node.names if alias.asname}

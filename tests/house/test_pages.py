@@ -15,10 +15,8 @@ from children import ROOT
 from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
-from rewrites import (
-    cli,
-    explain,  # noqa: F401, before what it imports is replaced
-)
+from rewrites import explain  # noqa: F401, before what it imports is replaced
+from rewrites.cli import __main__ as cli
 from rewrites.cli.commands import app
 from rewrites.evaluate import recheck
 from rewrites.workload.resolve import source

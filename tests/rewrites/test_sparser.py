@@ -19,10 +19,10 @@ from rewrites import run
 from rewrites.compiler.search import Space, cheapest
 from rewrites.compiler.sparse_attention import KEPT, LEFT_OUT, LONG, SPARSE, sparser, unseeing
 from rewrites.compiler.substitutions import detoured, part_factors
-from rewrites.derivations.retelling import tell_steps
 from rewrites.laws import EXACT_LAWS
 from rewrites.pareto.block_errors import Unseen
 from rewrites.report.results import save
+from rewrites.report.retelling import tell_steps
 from rewrites.workload.workload import Workload
 
 N, WORDS, LAYERS = 16, 1000, 2

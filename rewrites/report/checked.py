@@ -15,7 +15,7 @@ from rewrites.compiler.substitutions import detoured, part_factors
 from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare
 from rewrites.opened import Searched
 from rewrites.pareto.proposals import Choices
-from rewrites.points import Point
+from rewrites.report.points import Point
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.lengths import (

@@ -14,7 +14,7 @@ from rewrites.derivations.finding import Underivable
 from rewrites.law import Law
 from rewrites.lower.lower import TURNED
 from rewrites.pareto.proposals import Choices
-from rewrites.points import Point
+from rewrites.report.points import Point
 from rewrites.verify.differences import difference
 
 
