@@ -28,7 +28,7 @@ from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, choices, drawn, k,
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.kernel_law import Implementation
 from rewrites.lower.lower import Call, Lowering, Method
-from rewrites.verify.numbers import Exact, Values
+from rewrites.verify.numbers import Drawn, Float64s
 
 VALUES = ("value", "scores", "column", "level", "varying")
 FIELDS = {n: "tokens", q: "kinds"}                          # one-hot values, by their size; any other is of positions
@@ -41,7 +41,7 @@ class Always(dict[Any, Method]):
         return Method()
 
 
-def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
+def computed(lowering: Lowering, cls: int, call: Call, values: Drawn) -> Float64s:
     """What the steps emitted for a call give where its operands are those of their classes: a row a token, heads side
     by side; scores one sentence after another. Raises TypeError, ValueError or KeyError where the call cannot be
     emitted."""
@@ -66,12 +66,12 @@ def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
     return np.asarray(found() if callable(found) else found)
 
 
-def lazily(lowering: Lowering, cls: int, values: Values) -> Any:
+def lazily(lowering: Lowering, cls: int, values: Drawn) -> Any:
     """The rows of a class, read when a kernel asks for them."""
     return lambda: expected(lowering, cls, values)
 
 
-def expected(lowering: Lowering, cls: int, values: Values) -> Exact:
+def expected(lowering: Lowering, cls: int, values: Drawn) -> Float64s:
     """The rows of a class as kernels hold them."""
     found = values.of_value(lowering.terms[cls])
     if cls in lowering.matcher.square:
@@ -85,7 +85,7 @@ def cached(lowering: Lowering, cls: int) -> bool:
     return str(lowering.terms[cls].out.rows) == str(C)
 
 
-def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Exact]:
+def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Float64s]:
     """The emitted constants before they were rounded."""
     from rewrites.verify.programs import unrounded as constants
     return constants(SimpleNamespace(lowering=lambda part: lowering), emitter)      # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def mixing(matrix: Operator) -> Operator:
 
 
 def lower_implementation(implementation: Implementation,
-                         rng: np.random.Generator) -> tuple[Lowering, Call, int, Values]:
+                         rng: np.random.Generator) -> tuple[Lowering, Call, int, Drawn]:
     """A graph that holds the term of an implementation over drawn operands, and the call that computes it."""
     border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
     operands = {name: operand(rng, name, sort) for name, sort in implementation.variables.items()}
@@ -161,7 +161,7 @@ def lower_implementation(implementation: Implementation,
     caches = {term.args[0].name: term for term in roots.values() if term.kind.name == "entered"}
     batch = some(caches, LENGTHS, LENGTHS, 1) if caches else Batch(tokens, types, RELATED)
     return (Lowering(graph, template, prices=None), call, graph.named["$seed"],      # type: ignore[arg-type]
-            Values(INPUT, batch, rng))
+            Drawn(INPUT, batch, rng))
 
 
 def compare_kernel(implementation: Implementation, rng: np.random.Generator) -> float:
@@ -174,7 +174,7 @@ def compare_kernel(implementation: Implementation, rng: np.random.Generator) -> 
         return np.inf
 
 
-def off(lowering: Lowering, cls: int, call: Call, values: Values) -> float:
+def off(lowering: Lowering, cls: int, call: Call, values: Drawn) -> float:
     """How far what a call computes is from its class."""
     found, wanted = computed(lowering, cls, call, values), expected(lowering, cls, values)
     return apart(found, wanted) if found.shape == wanted.shape else np.inf

@@ -14,7 +14,7 @@ from rewrites.law import APPROXIMATE, Law, is_variable
 from rewrites.spelling import spelled
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
-from rewrites.verify.numbers import Values
+from rewrites.verify.numbers import Drawn
 
 MAX_EXACT_SIZE = 16                                         # sizes up to which numbers are read as they are
 
@@ -137,7 +137,7 @@ class Reading:
 
     forest: Forest
     values: dict[str, Any]
-    numbers: Values
+    numbers: Drawn
     terms: dict[Tree, Operator]
 
     @classmethod
@@ -147,7 +147,7 @@ class Reading:
         if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > MAX_EXACT_SIZE:
             values = template.shrunken(lambda shape: rng.normal(size=shape))
             small = replace(template, values=values)
-        return cls(forest, small.values, Values(width(small), batch(small, rng), rng), {})
+        return cls(forest, small.values, Drawn(width(small), batch(small, rng), rng), {})
 
     def apart(self, a: Tree, b: Tree) -> float:
         """How far two trees of a class are apart."""
