@@ -41,7 +41,7 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     says.
     Raises InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
     with report.phase("model"):
-        program, (found, kept) = Program.load(directory), reported(directory)
+        program, (found, kept) = Program.load(directory), read_report(directory)
         found.same(given)
         opened = reopen(program, found, model, given)
     front = [point_row(point, i == found.chosen) for i, point in enumerate(found.front)]
@@ -59,7 +59,7 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     with report.phase("measure") as progress:
         taken = [opened.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
     for runs in taken: watch.note(runs.values())
-    rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *saving(taken, f"without {name}", "exact")]
+    rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *tell_saving(taken, f"without {name}", "exact")]
             for name, structure in sorted(useful.items(), key=lambda item: -item[1].time)]
     every = {name: [second for each in taken for second in each[name]] for name in programs}
     return "\n\n".join([
@@ -76,7 +76,7 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
         *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"])])
 
 
-def reported(directory: Path) -> tuple[Reported, Path]:
+def read_report(directory: Path) -> tuple[Reported, Path]:
     """The report that a saved program is of, and the file that holds its steps where it was chosen. A program of a
     front has the report that lies beside the front."""
     whole, number = directory.resolve().parent.parent, directory.resolve().name
@@ -98,7 +98,7 @@ def format_program(program: Program) -> str:
     return "\n".join([*lines[:SHOWN_STEPS + 1], *more])
 
 
-def saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
+def tell_saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
     """Microseconds that `name` takes more than `base`, round by round: the median, or that it is below noise, and
     quartiles."""
     repeats = [[a - b for a, b in zip(each[name], each[base], strict=True)] for each in taken]

@@ -48,7 +48,7 @@ from rewrites.report.choice import allowed, choose
 from rewrites.report.gains import add_means
 from rewrites.report.points import Point
 from rewrites.report.results import Result
-from rewrites.report.uncompiled import evaluated
+from rewrites.report.uncompiled import find_evaluated
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
@@ -302,10 +302,10 @@ def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, fl
 
 def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) -> Verified:
     """Every program with its certificate: what was verified, and how it keeps the goals."""
-    from rewrites.verify.certificate import certified
+    from rewrites.verify.certificate import certify
     few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
     kept = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
-    programs = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine,
+    programs = in_threads(partial(certify, point.program, point.checks | goals, few, machine=machine,
                                   lengths=point.lengths)
                           for point, goals in zip(front.points, kept, strict=True))
     return front._replace(points=[replace(point, program=program)
@@ -341,4 +341,4 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         steps=add_means(imported, fused, points, best, within), goals=tuple(asked), memory=memory, bound=bound,
         choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
         laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
-        terms=evaluated(best.program, workload.timed, request.rounds, searched.space.prices))
+        terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices))

@@ -28,7 +28,7 @@ from rewrites.cli import environment
 from rewrites.evaluate.pairs import SentencePairs
 from rewrites.evaluate.reported import Reported
 from rewrites.extraction import serialised
-from rewrites.verify.certificate import certified
+from rewrites.verify.certificate import certify
 
 BATCH, TEXTS = [[3, 4, 5], [6]], ["the bank", "a river runs dry"]
 KINDS = []
@@ -177,7 +177,7 @@ class Tokenizer(Saved):
 class Config(Tokenizer): file, part = "config.json", "of a program"
 class Certificate(Saved):
     file = "certificate.json"
-    def finished(self, program): return certified(program, {"error": {"relative": 0.25, "stated": 0.5}}, [Batch(BATCH)])
+    def finished(self, program): return certify(program, {"error": {"relative": 0.25, "stated": 0.5}}, [Batch(BATCH)])
 
 
 class Terms(Saved):

@@ -88,11 +88,11 @@ def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, A
             write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),
                                                                 strict=True)))
             (fresh / DERIVATION).write_text(steps, "utf-8")
-            (fresh / REPORT).write_text(json.dumps(found | taken(report), indent=1), "utf-8")
-    return found | taken(report)
+            (fresh / REPORT).write_text(json.dumps(found | phase_seconds(report), indent=1), "utf-8")
+    return found | phase_seconds(report)
 
 
-def taken(report: Report) -> dict[str, Any]:
+def phase_seconds(report: Report) -> dict[str, Any]:
     """Seconds of the phases, up to now, and of all together."""
     return {"phases": report.phases, "wall_s": report.wall}
 
@@ -110,7 +110,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "stated": {"like": result.workload.like, "lengths": result.workload.lengths,
                    "uncovered": result.workload.uncovered},
-        **taken(result.report),
+        **phase_seconds(result.report),
         "busy": {"calibration": next(iter(getattr(result.machine, "marks", ())), ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
                    "bound": exact.bound, "cut": exact.cut},
@@ -191,8 +191,8 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         phases(found),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
         f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}" +
-        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}" + kept(found["goals"]) +
-        tell_evaluated(found["terms"]),
+        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}"
+        + tell_goals(found["goals"]) + tell_evaluated(found["terms"]),
         *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
         "programs: * is chosen\n" + table(rows, header),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
@@ -247,7 +247,7 @@ def tell_bounds(found: dict[str, Any]) -> str:
 def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
 
 
-def kept(goals: list[dict[str, Any]]) -> str:
+def tell_goals(goals: list[dict[str, Any]]) -> str:
     """How the chosen program keeps the goals, where there are others than the error."""
     return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}"
                                       for goal in goals) if len(goals) > 1 else ""

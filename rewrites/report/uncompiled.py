@@ -16,7 +16,7 @@ TERM = "term"                                               # the attribute of w
 GUIDE = "docs/add_a_kernel.md"
 
 
-def evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, Any] | None:
+def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, Any] | None:
     """The steps of a program that evaluate terms, as the report has them: how many, of how many, the share of the time
     of a run of the batch that they take, whether that is measured or predicted, and the kinds of operators in them that
     no kernel computes. None where there are none."""
@@ -25,7 +25,7 @@ def evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean
     try: share, measured = measured_share(program, batch, rounds, {step.output for step in steps}), True
     except RuntimeError: share, measured = predicted_share(program, prices), False
     nodes = [node for step in steps for node in json.loads(str(step.attributes[TERM])) if node[0] != "value"]
-    kinds = {named(kind, [word["over"] for word in words if isinstance(word, dict) and "over" in word])
+    kinds = {name_kind(kind, [word["over"] for word in words if isinstance(word, dict) and "over" in word])
              for kind, _, words in nodes}
     return {"steps": len(steps), "of": len(program.steps), "share": share, "measured": measured,
             "kinds": sorted(kinds - computed_kinds())}
@@ -47,7 +47,7 @@ def predicted_share(program: Program, prices: Prices | Mean) -> float:
     return seconds[True] / sum(seconds.values())
 
 
-def named(kind: str, monoids: list[str]) -> str:
+def name_kind(kind: str, monoids: list[str]) -> str:
     """A kind of operator, and what it merges by."""
     return f"{kind}({', '.join(monoids)})" if monoids else kind
 
@@ -55,7 +55,7 @@ def named(kind: str, monoids: list[str]) -> str:
 def computed_kinds() -> set[str]:
     """The kinds of operators that some kernel computes, alone or with others."""
     def kinds(term: Operator) -> set[str]:
-        own = named(term.kind.name, [each.__name__ for each in term.attributes if isinstance(each, type)])
+        own = name_kind(term.kind.name, [each.__name__ for each in term.attributes if isinstance(each, type)])
         return {own}.union(*map(kinds, term.children))
     return set().union(*(kinds(each.pattern) for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))
 

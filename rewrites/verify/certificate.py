@@ -31,7 +31,7 @@ def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[
             "machine": machine or platform.processor() or platform.machine()}
 
 
-def certified(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
+def certify(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
               machine: str = "", lengths: Lengths = ()) -> Program:
     """The program with its certificate."""
     return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine,

@@ -158,9 +158,9 @@ def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, 
     told_steps = retelling.tell_steps(result.points[other], result.laws, result.choices, result.workload.few)
     assert told_steps in told and "every one checked in float64" in told
     assert f"after: {result.points[other].name}\n" in told and f"* {result.points[other].name}" in told
-    own, kept = explain.reported(places[result.chosen])
+    own, kept = explain.read_report(places[result.chosen])
     assert own.chosen == result.chosen and kept == optimized.out / DERIVATION and kept.exists()
-    found, _ = explain.reported(places[0])
+    found, _ = explain.read_report(places[0])
     program = Program.load(places[0])
     again = explain.reopen(program, found, given={"text": optimized.lines})
     exact = result.structures["exact"]
@@ -173,10 +173,10 @@ def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, 
 
 def test_a_front_without_its_report_is_no_front(optimized, tmp_path):
     shutil.copytree(optimized.out / "front" / "1", tmp_path / "front" / "1")
-    with pytest.raises(InputError, match=r"report\.json: No such file"): explain.reported(tmp_path / "front" / "1")
+    with pytest.raises(InputError, match=r"report\.json: No such file"): explain.read_report(tmp_path / "front" / "1")
     (tmp_path / "report.json").write_text(json.dumps(optimized.report | {"front": optimized.report["front"][:1],
                                                                          "chosen": 0}))
-    with pytest.raises(InputError, match=r"1/report\.json: No such file"): explain.reported(tmp_path / "front" / "1")
+    with pytest.raises(InputError, match=r"1/report\.json: No such file"): explain.read_report(tmp_path / "front" / "1")
 
 
 def test_the_front_is_shown_as_it_was_found(saved, told):

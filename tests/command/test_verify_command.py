@@ -15,7 +15,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.evaluate.reported import Named
 from rewrites.verify import unrounded, verify_exact
-from rewrites.verify.certificate import certified
+from rewrites.verify.certificate import certify
 from rewrites.workload.resolve import source
 
 
@@ -28,7 +28,7 @@ def place(tmp_path_factory):
     program, _ = structure.program({"model": "model", "source": str(model),
                                     "tokenizer": (model / "tokenizer.json").read_text()})
     verified = verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure, emitter))
-    certified(program, {"program": verified}, [RAGGED]).save(home / "program")
+    certify(program, {"program": verified}, [RAGGED]).save(home / "program")
     return home
 
 
@@ -132,7 +132,7 @@ def speaking(tmp_path_factory):
     head = made.constants[name := made.steps[-1].operands["weight"]]
     turned = made.over(made.steps, {**made.constants, name: FORMATS["dense"].pack(head.unpack()[:, ::-1])})
     for each, program in (("exact", made), ("turned", turned)):
-        certified(program, {"error": {"stated": 0.01}, "goals": goals}, [Batch([[3, 4, 5]])]).save(home / each)
+        certify(program, {"error": {"stated": 0.01}, "goals": goals}, [Batch([[3, 4, 5]])]).save(home / each)
     return home
 
 

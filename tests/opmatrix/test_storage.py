@@ -40,7 +40,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def program(tokenizer):
     made = bert_program(CONFIG, arrays(CONFIG), tokenizer=tokenizer, rows=[1, 512])
-    return certificate.certified(made, {"error": 0.1 + 0.2, "rows": [1, 20]}, [Batch(RAGGED)])
+    return certificate.certify(made, {"error": 0.1 + 0.2, "rows": [1, 20]}, [Batch(RAGGED)])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rewrites.evaluate.recheck import CLAIMED, FAILS, HOLDS, checks
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
 from rewrites.verify import unrounded, verify_approximate, verify_exact
-from rewrites.verify.certificate import certificate, certified, hash_rows
+from rewrites.verify.certificate import certificate, certify, hash_rows
 
 ONCE = {name: cache(getattr(recheck, name)) for name in ("verify_laws", "graphs")}
 
@@ -33,7 +33,7 @@ def kept():
     structure_, program, emitter = made["exact"]
     exact = verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure_, emitter))
     results = {"laws": ONCE["verify_laws"](EXACT_LAWS), "graphs": {"graphs": 3, "seed": 0}, "program": exact}
-    return certified(program, results, [RAGGED], seed=5, machine="a small one")
+    return certify(program, results, [RAGGED], seed=5, machine="a small one")
 
 
 def test_a_certificate_says_what_was_verified_and_on_what(kept):
@@ -64,7 +64,7 @@ def failing(program, model_=None): return {check.what for check in checks(progra
 def test_an_approximate_certificate_is_checked_against_what_was_stated():
     operator, made = found()
     program, _ = made["exact"][0].program({}, lambda part, use, method: Method("half"))
-    kept = certified(program, verify_approximate(program, operator, [RAGGED], 0.01), [RAGGED])
+    kept = certify(program, verify_approximate(program, operator, [RAGGED], 0.01), [RAGGED])
     assert not failing(kept, operator)
     assert failing(kept, model(1)) == {"error against the model"}
 
@@ -101,7 +101,7 @@ def test_an_error_that_is_stated_too_large_hides_nothing(kept):
                  for name, c in kept.constants.items()}
     spoilt = Program(kept.steps, constants, kept.output, {**kept.meta, "certificate": None})
     verified = dict(kept.meta["certificate"]["verified"]) | {"error": {"relative": 0.1, "stated": 0.99}}
-    assert failing(certified(spoilt, verified, [RAGGED]),
+    assert failing(certify(spoilt, verified, [RAGGED]),
                    found()[0]) == {"error against the model", "error on 64 other rows"}
 
 

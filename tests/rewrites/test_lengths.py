@@ -17,7 +17,7 @@ from opmatrix.runtime.schedule import widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.evaluate.recheck import FAILS, HOLDS, checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
-from rewrites.verify.certificate import certified
+from rewrites.verify.certificate import certify
 from rewrites.verify.lengths import MAX_LENGTH, Steps, batches_at, lengths_of, rows_looked_at
 from rewrites.verify.programs import Meant
 
@@ -235,7 +235,7 @@ def test_a_run_that_is_not_its_steps_at_some_length_is_found(monkeypatch, rng):
 def kept(rng):
     """A program with a certificate, which needs no model."""
     program = attending(rng, 130, pooled=True)
-    return certified(program, {"error": {"stated": 0.5, "relative": 0.1}}, [SENTENCES],
+    return certify(program, {"error": {"stated": 0.5, "relative": 0.1}}, [SENTENCES],
                      lengths=lengths_of([program], [TIMED]))
 
 
@@ -272,7 +272,7 @@ def test_a_certificate_of_before_has_the_lengths_of_its_inputs(kept, tmp_path):
 def test_a_longer_text_is_said_once_a_program(rng, caplog, run):
     """However it is run, on ids too; of many short texts nothing is said, and of another program the same is."""
     short, long = Batch([[1] * 130] * 2), Batch([[1], [1] * 131])
-    programs = [certified(attending(rng, 131), {}, [SENTENCES], lengths=((1,), (130,))) for _ in range(2)]
+    programs = [certify(attending(rng, 131), {}, [SENTENCES], lengths=((1,), (130,))) for _ in range(2)]
     with caplog.at_level(logging.WARNING):
         for program in programs:
             for batch in (short, long, long): run(program, batch)

@@ -24,7 +24,7 @@ from rewrites.lower.representations import only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, Front
 from rewrites.report import results
 from rewrites.report.gains import steps
-from rewrites.report.uncompiled import GUIDE, evaluated, tell_evaluated
+from rewrites.report.uncompiled import GUIDE, find_evaluated, tell_evaluated
 from rewrites.workload.stated import MIN_SENTENCES
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
@@ -212,7 +212,7 @@ def test_steps_that_read_terms_are_counted_and_told(uncovered, clock, kind, monk
     program, batch = uncovered[kind], searched.RAGGED
     if not clock: monkeypatch.setattr(replay, "clock", lambda: 0)
     prices = Prices(standin.machine(), program.extents(batch))
-    found = evaluated(program, batch, 2, prices)
+    found = find_evaluated(program, batch, 2, prices)
     steps = [step for step in program.steps if step.kernel == "interpret"]
     if kind == "no":
         assert found is None and not steps and tell_evaluated(found) == ""
