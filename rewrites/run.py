@@ -42,7 +42,7 @@ from rewrites.pareto.error_levels import Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices, propose_methods
 from rewrites.phases import Report, Tell
 from rewrites.pruning.removing import check_removal
-from rewrites.pruning.variants import Variant, carried, smaller, smaller_programs
+from rewrites.pruning.variants import Variant, carried, choose_pruned, smaller
 from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
 from rewrites.report.gains import add_means
@@ -237,7 +237,7 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
         points.append(point(describe_methods(structure), program, structure.time, joint, structure.proved,
                             methods=count_methods(structure), structure=structure, stated_error=stated))
     bound = None if variants else front.bound if error else optimum.bound            # of the whole model's programs
-    for (variant, structure, program), joint, stated in smaller_programs(variants, front, quality):
+    for (variant, structure, program), joint, stated in choose_pruned(variants, front, quality) if quality else ():
         assert variant is not None
         points.append(point(variant.name(structure), program, structure.time, joint, None, variant=variant,
                             methods=variant.methods(structure), structure=structure, stated_error=stated))

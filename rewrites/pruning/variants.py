@@ -62,7 +62,7 @@ class Variant:
     def methods(self, structure: Structure) -> dict[str, int]:
         return self.cuts | count_methods(structure)
 
-    def emitter_of(self, structure: Structure, program: Program) -> Emitter:
+    def sources(self, structure: Structure, program: Program) -> Emitter:
         """Where the constants of one of its programs come from."""
         if self.choices is None or structure is self.structure: return self.emitter
         return self.choices.sources[program]
@@ -149,10 +149,10 @@ def less(searched: Searched, made: Removed) -> Variant:
     return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
 
 
-def smaller_programs(variants: Sequence[Variant], front: Front, quality: Quality | None) -> list[Outcome]:
-    """Programs of smaller models, as far as they keep the quality, and no other of them is better."""
-    if not variants or quality is None: return []
-    return worth([made for variant in variants for made in programs(variant, front, quality.error)], front, quality)
+def choose_pruned(variants: Sequence[Variant], front: Front, quality: Quality) -> list[Outcome]:
+    """The programs of smaller models that keep the quality, and that no other of them is better than."""
+    return worth([each for variant in variants for each in programs(variant, front, quality.error)],
+                 front, quality) if variants else []
 
 
 def worth(found: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:

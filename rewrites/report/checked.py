@@ -123,7 +123,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         if not point.methods: continue
         assert point.structure is not None
         variant, detours = point.variant, [*point.structure.detours.values()]
-        emitter = variant.emitter_of(point.structure, point.program) if variant else choices.sources[point.program]
+        emitter = variant.sources(point.structure, point.program) if variant else choices.sources[point.program]
         wanted, made[at] = variant.verified(few[0]) if variant else (near, {})
         meant = variant.operator if variant else opened.operator
         if detours:
