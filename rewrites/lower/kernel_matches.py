@@ -1,4 +1,5 @@
-"""A small matcher over a frozen graph, where costs and shapes live: all ways in which a class holds a pattern."""
+"""Which kernels compute a class of a frozen graph, where costs and shapes live: patterns of implementations, with the
+facts, sizes and rows that their variables ask for."""
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -7,36 +8,36 @@ from typing import Any
 from formats.core.activation import COMPILED
 from opmatrix.algebra.shapes import H, S, Space, T, space
 from opmatrix.algebra.term import Operator
-from rewrites.graph.egraph import Graph, Node
-from rewrites.law import Name, Sort, is_variable
+from rewrites.graph.egraph import Graph
+from rewrites.graph.match import Binding, Matches, orders
+from rewrites.law import Name, Sort, stand_in
 from rewrites.laws.epilogues import chain, precedes
 from rewrites.laws.kernel_law import Implementation
 
-Found = dict[str, Any]                                      # variable -> class, or name of an attribute
-COMMUTES = ("add", "mul")
 C = space("C")                                              # rows of caches
 
 
-class Matcher:
-    """Patterns against one graph, from the leaves up: patterns that share a part match it once in each class. `heads`
-    tells how many heads the values of a class have."""
+class KernelMatches:
+    """Patterns of implementations against one graph. `heads` tells how many heads the values of a class have."""
 
     def __init__(self, graph: Graph, terms: dict[int, Operator], values: dict[str, Any]) -> None:
         self.graph, self.values = graph, values
         self.kinds = {node.kind for node in graph.nodes}
-        self.members: dict[tuple[int, str], list[Node]] = defaultdict(list)
+        self.members: dict[tuple[int, str], list[tuple[tuple[int, ...], tuple[str, ...]]]] = defaultdict(list)
         for cls, nodes in graph.members.items():
             for node in nodes:
-                self.members[cls, node.kind].append(node)
+                self.members[cls, node.kind] += [(each, node.attributes) for each in orders(node.kind, node.children)]
+        self.matches = Matches(lambda cls, kind: self.members.get((cls, kind), ()),
+                               lambda want, have: self.values[have] == want, self._fits, attribute_variable)
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
         self.rows = {cls: term.out.rows for cls, term in terms.items()}
         self.columns = {cls: (term.into.cols, term.out.cols) for cls, term in terms.items()}
         self.sized = {cls for cls, term in terms.items()
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
-        self.known: dict[tuple[Operator, int], Sequence[Found]] = {}
-        self.distinct: dict[tuple[Operator, int], Sequence[Found]] = {}
+        self.distinct: dict[tuple[Operator, int], Sequence[Binding]] = {}
         self.sorts: dict[Operator, Sort] = {}
+        self.declared = set[Operator]()
 
     @cached_property
     def picked(self) -> dict[int, str]:
@@ -44,15 +45,15 @@ class Matcher:
         found: dict[int, set[str]] = defaultdict(set)
         for node in self.graph.nodes:
             if node.kind == "compose":
-                relations = (self.values[each.attributes[0]] for each in self.members[node.children[1], "pick"])
+                relations = (self.values[name] for _, (name,) in self.members.get((node.children[1], "pick"), ()))
                 found[node.cls].update(each.name for each in relations if each.picked)
         return {cls: names.pop() for cls, names in found.items() if len(names) == 1}
 
     @cached_property
     def displaced(self) -> set[int]:
         """The classes whose rows are tokens in another order than the batch's: what row i is, is no longer token i."""
-        picks = {at for at, kind in self.members if kind == "pick" for node in self.members[at, kind]
-                 if self.values[node.attributes[0]].custom}
+        picks = {at for (at, kind), members in self.members.items() if kind == "pick" for _, (name,) in members
+                 if self.values[name].custom}
         found, more = set[int](), {node.cls for node in self.graph.nodes if node.kind == "compose"
                                    and node.children[1] in picks}
         while more - found:                                 # and whatever is made of them
@@ -61,22 +62,22 @@ class Matcher:
                     and self.rows.get(node.cls) is T}
         return found
 
-    def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
+    def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Binding]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
         for found in self._ways(pattern, cls, variables):
             bound = {name: found[name] for name in variables}
             if self._agree(bound, variables): yield bound
 
     def able(self, patterns: Sequence[Implementation]) -> list[Implementation]:
-        """Those whose kinds of nodes the graph has."""
+        """The patterns all of whose kinds of nodes the graph has."""
         return [each for each in patterns if each.kinds <= self.kinds]
 
-    def wholes(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[tuple[Implementation, Found]]:
-        """Each of these that a class holds as a whole, with its substitutions."""
+    def wholes(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[tuple[Implementation, Binding]]:
+        """Each implementation that a class holds as a whole, with its substitutions."""
         return ((each, found) for each in implementations for found in self.find(each.pattern, cls, each.variables))
 
     def chains(self, cls: int, heads: Sequence[Implementation],
-               stages: Sequence[Implementation]) -> Iterator[tuple[Implementation, Found]]:
+               stages: Sequence[Implementation]) -> Iterator[tuple[Implementation, Binding]]:
         """Each chain of stages behind a head that a class holds, with its substitution, from the last stage back."""
         for after, first, operands in self._epilogues(cls, stages):
             for head in heads:
@@ -87,7 +88,7 @@ class Matcher:
                         if self._agree(bound, made.variables): yield made, bound
 
     def _epilogues(self, cls: int, stages: Sequence[Implementation],
-                   after: tuple[Implementation, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Found]]:
+                   after: tuple[Implementation, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Binding]]:
         """Stages that lead from a class to this one, the class, and their operands, where `after` come behind."""
         yield after, cls, {}
         for stage in stages:
@@ -96,14 +97,17 @@ class Matcher:
                 for chained, first, operands in self._epilogues(found["rows"], stages, (stage, *after)):
                     yield chained, first, operands | found
 
-    def _ways(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
+    def _ways(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Binding]:
         """Each substitution once, whatever its sizes."""
+        if pattern not in self.declared:
+            self.declared.add(pattern)
+            self._declare(variables)
         if (pattern, cls) not in self.distinct:
-            ways = {tuple(way[name] for name in variables): way for way in self._matches(pattern, cls, variables)}
+            ways = {tuple(way[name] for name in variables): way for way in self.matches.find(pattern, cls)}
             self.distinct[pattern, cls] = [*ways.values()]
         return self.distinct[pattern, cls]
 
-    def _agree(self, bound: Found, variables: dict[str, Sort]) -> bool:
+    def _agree(self, bound: Binding, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""
         sizes: dict[Any, Any] = {str(space): space for space in (T, S, C)}
         for name, sort in variables.items():
@@ -127,89 +131,41 @@ class Matcher:
             if sort.name == "matrix":
                 yield sort.sizes[-2], rows
 
-    def _matches(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
-        kind = pattern.kind.name
-        if kind != "symbol" and (cls, kind) not in self.members:
-            return ()
-        if (pattern, cls) not in self.known:
-            match = self._symbol if kind == "symbol" else self._members
-            self.known[pattern, cls] = match(pattern, cls, variables)
-        return self.known[pattern, cls]
+    def _declare(self, variables: dict[str, Sort]) -> None:
+        """Symbols have the sorts of these variables."""
+        for name, sort in variables.items():
+            symbol = stand_in(name, sort)
+            if isinstance(symbol, Operator) and self.sorts.setdefault(symbol, sort) != sort:
+                raise TypeError(f"symbol {name} is a {self.sorts[symbol]} of one pattern and a {sort} of another")
 
-    def _symbol(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
-        name = str(pattern.args[0])
-        if self.sorts.setdefault(pattern, variables[name]) != variables[name]:
-            raise TypeError(f"symbol {name} is a {self.sorts[pattern]} of one pattern and a {variables[name]} of "
-                            "another")
-        return [{name: cls}] if self._fits(cls, variables[name]) else ()
-
-    def _members(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
-        parts, found = pattern.children, list[Found]()
-        for node in self.members[cls, pattern.kind.name]:
-            if (start := self._attributes(pattern.attributes, node.attributes)) is not None:
-                for children in orders(node):
-                    ways: Sequence[Found] = [start]
-                    for part, child in zip(parts, children, strict=True):
-                        theirs = self._matches(part, child, variables)
-                        if not (ways := join_matches(ways, theirs) if theirs else ()): break
-                    found += ways
-        return found
-
-    def _attributes(self, wanted: tuple[Any, ...], own: tuple[str, ...]) -> Found | None:
-        found: Found = {}
-        for want, have in zip(wanted, own, strict=True):
-            if is_variable(want):
-                if found.setdefault(attribute_variable(want), have) != have:
-                    return None
-            elif self.values[have] != want:
-                return None
-        return found
-
-    def _fits(self, cls: int, sort: Sort) -> bool:
-        """The facts of the guard, and one head or many as the sizes say."""
-        facts, name = self.graph.facts, sort.name
-        if any(cls not in facts[fact] for fact in sort.facts) or cls not in self.heads:
-            return False
-        if name == "matrix" and (cls not in self.sized or cls in facts["entrywise"]):
-            return False                                    # centring and diagonals are passes, not kept as matrices
-        if name == "value" and "given" not in sort.facts and (cls in self.graph.fixed or cls in facts["given"]):
-            return False
-        if name in ("value", "scores") and (name == "scores") != (cls in self.square):
-            return False                                    # scores have a column for each row, values so many
-        if name == "value" and not isinstance(self.rows[cls], Space):
-            return False                                    # kernels compute rows of a space
-        if name == "value" and (self.rows[cls] is C) != (sort.space == str(C)):
-            return False                                    # caches are for their own kernels
+    def _fits(self, symbol: Operator, cls: int) -> bool:
+        """The facts of the guard, the rows and columns of the sort, and one head or many as the sizes say."""
+        sort, facts = self.sorts[symbol], self.graph.facts
+        if any(cls not in facts[fact] for fact in sort.facts) or cls not in self.heads: return False
         if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):
             return False
-        if name == "entrywise":
-            return any((cls, kind) in self.members for kind in COMPILED)
-        if name == "rotation":
-            return (cls, "rotate") in self.members
-        if name == "operator":
-            return not sort.sizes or isinstance(self.columns[cls][1], int)      # as many columns as another has, by it
-        if name in ("scalar", "column", "varying"):
-            return True
-        if of_heads(sort):                                  # one head is as many as a value may have, not a stack
-            return name in ("value", "scores") or self.heads[cls] != 1
-        return self.heads[cls] == 1
+        match sort.name:
+            case "scalar" | "column" | "varying": return True
+            case "scores": return cls in self.square        # a column for each row
+            case "value": return self._is_value(cls, sort) and (of_heads(sort) or self.heads[cls] == 1)
+            case "operator": return not sort.sizes or isinstance(self.columns[cls][1], int)     # as many as another has
+            case "rotation": return (cls, "rotate") in self.members
+            case "entrywise": return any((cls, kind) in self.members for kind in COMPILED)
+            case "matrix" if cls not in self.sized or cls in facts["entrywise"]:
+                return False                                # centring and diagonals are passes, not kept as matrices
+        return of_heads(sort) == (self.heads[cls] != 1)     # one head is no stack
 
-
-def join_matches(ours: Sequence[Found], theirs: Sequence[Found]) -> list[Found]:
-    """Every two that agree on the variables they share, as one."""
-    return [one | other for one in ours for other in theirs
-            if not one or all(one[name] == other[name] for name in one.keys() & other.keys())]
+    def _is_value(self, cls: int, sort: Sort) -> bool:
+        """Whether kernels compute it: rows of a space, those of caches for their own kernels, with so many columns.
+        What is given is for kernels that ask for it."""
+        if "given" not in sort.facts and (cls in self.graph.fixed or cls in self.graph.facts["given"]): return False
+        rows = self.rows[cls]
+        return cls not in self.square and isinstance(rows, Space) and (rows is C) == (sort.space == str(C))
 
 
 def of_heads(sort: Sort) -> bool:
     """Whether it has a matrix, a row or a value for each of the same heads."""
     return sort.name == "scores" or len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name)
-
-
-def orders(node: Node) -> list[tuple[int, ...]]:
-    """The children, in both orders where that makes no difference to the value and one to the match."""
-    turned = node.kind in COMMUTES and node.children[0] != node.children[1]
-    return [node.children, node.children[::-1]] if turned else [node.children]
 
 
 def attribute_variable(want: Any) -> str:
