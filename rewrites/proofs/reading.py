@@ -46,7 +46,7 @@ class Reader:
         return found
 
     def push(self, term: Operator, at: Operator) -> Operator:
-        """The same, one node of it."""
+        """What a term gives at a value, one node of it."""
         match term.kind.name, term.args:
             case "I", _:
                 return at

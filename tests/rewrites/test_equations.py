@@ -28,7 +28,8 @@ from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, s
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
 from rewrites.proofs.laws.blocks import SAME
-from rewrites.proofs.laws.values import LAWS, SORTED
+from rewrites.proofs.laws.values import SORTED
+from rewrites.proofs.laws.values import VALUE_LAWS as LAWS
 from rewrites.proofs.refute import instance, refute
 from rewrites.proofs.value_kinds import below, unit
 

@@ -34,7 +34,7 @@ def nothing_added(a: array[k, n], b: array[k, n]):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
 def nothing_before(a: array[k, n], b: array[k, n]):
-    """The same in the other order."""
+    """Zeros of the same size may stand first."""
     return none(b) + a, a
 
 
@@ -46,7 +46,7 @@ def nothing_spread(a: array[k, n], r: array[k, 1]):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING, when=SPREADING)
 def nothing_spread_before(a: array[k, n], r: array[k, 1]):
-    """The same in the other order."""
+    """A column of zeros may stand first."""
     return none(r) + a, a
 
 
@@ -58,7 +58,7 @@ def nothing_times(s: scalar):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING, when=("(narrow s)",))
 def times_nothing(s: scalar):
-    """The same in the other order. True of any s."""
+    """A number times zero is zero. True of any s."""
     return s * const(0.0), const(0.0)
 
 
@@ -76,7 +76,7 @@ def once_times(s: scalar):
 
 @law(phase=SIMPLIFY, canonical=True, source=RING)
 def times_once(s: scalar):
-    """The same in the other order. True of any s."""
+    """A number times one is the number. True of any s."""
     return s * const(1.0), s
 
 
@@ -94,43 +94,43 @@ def opposite(a: array[k, n]):
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_first(a: array[k, n]):
-    """The same in the other order."""
+    """What is taken away may stand first."""
     return minus(a) + a, none(a)
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_chain(a: array[k, n], b: array[k, n]):
-    """Before the rest of a sum, too."""
+    """What is taken from itself leaves zeros before the rest of a sum, too."""
     return a + (minus(a) + b), none(a) + b
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_chain_first(a: array[k, n], b: array[k, n]):
-    """The same in the other order."""
+    """What is taken away may stand first, before the rest of a sum."""
     return minus(a) + (a + b), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_last(a: array[k, n], b: array[k, n]):
-    """With another term between them."""
+    """What is taken from itself leaves zeros with another term between them."""
     return a + (b + minus(a)), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_last_first(a: array[k, n], b: array[k, n]):
-    """The same in the other order."""
+    """What is taken away may stand first, with another term between them."""
     return minus(a) + (b + a), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_within(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """With another term between them, before the rest."""
+    """What is taken from itself leaves zeros with another term between them, before the rest."""
     return a + (b + (minus(a) + c)), none(a) + (b + c)
 
 
 @law(phase=JOIN, source=RING)
 def opposite_within_first(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """The same in the other order."""
+    """What is taken away may stand first, with another term between them, before the rest."""
     return minus(a) + (b + (a + c)), none(a) + (b + c)
 
 
@@ -142,7 +142,7 @@ def mean_shifted(a: array[k, p], r: array[k, 1]):
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_shifted_first(a: array[k, p], r: array[k, 1]):
-    """The same in the other order."""
+    """What is added to every number of a row may stand first."""
     return compose(r + a, mean), r + compose(a, mean)
 
 
@@ -154,7 +154,7 @@ def mean_scaled(a: array[k, p], r: array[k, 1]):
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_scaled_first(a: array[k, p], r: array[k, 1]):
-    """The same in the other order."""
+    """What multiplies every number of a row may stand first."""
     return compose(r * a, mean), r * compose(a, mean)
 
 
@@ -164,4 +164,4 @@ def mean_once(r: array[q, 1]):
     return compose(r, mean), r
 
 
-LAWS = collect(globals())
+CANCELLING_LAWS = collect(globals())

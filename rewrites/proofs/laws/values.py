@@ -91,7 +91,7 @@ def sum_entries(a: array[k, n], b: array[k, n], c: array[k, n]):
 
 @law(source=RING)
 def entries_sum(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """The same from the other side."""
+    """The sum may be the second factor."""
     return c * (a + b), c * a + c * b
 
 
@@ -123,7 +123,7 @@ def scale_entries(a: array[k, n], b: array[k, n], s: scalar):
 
 @law(phase=SIMPLIFY, source=LINEAR, without=(dict(s=varying[1]),))
 def entries_scale(a: array[k, n], b: array[k, n], s: scalar):
-    """The same from the other side."""
+    """A number of the second factor is multiplied after the entries."""
     return a * compose(b, I * s), compose(a * b, I * s)
 
 
@@ -209,4 +209,4 @@ def entries_exchange(a: array[k, n], b: array[k, n], c: array[k, n]):
     return a * (b * c), b * (a * c)
 
 
-LAWS = collect(globals()) + blocks.LAWS
+VALUE_LAWS = collect(globals()) + blocks.BLOCK_LAWS
