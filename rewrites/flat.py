@@ -13,7 +13,7 @@ from opmatrix.algebra.term import KINDS, Operator
 
 
 def flat(term: Operator, x: Operator, memo: dict[Any, Operator] | None = None) -> Operator:
-    """The same operator behind x, pushed to the leaves. Linear sub-terms stay whole: they are matrices."""
+    """An operator behind x, pushed to the leaves. Linear sub-terms stay whole: they are matrices."""
     memo = {} if memo is None else memo
     if (term, x) not in memo:
         memo[term, x] = _flat(term, x, memo)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product as cartesian
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sympy
@@ -77,6 +77,16 @@ class Sort:
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.sizes))}]" if self.sizes else self.name
 
+    @property
+    def heads(self) -> Any:
+        """The heads of a value or a row, one where it has one size."""
+        return self.sizes[0] if len(self.sizes) > 1 else 1
+
+    @property
+    def last(self) -> Any:
+        """The columns, or the number that a count is."""
+        return self.sizes[-1] if self.sizes else None
+
 
 value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
 matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
@@ -123,81 +133,91 @@ def is_variable(attribute: Any) -> bool:
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
 
 
-def stand_in(variable: str, sort: Sort) -> Any:
-    """The symbol that stands for a variable in a rewrite."""
-    *heads, last = sort.sizes or (None,)
-    match sort.name:
-        case "value" | "varying":
-            return symbol(variable, None, Shape((heads or [1])[0], space(sort.space or "T"), last))
-        case "array":
-            return symbol(variable, None, Shape(1, *sort.sizes))
-        case "scores" | "level":
-            return symbol(variable, None, Shape(last, T, T))
-        case "constant":
-            return symbol(variable, None, Shape((heads or [1])[0], T, last), constant=True, uniform=True)
-        case "placed":
-            return symbol(variable, None, Shape((heads or [1])[0], T, last), constant=True)
-        case "column":
-            return symbol(variable, None, 1)
-        case "scalar":
-            return symbol(variable, None, 1, constant=True, uniform=True)
-        case "matrix" | "operator" | "mixing" | "choice":
-            *stack, rows, cols = sort.sizes
-            return symbol(variable, rows, Shape((stack or [1])[0], T, cols), linear=sort.name in ("matrix", "choice"))
-        case "rotation":
-            return symbol(variable, last, last, row_linear=True)
-        case "entrywise":
-            return symbol(variable, last, last, entrywise=True)
-        case "count":
-            return last or h
-    return Name(variable)
-
-
 @cache
 def sampled(size: Any) -> int:
     """The number that a check puts for a size."""
     return int(sympy.sympify(size).subs(SAMPLE))
 
 
+class Draw(NamedTuple):
+    """Random numbers for one variable of a check."""
+
+    rng: np.random.Generator
+    variable: str
+
+    def numbers(self, *shape: Any) -> Data:
+        return Data(self.rng.normal(size=[*map(sampled, shape)]), self.variable)
+
+    def weight(self, *shape: Any) -> Any: return weight(self.numbers(*shape))
+
+    def choice(self, rows: int, cols: int) -> Any:
+        return weight(Data(np.eye(rows)[:, self.rng.permutation(rows)[:cols]], self.variable))
+
+    def scores(self, heads: Any, keys: Sort) -> Any:
+        return product(drawn(self.rng, value[heads, n], "a"), turn(drawn(self.rng, keys[heads, n], "b")))
+
+
+class Variable(NamedTuple):
+    """What a sort of variable is: the symbol that stands for it in a rewrite, by its name, and an operator that it may
+    be in a check, where values depend on the input and operators are not linear."""
+
+    symbol: Callable[[str, Sort], Any]
+    sample: Callable[[Draw, Sort], Any] | None = None
+
+
+def symbols(shapes: Callable[[Sort], tuple[Any, Any]], **facts: bool) -> Callable[[str, Sort], Operator]:
+    """A symbol with these facts, of the shapes before and behind it that a sort gives."""
+    return lambda name, sort: symbol(name, *shapes(sort), **facts)
+
+
+def row_shapes(sort: Sort) -> tuple[Any, Any]: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
+def score_shapes(sort: Sort) -> tuple[Any, Any]: return None, Shape(sort.last, T, T)
+def column_shapes(sort: Sort) -> tuple[Any, Any]: return None, 1
+def square_shapes(sort: Sort) -> tuple[Any, Any]: return sort.last, sort.last
+
+
+def matrix_shapes(sort: Sort) -> tuple[Any, Any]:
+    *stack, rows, cols = sort.sizes
+    return rows, Shape((stack or [1])[0], T, cols)
+
+
+def split_heads(row: Operator, heads: Any) -> Operator: return row if heads == 1 else row @ split(SAMPLE[heads])
+def mix(x: Operator) -> Any: return product(product(x, turn(x)), x)
+
+
+VARIABLES = {
+    "value": Variable(symbols(row_shapes), lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent),
+    "varying": Variable(symbols(row_shapes), lambda d, sort: ones @ d.weight(*sort.sizes[:-1], 1, sort.last) @ bent),
+    "array": Variable(symbols(lambda sort: (None, Shape(1, *sort.sizes))),
+                     lambda d, sort: product(turn(d.weight(INPUT, sort.heads)), d.weight(INPUT, sort.last))),
+    "scores": Variable(symbols(score_shapes), lambda d, sort: d.scores(sort.last, value)),
+    "level": Variable(symbols(score_shapes), lambda d, sort: d.scores(sort.last, constant)),
+    "constant": Variable(symbols(row_shapes, constant=True, uniform=True),
+                        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sort.heads)),
+    "placed": Variable(symbols(row_shapes, constant=True), lambda d, sort: split_heads(
+        given("positions", max(ROWS)) @ d.weight(max(ROWS), sort.heads * sort.last), sort.heads)),
+    "column": Variable(symbols(column_shapes), lambda d, sort: d.weight(INPUT, 1) @ bent),
+    "scalar": Variable(symbols(column_shapes, constant=True, uniform=True), lambda d, sort: const(d.numbers(1))),
+    "matrix": Variable(symbols(matrix_shapes, linear=True), lambda d, sort: d.weight(*sort.sizes)),
+    "choice": Variable(symbols(matrix_shapes, linear=True), lambda d, sort: d.choice(*map(sampled, sort.sizes))),
+    "operator": Variable(symbols(matrix_shapes), lambda d, sort: d.weight(*sort.sizes) @ bent),
+    "mixing": Variable(symbols(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
+    "rotation": Variable(symbols(square_shapes, row_linear=True),
+                        lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2)))),
+    "entrywise": Variable(symbols(square_shapes, entrywise=True)),
+    "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h))}
+NAMED = Variable(lambda name, sort: Name(name))              # of attributes
+
+
+def stand_in(variable: str, sort: Sort) -> Any:
+    """The symbol that stands for a variable in a rewrite."""
+    return VARIABLES.get(sort.name, NAMED).symbol(variable, sort)
+
+
 def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
     """An operator that the variable may be in a check: values depend on the input, operators are not linear."""
-    def numbers(*shape: Any) -> Data:
-        return Data(rng.normal(size=[*map(sampled, shape)]), variable)
-    *heads, last = sort.sizes or (None,)
-    match sort.name:
-        case "value":
-            return weight(numbers(*heads, INPUT, last)) @ bent
-        case "array":
-            rows, columns = (weight(numbers(INPUT, size)) for size in sort.sizes)
-            return product(turn(rows), columns)
-        case "varying":
-            return ones @ weight(numbers(*heads, 1, last)) @ bent
-        case "constant":
-            return const(numbers(heads[0] * last)) @ split(SAMPLE[heads[0]]) if heads else const(numbers(last))
-        case "placed":
-            rows = given("positions", max(ROWS)) @ weight(numbers(max(ROWS), (heads or [1])[0] * last))
-            return rows @ split(SAMPLE[heads[0]]) if heads else rows
-        case "rotation":
-            return rotate(*(numbers(max(ROWS), last / 2) for _ in range(2)))
-        case "column":
-            return weight(numbers(INPUT, 1)) @ bent
-        case "scalar":
-            return const(numbers(1))
-        case "scores" | "level":
-            keys = constant if sort.name == "level" else value
-            return product(drawn(rng, value[last, n], "a"), turn(drawn(rng, keys[last, n], "b")))
-        case "matrix":
-            return weight(numbers(*sort.sizes))
-        case "choice":
-            rows, cols = (SAMPLE[size] for size in sort.sizes)
-            return weight(Data(np.eye(rows)[:, rng.permutation(rows)[:cols]], variable))
-        case "operator":
-            return weight(numbers(*sort.sizes)) @ bent
-        case "mixing":
-            x = weight(numbers(*sort.sizes))
-            return product(product(x, turn(x)), x)
-        case "count":
-            return int(sympy.sympify(last or h).subs(SAMPLE))
+    if (sample := VARIABLES.get(sort.name, NAMED).sample) is not None:
+        return sample(Draw(rng, variable), sort)
     if able := choices(sort):
         return able[rng.integers(len(able))]
     raise TypeError(f"{variable}: no way to draw a {sort.name}")
@@ -302,7 +322,7 @@ class Law(Declared):
         return self.difference_of(rng, self.drawn(rng, **other))
 
     def difference_of(self, rng: np.random.Generator, variables: dict[str, Any]) -> float:
-        """The same where its variables are these."""
+        """How far apart both sides are over these variables."""
         left, right = self.of(variables)
         x, batch = rng.normal(size=(sum(ROWS), INPUT)), ragged()
         with np.errstate(invalid="ignore"):                 # a maximum over nothing is no number to multiply

@@ -28,8 +28,10 @@ def book(own: UserDeclarations, kind: str | None = None) -> str:
 
 def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Any]]]:
     """Kind, heading and laws of every group; the first sentence of a module is its heading."""
-    exact = [("exact", heading(module.__doc__ or ""), module.LAWS) for module in (ring, attention, joining, spaces)]
-    return [*exact, ("value", heading(values.__doc__ or ""), values.LAWS),
+    exact = [("exact", heading(module.__doc__ or ""), laws) for module, laws in (
+        (ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
+        (spaces, spaces.SPACE_LAWS))]
+    return [*exact, ("value", heading(values.__doc__ or ""), values.VALUE_LAWS),
             ("implementation", "Which kernel of the runtime computes which term; what begins with _ may follow.",
              (*IMPLEMENTATIONS, *HEADS, *STAGES)),
             ("own", "Declared in your file.", (*own.laws, *own.approximations))]

@@ -7,13 +7,14 @@ from functools import cache, cached_property
 from typing import Any
 
 from formats.core.errors import InputError
-from rewrites.derivations.derivation import Step, unify
-from rewrites.derivations.finding import Bound, Deriver, sides
-from rewrites.derivations.trees import Forest, Tree
+from rewrites.derivations.derivation import Step
+from rewrites.derivations.finding import Deriver, sides
+from rewrites.derivations.trees import Forest, Tree, match_trees
 from rewrites.derivations.wording import occurrences
 from rewrites.graph.egraph import ENGINES, Graph, engine, freeze, keep_imported
 from rewrites.graph.interfaces import FULL
 from rewrites.graph.layers import Part
+from rewrites.graph.match import Binding
 from rewrites.law import MARK, Law
 from rewrites.lower.lower import Lowering
 
@@ -54,7 +55,7 @@ class Applied:
     counts: list[dict[str, int]]
 
     def over(self, part: Part) -> "Applied":
-        """The same for another part of equal structure."""
+        """What these stages make of another part of equal structure."""
         if part is self.part:
             return self
         forest = Forest(Lowering(self.forest.graph, part.template, None), self.forest.made)     # type: ignore[arg-type]
@@ -155,13 +156,13 @@ def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tu
                 yield part, deriver.over(right[index], full, trees)
 
 
-def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Bound]]:
+def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Binding]]:
     """Every place where a side of a law fits but for its guards."""
+    matches = match_trees()
     for part in tree.walk():
         for index, side in enumerate(sides(law)[0]):
-            found: Bound = {}
-            if unify(side, part, found):
-                yield part, index, found
+            for binding in matches.find(side, part):
+                yield part, index, binding
 
 
 def refusal(applied: Applied, law: Law) -> str:
@@ -175,7 +176,7 @@ def refusal(applied: Applied, law: Law) -> str:
     return f"{where} has {left} at {path}, but {' and '.join(guards) or 'what it makes is there already'}"
 
 
-def missing(graph: Graph, law: Law, bound: Bound) -> list[str]:
+def missing(graph: Graph, law: Law, bound: Binding) -> list[str]:
     """The guards of a law that what was found does not have."""
     found = []
     for fact, *names in (guard.strip("()").split() for guard in law.guards):

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from opmatrix.algebra.term import Operator, substitute
-from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree, match_trees
 from rewrites.graph.egraph import Node, build
+from rewrites.graph.match import Binding, join_matches
 from rewrites.graph.template import sizes_of
-from rewrites.law import APPROXIMATE, Law, is_variable
-from rewrites.spelling import spelled
+from rewrites.law import APPROXIMATE, Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Drawn
@@ -91,7 +91,7 @@ class Derivation:
         read, worst = Reading.of(self.forest, seed), 0.0
         declared = {law.name: law for law in laws}
         for number, (step, program) in enumerate(zip(self.steps, list(self.programs())[1:], strict=True), 1):
-            if step.law in declared and not instance(declared[step.law], step):
+            if step.law in declared and instance(declared[step.law], step) is None:
                 raise VerificationError(2, f"step {number}, {step.law}", "it is no instance of its law")
             off = max(read.apart(step.before, step.after), read.apart(program, self.start))
             if not off <= tolerance:
@@ -105,30 +105,15 @@ class Derivation:
         return {name: names.count(name) for name in names}
 
 
-def instance(law: Law, step: Step) -> bool:
-    """Whether the sides of a step are those of the law over the same trees: told from their text alone."""
+def instance(law: Law, step: Step) -> Binding | None:
+    """What the variables of a law stand for in a step, told from the text of both alone; None where the sides of the
+    step are not those of the law over the same trees."""
+    matches = match_trees()
     for pair in zip(*law.sides(), strict=True):
         before, after = reversed(pair) if step.backwards else pair
-        found = dict[str, Any]()
-        if unify(before, step.before, found) and unify(after, step.after, found):
-            return True
-    return False
-
-
-def unify(pattern: Operator, tree: Tree, found: dict[str, Any]) -> bool:
-    """Whether a tree is the pattern over what was found for its variables; adds to what was found."""
-    if pattern.kind.name == "symbol":
-        return found.setdefault(str(pattern.args[0]), tree) is tree
-    if pattern.kind.name != tree.kind:
-        return False
-    return same_attributes(pattern, tree.attributes, found) and all(
-        unify(part, child, found) for part, child in zip(pattern.children, tree.children, strict=True))
-
-
-def same_attributes(pattern: Operator, own: tuple[str, ...], found: dict[str, Any]) -> bool:
-    """Whether these are the attributes of a pattern over what was found for its variables; adds to what was found."""
-    return all((found.setdefault(str(want), have) if is_variable(want) else spelled(want)) == have
-               for want, have in zip(pattern.attributes, own, strict=True))
+        for binding in join_matches(matches.find(before, step.before), matches.find(after, step.after)):
+            return binding
+    return None
 
 
 @dataclass

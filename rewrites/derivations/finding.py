@@ -2,20 +2,20 @@
 graph says which members of a class one law joins, so a chain is a shortest path from member to member, class by class
 from the root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find)."""
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from opmatrix.algebra.term import Operator
-from rewrites.derivations.derivation import Derivation, Step, same_attributes
+from rewrites.derivations.derivation import Derivation, Step
 from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
+from rewrites.graph.match import Binding, Matches, join_matches
 from rewrites.law import IMPLEMENTATION, Law, is_variable
 from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
 
-Bound = dict[str, Any]                                      # variable of a law -> class, or name of an attribute
 sides = cache(Law.sides)
 
 
@@ -36,7 +36,7 @@ class Edge(NamedTuple):
 
     law: Law
     number: int
-    bound: Bound
+    bound: Binding
     ends: tuple[NodeKey | None, NodeKey | None]
 
 
@@ -64,16 +64,23 @@ class Deriver:
 
     # ---- where laws are in the graph
 
+    @cached_property
+    def matches(self) -> Matches[int]:
+        """Patterns among classes; what laws subsumed is looked at too."""
+        return Matches(lambda cls, kind: [(node.children, node.attributes) for node in self.forest.members.get(cls, ())
+                                          if node.kind == kind],
+                       lambda attribute, name: spelled(attribute) == name)
+
     def edges(self, cls: int) -> list[Edge]:
         """Every law instance whose sides are members of a class."""
         if cls not in self.known:
             self.known[cls] = [edge for law in self.laws for index, side in enumerate(sides(law)[0])
-                               for bound in self.guarded(law, self.completed(law, self.matches(side, cls, {})))
+                               for bound in self.guarded(law, self.completed(law, self.matches.find(side, cls)))
                                if (edge := self.edge(law, index, bound, cls)) is not None]
         return self.known[cls]
 
-    def completed(self, law: Law, found: Iterator[Bound]) -> Iterator[Bound]:
-        """Those whose sides can all be in the graph, with the variables that only another side names: a side whose
+    def completed(self, law: Law, found: Iterable[Binding]) -> Iterator[Binding]:
+        """Bindings whose sides can all be in the graph, with the variables that only another side names: a side whose
         variables are known has a class, and the side it equals is among the members of that. What no class tells is
         left to guards."""
         for bound in found:
@@ -81,11 +88,11 @@ class Deriver:
                 known, other = sorted(pair, key=lambda side: len(variables(side) - bound.keys()))
                 if variables(known) <= bound.keys() and not variables(other) <= bound.keys():
                     if (cls := self.find(known, bound)) is not None:
-                        yield from self.completed(law, self.matches(other, cls, bound))
+                        yield from self.completed(law, join_matches([bound], self.matches.find(other, cls)))
                     break
             else: yield bound
 
-    def edge(self, law: Law, index: int, bound: Bound, cls: int) -> Edge | None:
+    def edge(self, law: Law, index: int, bound: Binding, cls: int) -> Edge | None:
         """The instance, if all its sides are in the graph."""
         left, right = sides(law)
         pairs = [(self.find(a, bound), self.find(b, bound)) for a, b in zip(left, right, strict=True)]
@@ -94,23 +101,8 @@ class Deriver:
         ends = self.member(left[index], bound), self.member(right[index], bound)
         return Edge(law, index, bound, ends) if ends[0] != ends[1] else None
 
-    def matches(self, pattern: Operator, cls: int, bound: Bound) -> Iterator[Bound]:
-        """All ways in which a class holds a pattern; what laws subsumed is looked at too."""
-        if pattern.kind.name == "symbol":
-            name = str(pattern.args[0])
-            if bound.get(name, cls) == cls:
-                yield bound | {name: cls}
-            return
-        for node in self.forest.members.get(cls, ()):
-            if node.kind != pattern.kind.name or (start := attributes(pattern, node.attributes, bound)) is None:
-                continue
-            found = [start]
-            for part, child in zip(pattern.children, node.children, strict=True):
-                found = [more for each in found for more in self.matches(part, child, each)]
-            yield from found
-
-    def guarded(self, law: Law, found: Iterator[Bound]) -> Iterator[Bound]:
-        """Those that have the facts that the law asks for; a relation may name variables that one side does not."""
+    def guarded(self, law: Law, found: Iterable[Binding]) -> Iterator[Binding]:
+        """Bindings that have the facts that the law asks for; a relation may name variables that one side does not."""
         facts = self.forest.graph.facts
         for bound in found:
             able = [bound]
@@ -118,14 +110,14 @@ class Deriver:
                 able = [more for each in able for more in match_rows(facts.get(fact, set()), names, each)]
             yield from able
 
-    def find(self, pattern: Operator, bound: Bound) -> int | None:
+    def find(self, pattern: Operator, bound: Binding) -> int | None:
         """The class of a pattern over bound variables."""
         if pattern.kind.name == "symbol":
             return bound.get(str(pattern.args[0]))
         key = self.member(pattern, bound)
         return None if key is None else self.forest.index.get(key)
 
-    def member(self, pattern: Operator, bound: Bound) -> NodeKey | None:
+    def member(self, pattern: Operator, bound: Binding) -> NodeKey | None:
         """The member that a pattern over bound variables is; None for a variable, or where the graph has none."""
         children = [self.find(child, bound) for child in pattern.children]
         if pattern.kind.name == "symbol" or any(child is None for child in children):
@@ -194,7 +186,7 @@ class Deriver:
         made = self.over(after, edge.bound, variables)
         return [*moves, Move((), edge.law, backwards, tree, made)], made
 
-    def fit(self, tree: Tree, pattern: Operator, bound: Bound, variables: dict[str, Tree]) -> tuple[list[Move], Tree]:
+    def fit(self, tree: Tree, pattern: Operator, bound: Binding, variables: dict[str, Tree]) -> tuple[list[Move], Tree]:
         """The moves that make a tree an instance of a pattern; equal variables become equal trees."""
         if pattern.kind.name == "symbol":
             wanted = variables.setdefault(str(pattern.args[0]), tree)
@@ -207,7 +199,7 @@ class Deriver:
             moves, tree = moves + prefix_moves(more, at), self.forest.put(tree, (at,), child)
         return moves, tree
 
-    def over(self, pattern: Operator, bound: Bound, variables: dict[str, Tree]) -> Tree:
+    def over(self, pattern: Operator, bound: Binding, variables: dict[str, Tree]) -> Tree:
         """A pattern over trees."""
         if pattern.kind.name == "symbol":
             name = str(pattern.args[0])
@@ -247,8 +239,8 @@ class Deriver:
         return filled(tree, goal)
 
 
-def match_rows(rows: set[Any], names: list[str], bound: Bound) -> Iterator[Bound]:
-    """Bound with every row of a relation that agrees with it."""
+def match_rows(rows: set[Any], names: list[str], bound: Binding) -> Iterator[Binding]:
+    """Binding with every row of a relation that agrees with it."""
     if all(name in bound for name in names):
         if (bound[names[0]] if len(names) == 1 else tuple(bound[name] for name in names)) in rows:
             yield bound
@@ -259,13 +251,7 @@ def match_rows(rows: set[Any], names: list[str], bound: Bound) -> Iterator[Bound
             yield bound | pairs
 
 
-def attributes(pattern: Operator, own: tuple[str, ...], bound: Bound) -> Bound | None:
-    """Bound with the open attributes of a pattern too, as egglog reads them; None where they differ."""
-    bound = dict(bound)
-    return bound if same_attributes(pattern, own, bound) else None
-
-
-def name_attributes(pattern: Operator, bound: Bound) -> tuple[str, ...]:
+def name_attributes(pattern: Operator, bound: Binding) -> tuple[str, ...]:
     """The names of a pattern's attributes."""
     return tuple(bound[str(want)] if is_variable(want) else spelled(want) for want in pattern.attributes)
 

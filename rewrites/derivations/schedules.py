@@ -108,7 +108,7 @@ class Schedule:
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """Those of all stages."""
+        """The laws of all stages."""
         return tuple(dict.fromkeys(law for stage in self.stages if isinstance(stage, Rewrite) for law in stage.laws))
 
     @cached_property
@@ -263,7 +263,7 @@ class Schedule:
         return self.over_tiles(self.emitted(methods)[0])
 
     def emitted(self, methods: dict[Site, Method]) -> tuple[Program, Emitter]:
-        """The same before its attention goes over tiles, and where its constants come from."""
+        """The program before its attention goes over tiles, and where its constants come from."""
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)
         return self.structure.program(self.meta, decide, {}, self.fitter)

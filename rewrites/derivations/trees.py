@@ -4,15 +4,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from opmatrix.algebra.term import Operator
 from rewrites.extraction import Extraction
 from rewrites.graph.egraph import Graph, Node, fitting
-from rewrites.graph.match import attribute_variable, orders
+from rewrites.graph.match import Matches, orders
 from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.kernel_matches import attribute_variable
 from rewrites.lower.lower import Call, Lowering, Method, Use
+from rewrites.spelling import spelled
 
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
@@ -89,7 +92,7 @@ class Forest:
         return self.made[key]
 
     def over(self, tree: Tree, children: tuple[Tree, ...]) -> Tree:
-        """The same node over other subtrees of the same classes."""
+        """A node like that of a tree, over other subtrees of the same classes."""
         return self.tree(tree.kind, children, tree.attributes, tree.cls)
 
     def put(self, tree: Tree, path: Path, new: Tree) -> Tree:
@@ -188,25 +191,27 @@ class Forest:
 
     def instance(self, call: Call, cls: int, operands: dict[str, Any]) -> Tree:
         """The members of a class and below that a kernel was matched with, over the trees of its operands."""
-        def match(pattern: Operator, cls: int) -> Tree | None:
-            if pattern.kind.name == "symbol":
-                tree: Tree = operands[str(pattern.args[0])]
-                return tree if tree.cls == cls else None
-            for node in self.graph.members.get(cls, ()):
-                if node.kind == pattern.kind.name and self.same(pattern.attributes, node.attributes, operands):
-                    for order in orders(node):
-                        parts = [match(part, child) for part, child in zip(pattern.children, order, strict=True)]
-                        if all(parts):
-                            children = tuple(p for p in parts if p)
-                            return self.tree(node.kind, children if order is node.children else children[::-1],
-                                             node.attributes)
-            return None
+        values = self.lowering.template.values
 
-        if (found := match(call.implementation.pattern, cls)) is None:
+        def name(attribute: Any) -> str:
+            if is_variable(attribute): return str(operands[attribute_variable(attribute)])
+            return next(name for name, value in values.items() if value == attribute)
+
+        def made(pattern: Operator) -> Iterator[Tree]:
+            if pattern.kind.name == "symbol": yield operands[str(pattern.args[0])]
+            else:
+                kind, attributes = pattern.kind.name, tuple(map(name, pattern.attributes))
+                for parts in product(*map(made, pattern.children)):
+                    for order in orders(kind, parts):
+                        if (kind, tuple(part.cls for part in order), attributes) in self.index:
+                            yield self.tree(kind, order, attributes)
+
+        if (found := next((tree for tree in made(call.implementation.pattern) if tree.cls == cls), None)) is None:
             raise KeyError(f"{call.implementation.name} is not found in the class that it computes")
         return found
 
-    def same(self, wanted: tuple[Any, ...], own: tuple[str, ...], operands: dict[str, Any]) -> bool:
-        """Whether attributes are those of a pattern."""
-        return all(operands[attribute_variable(want)] == have if is_variable(want)
-                   else self.lowering.template.values[have] == want for want, have in zip(wanted, own, strict=True))
+
+def match_trees() -> Matches[Tree]:
+    """Patterns among trees: each is its only member."""
+    return Matches(lambda tree, kind: [(tree.children, tree.attributes)] if tree.kind == kind else (),
+                   lambda attribute, name: spelled(attribute) == name)

@@ -2,14 +2,14 @@
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
-from typing import Any
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import KINDS, NAMES, Operator
 from opmatrix.signature import Port
-from rewrites.derivations.derivation import Derivation, Step, unify
+from rewrites.derivations.derivation import Derivation, Step, instance
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.graph.match import Binding
 from rewrites.law import APPROXIMATE, Law
 from rewrites.spelling import describe_attribute
 
@@ -96,12 +96,9 @@ def count_common(first: str, last: str) -> int:
 
 def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
     """Before, after, and what the variables are that stand for what is long."""
-    plain, found = Writer(forest), dict[str, Any]()
+    plain, found = Writer(forest), Binding()
     if step.law in laws:
-        for pair in zip(*laws[step.law].sides(), strict=True):
-            left, right = reversed(pair) if step.backwards else pair
-            if unify(left, step.before, found := {}) and unify(right, step.after, found):
-                break
+        found = instance(laws[step.law], step) or {}
     elif step.after.kind in forest.kernels and step.before.kind not in forest.kernels:
         names = [name for name, sort in forest.kernels[step.after.kind].variables.items() if sort.name not in OPEN]
         found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children),
@@ -139,7 +136,7 @@ def occurrences(program: Tree, part: Tree) -> list[Path]:
 
 
 def describe_steps(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[str, str, str, dict[str, str]]]:
-    """Of every step: what it is, where, and both sides, with what their variables are."""
+    """What every step is, where, and both sides, with what their variables are."""
     declared, found = {law.name: law for law in laws}, []
     for program, step in zip(derivation.programs(), derivation.steps, strict=False):
         before, after, where = describe_sides(derivation.forest, step, declared)

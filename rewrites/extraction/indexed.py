@@ -51,7 +51,7 @@ class Graph:
         return [cost[0] for cost in self.cost]
 
     def keep(self, nodes: Iterable[int]) -> Graph:
-        """The same graph with these nodes alone."""
+        """A graph of these nodes alone."""
         nodes = list(nodes)
         return replace(self, cls=[self.cls[i] for i in nodes], kids=[self.kids[i] for i in nodes],
                        cost=[self.cost[i] for i in nodes], origin=[self.origin[i] for i in nodes])
@@ -63,6 +63,15 @@ class Graph:
     def walk(self, choice: Mapping[int, int]) -> list[int]:
         """The chosen nodes that the roots need; a node that nothing needs is dropped."""
         return [choice[c] for c in self.below(self.roots, choice)]
+
+    def reachable(self) -> set[int]:
+        """The classes that some choice needs for the roots."""
+        reached, queue = set(self.roots), list(self.roots)
+        for c in queue:                         # grows while it is read
+            more = {k for i in self.members[c] for k in self.kids[i]} - reached
+            reached |= more
+            queue += more
+        return reached
 
     def below(self, classes: Iterable[int], choice: Mapping[int, int]) -> list[int]:
         """These classes, and all that their chosen nodes need."""

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
-from operator import add, le
+from operator import add as plus
+from operator import le
 from time import perf_counter
 
 from . import greedy
@@ -24,40 +25,18 @@ def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
 
     Classes are numbered anew, children mostly before parents.
     """
-    nodes = [i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
-             if c not in kids and all(x <= b for x, b in zip(graph.cost[i][1:], budgets, strict=False))]
-    users: dict[int, list[int]] = {}
-    members: dict[int, list[int]] = {}
-    missing = {}
-    for i in nodes:
-        missing[i] = len(graph.kids[i])
-        members.setdefault(graph.cls[i], []).append(i)
-        for k in graph.kids[i]:
-            users.setdefault(k, []).append(i)
-    todo = [graph.cls[i] for i in nodes if not missing[i]]
-    number: dict[int, int] = {}
-    for c in todo:                              # grows while it is read
-        if c not in number:
-            number[c] = len(number)
-            for i in users.get(c, ()):
-                missing[i] -= 1
-                if not missing[i]:
-                    todo.append(graph.cls[i])
-    if not graph.roots <= number.keys():
+    able = graph.keep(i for i, (c, kids, cost) in enumerate(zip(graph.cls, graph.kids, graph.cost, strict=True))
+                      if c not in kids and all(map(le, cost[1:], budgets)))
+    derived = able.derive(range(len(able.cls)))
+    if not graph.roots <= derived.keys():
         return None
-    reached, queue = set(graph.roots), list(graph.roots)
-    for c in queue:
-        for i in members[c]:
-            if not missing[i]:
-                for k in graph.kids[i]:
-                    if k not in reached:
-                        reached.add(k)
-                        queue.append(k)
-    number = {c: j for j, c in enumerate(c for c in number if c in reached)}
-    keep = [i for i in nodes if not missing[i] and graph.cls[i] in reached]
-    return Graph([number[graph.cls[i]] for i in keep], [frozenset([number[k] for k in graph.kids[i]]) for i in keep],
-                 [graph.cost[i] for i in keep], [graph.origin[i] for i in keep],
-                 frozenset([number[c] for c in graph.roots]), len(number))
+    able = able.keep(i for i, kids in enumerate(able.kids) if kids <= derived.keys())
+    reached = able.reachable()
+    able = able.keep(i for i, c in enumerate(able.cls) if c in reached)
+    number = {c: j for j, c in enumerate(c for c in derived if c in reached)}
+    return replace(able, cls=[number[c] for c in able.cls],
+                   kids=[frozenset([number[k] for k in kids]) for kids in able.kids],
+                   roots=frozenset([number[c] for c in able.roots]), classes=len(number))
 
 
 def needs(graph: Graph) -> list[int]:
@@ -167,26 +146,30 @@ def merged(graph: Graph) -> Graph:
     cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
     inside = [set(nodes) for nodes in graph.members]
     users = [set(nodes) for nodes in graph.users]
-    for k in range(graph.classes):
-        above, below = users[k], inside[k]
-        if k in graph.roots or len(above) * len(below) > max(len(above) + len(below), len(above) * (len(below) == 1)):
-            continue
-        if len({cls[n] for n in above}) > 1 and any(any(cost[m]) for m in below):
-            continue
-        pairs = [(n, m) for n in above for m in below if cls[n] not in kids[m]]
-        for i in (*above, *below):
-            inside[cls[i]].discard(i)
-            for j in kids[i] - {k}:
-                users[j].discard(i)
-        for n, m in pairs:
-            inside[cls[n]].add(len(cls))
-            cls.append(cls[n])
-            kids.append(kids[n] - {k} | kids[m])
-            cost.append(tuple(map(add, cost[n], cost[m])))
-            origin.append(origin[n] + origin[m])
-            for j in kids[-1]:
-                users[j].add(len(cls) - 1)
-        users[k] = set()
+
+    def inlined(k: int) -> bool:
+        """Whether a class may go: that makes no more nodes, and what is chosen in it is paid for once."""
+        above, below = len(users[k]), len(inside[k])
+        if k in graph.roots or above * below > max(above + below, above * (below == 1)): return False
+        return len({cls[n] for n in users[k]}) <= 1 or not any(any(cost[m]) for m in inside[k])
+
+    def remove(node: int) -> None:
+        inside[cls[node]].discard(node)
+        for k in kids[node]: users[k].discard(node)
+
+    def add(parent: int, child: int, k: int) -> None:
+        """A node that is two in one."""
+        inside[cls[parent]].add(node := len(cls))
+        cls.append(cls[parent])
+        kids.append(kids[parent] - {k} | kids[child])
+        cost.append(tuple(map(plus, cost[parent], cost[child])))
+        origin.append(origin[parent] + origin[child])
+        for j in kids[node]: users[j].add(node)
+
+    for k in filter(inlined, range(graph.classes)):
+        pairs = [(n, m) for n in users[k] for m in inside[k] if cls[n] not in kids[m]]
+        for node in (*users[k], *inside[k]): remove(node)
+        for n, m in pairs: add(n, m, k)
     whole = replace(graph, cls=cls, kids=kids, cost=cost, origin=origin)
     return whole.keep(i for nodes in inside for i in sorted(nodes))
 

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from . import greedy, landmarks
 from .bounding import Found, optimise
-from .indexed import Graph, index
+from .indexed import Criteria, Graph, index
 from .presolve import presolve, prune
 from .problem import Extraction, Infeasible, Node, Problem, check_problem, order
 
@@ -29,40 +29,51 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     start = perf_counter()
     check_problem(problem)
     budgets = [b for b in (memory, error) if b is not None]
-    criteria = [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error,
-                 *([n.memory] if memory is not None else []), *([n.error] if error is not None else []))
-                for n in problem.nodes]
-    whole, names = index(problem, criteria, forbidden)
-    graph = prune(whole, budgets)
-    if graph is None:
+    whole, names = index(problem, measure(problem, weights, memory is not None, error is not None), forbidden)
+    if (graph := prune(whole, budgets)) is None:
         raise uncovered(problem, memory, error, forbidden)
     first = solve_greedy(graph, budgets)
     leaves = {} if families is None else {
         i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
     until = start + time_limit
     floor = landmarks.bound_by_landmarks(graph, graph.price, landmarks.QUICK)
-    if first.cost < inf:                        # what no cheaper program uses
-        detours = landmarks.detours(graph, floor.spare)
-        graph = graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < first.cost)
-    found = first._replace(bound=floor.value)
-    if perf_counter() < until:
-        found = optimise(presolve(graph, budgets, until), budgets, until, gap, families=leaves)
-    if first.cost < found.cost:
-        found = found._replace(nodes=first.nodes, cost=first.cost)
-    if found.cost == inf:
+    graph = drop_costlier(graph, floor, first.cost)
+    best = (optimise(presolve(graph, budgets, until), budgets, until, gap, families=leaves)
+            if perf_counter() < until else first._replace(bound=floor.value))
+    if first.cost < best.cost:
+        best = best._replace(nodes=first.nodes, cost=first.cost)
+    if best.cost == inf:
         budget = f"memory {memory} and squared error {error}"
-        raise (Infeasible(f"no program fits {budget}") if found.bound == inf else
+        raise (Infeasible(f"no program fits {budget}") if best.bound == inf else
                TimeoutError(f"no program that fits {budget} was found in {time_limit} s"))
-    position = {origin: i for i, (origin,) in enumerate(whole.origin)}
-    chosen = whole.derive(position[o] for o in found.nodes)
-    nodes = order({names[c]: problem.nodes[whole.origin[i][0]] for c, i in chosen.items()}, problem.roots)
-    total = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
-    cost = sum(w * t for w, t in zip(weights, total, strict=True))
-    bound = min(max(found.bound, floor.value), cost)
+    nodes = order(choose(problem, whole, names, best.nodes), problem.roots)
+    totals = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
+    cost = sum(w * t for w, t in zip(weights, totals, strict=True))
+    bound = min(max(best.bound, floor.value), cost)
     left = (cost - bound) / cost if cost else 0.0
-    return Extraction(nodes, {n.cls: n for n in nodes}, *total, cost, bound, left,
-                      max(min(first.cost, found.greedy) if budgets else first.cost, cost),
+    return Extraction(nodes, {n.cls: n for n in nodes}, *totals, cost, bound, left,
+                      max(min(first.cost, best.greedy) if budgets else first.cost, cost),
                       perf_counter() - start, left <= gap * (1 + 1e-6))
+
+
+def measure(problem: Problem, weights: tuple[float, float, float], memory: bool, error: bool) -> list[Criteria]:
+    """What each node costs, and what it takes of the budgets that there are."""
+    return [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error, *[n.memory] * memory,
+             *[n.error] * error) for n in problem.nodes]
+
+
+def drop_costlier(graph: Graph, floor: landmarks.Bound, cost: float) -> Graph:
+    """Without the nodes that no program below a cost uses."""
+    if cost == inf: return graph
+    detours = landmarks.detours(graph, floor.spare)
+    return graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < cost)
+
+
+def choose(problem: Problem, whole: Graph, names: Sequence[Hashable], chosen: Iterable[int]) -> dict[Hashable, Node]:
+    """The node of each class that is derived from chosen nodes."""
+    position = {origin: i for i, (origin,) in enumerate(whole.origin)}
+    derived = whole.derive(position[origin] for origin in chosen)
+    return {names[c]: problem.nodes[whole.origin[i][0]] for c, i in derived.items()}
 
 
 def solve_greedy(graph: Graph, budgets: Sequence[float]) -> Found:

@@ -135,7 +135,8 @@ def build(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Ope
 
 
 def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
-    """The same, or none where it does not fit: W @ heads(h) takes one head, though its class, h matrices, takes h."""
+    """The operator of a node, or none where it does not fit: W @ heads(h) takes one head, though its class, h
+    matrices, takes h."""
     try:
         return build(node, terms, values)
     except ShapeError:

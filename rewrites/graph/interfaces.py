@@ -9,6 +9,7 @@ from opmatrix.algebra.operators import I, layernorm, rmsnorm, symbol
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator, substitute
 from rewrites.flat import flat
+from rewrites.graph.match import Matches
 from rewrites.law import Declared, Sort, constant, n, scalar, stand_in, value
 
 FULL = "full"                                               # the state of a border that hands on the value as it is
@@ -50,11 +51,20 @@ class Form(Declared):
     def apart(self, term: Operator) -> tuple[Operator, Operator] | None:
         """A full value taken apart: what is handed on, and the term that makes it full again over an opaque border;
         none where the value is not of this form."""
+        matches = match_terms()
         for meaning in self.meanings:
-            found = matched(meaning, term)
-            if found is not None and matched(self.handed, found[HANDED]) is not None:
-                return found[HANDED], substitute(meaning, found | {HANDED: border(found[HANDED])})
+            for found in matches.find(meaning, term):
+                if matches.find(self.handed, handed := found[str(HANDED.args[0])]):
+                    symbols = [node for node in meaning.walk() if node.kind.name == "symbol"]
+                    by = {symbol: found[str(symbol.args[0])] for symbol in symbols}
+                    return handed, substitute(meaning, by | {HANDED: border(handed)})
         return None
+
+
+def match_terms() -> Matches[Operator]:
+    """Patterns among terms: each is its only member, and a symbol stands for what has its properties."""
+    return Matches(lambda term, kind: [(term.children, term.attributes)] if term.kind.name == kind else (),
+                   fits=lambda symbol, term: all(getattr(term, fact) for fact in symbol.args[3]))
 
 
 FORMS: list[Form] = []
@@ -94,18 +104,3 @@ def border(term: Operator) -> Operator:
     """An opaque value as wide as this one."""
     width = int(term.out.cols)
     return symbol("border", Shape(1, term.out.rows, width), Shape(1, term.out.rows, width))
-
-
-def matched(pattern: Operator, term: Operator) -> dict[Operator, Operator] | None:
-    """The terms that the symbols of a pattern stand for, where the term is of its form; each has the properties of its
-    symbol."""
-    if pattern.kind.name == "symbol":
-        return {pattern: term} if all(getattr(term, fact) for fact in pattern.args[3]) else None
-    if (pattern.kind, pattern.attributes) != (term.kind, term.attributes):
-        return None
-    found: dict[Operator, Operator] = {}
-    for part, child in zip(pattern.children, term.children, strict=True):
-        inside = matched(part, child)
-        if inside is None or any(found.setdefault(name, at) is not at for name, at in inside.items()):
-            return None
-    return found

@@ -6,8 +6,8 @@ from formats.core.errors import InputError
 from rewrites.law import Law
 from rewrites.laws import attention, choosing, joining, ring, spaces
 
-EXACT_LAWS = ring.LAWS + attention.LAWS + joining.LAWS + spaces.LAWS
-CHOOSING_LAWS = choosing.LAWS                               # of columns; no search has them
+EXACT_LAWS = ring.RING_LAWS + attention.ATTENTION_LAWS + joining.JOINING_LAWS + spaces.SPACE_LAWS
+CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # of columns; no search has them
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:

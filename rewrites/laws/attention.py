@@ -113,4 +113,4 @@ def total_shift(x: value[h, p], c: constant[h, p]):
     return (x + c) @ total, x @ total + c @ total
 
 
-LAWS = collect(globals())
+ATTENTION_LAWS = collect(globals())

@@ -24,4 +24,4 @@ def choose_of_sum(x: value[n], y: value[n], P: choice[n, p]):
     return (x + y) @ P, x @ P + y @ P
 
 
-LAWS = collect(globals())
+CHOOSING_LAWS = collect(globals())

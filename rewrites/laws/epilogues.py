@@ -1,6 +1,6 @@
 """Kernels with an epilogue: a head, what the kernel starts with, then stages over the rows that it gives. A stage is
 declared once, by a function of the rows y and its operands; a chain of stages behind a head is an implementation, made
-when a graph is found to hold it (rewrites/graph/match.py)."""
+when a graph is found to hold it (rewrites/lower/kernel_matches.py)."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, reduce

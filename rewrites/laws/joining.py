@@ -22,10 +22,9 @@ def join_bias(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n
 
 @law(phase=JOIN, when=("(joinable_biases A B)",), source=BLOCKS)
 def join_biases(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n, q], b: constant[k, q]):
-    """The same where both have one, as keys do that are rotated, or a gate and what it multiplies. True of any a and
-    b."""
+    """Two biases are one row, as of keys that are rotated, or of a gate and what it multiplies. True of any a and b."""
     y = x @ joined(A, B) + joined(a, b)
     return (x @ A + a, x @ B + b), (left(y, A), behind(y, A, B))
 
 
-LAWS = collect(globals())
+JOINING_LAWS = collect(globals())

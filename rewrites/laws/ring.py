@@ -65,7 +65,7 @@ def outward(x: value[n], c: constant[n], y: value[n]):
 
 @law(phase=SIMPLIFY, canonical=True, source="associativity of +")
 def outward_right(x: value[n], c: constant[n], y: value[n]):
-    """The same from the other side. True of any c."""
+    """Constants of a second summand stand last, too. True of any c."""
     return y + (x + c), (y + x) + c
 
 
@@ -75,4 +75,4 @@ def merge_shifts(x: value[n], c: constant[n], d: constant[n]):
     return (x + c) + d, x + (c + d)
 
 
-LAWS = collect(globals())
+RING_LAWS = collect(globals())

@@ -62,4 +62,4 @@ def pick_queries(s: scores[h], v: other[h, n], M: over, P: where, r: relation):
     return product(s, v, M, P) @ pick(r), product(s @ pick(r), v, M, P)
 
 
-LAWS = collect(globals())
+SPACE_LAWS = collect(globals())

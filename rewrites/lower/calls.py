@@ -38,7 +38,7 @@ def list_kernels(call: "Call") -> list[Declared]:
 
 
 def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[str, Any]:
-    """Those that an implementation gives a kernel."""
+    """The attributes that an implementation gives a kernel."""
     at = At(lowering, dict(call.bound))
     return {name: value(at) if callable(value) else value for name, value in call.implementation.attributes.items()
             if name in declared.attributes}

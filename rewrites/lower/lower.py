@@ -17,12 +17,13 @@ from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
 from rewrites.extraction import Node, Problem
 from rewrites.graph.egraph import Graph
-from rewrites.graph.match import Found, Matcher
+from rewrites.graph.match import Binding
 from rewrites.graph.template import Template
 from rewrites.kinds import as_array
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds
 from rewrites.lower.uncovered import interpreted
@@ -125,8 +126,8 @@ class Lowering:
         return self.graph.terms(self.template)
 
     @cached_property
-    def matcher(self) -> Matcher:
-        return Matcher(self.graph, self.terms, self.template.values)
+    def matcher(self) -> KernelMatches:
+        return KernelMatches(self.graph, self.terms, self.template.values)
 
     @cached_property
     def calls(self) -> list[tuple[int, Call]]:
@@ -333,7 +334,7 @@ class Lowering:
         return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
 
 
-def root_kind(match: tuple[Implementation, Found]) -> str:
+def root_kind(match: tuple[Implementation, Binding]) -> str:
     """The kind of node that an implementation is matched with: the order in which equally cheap ones are preferred."""
     return match[0].pattern.kind.name
 

@@ -41,7 +41,7 @@ class Mean:
 
     @property
     def extents(self) -> Extents:
-        """Of the batch with the most rows: buffers are ordered and planned for it."""
+        """The sizes of the batch with the most rows: buffers are ordered and planned for it."""
         return max((each.extents for _, each in self.parts), key=lambda extents: extents[T])
 
     @property

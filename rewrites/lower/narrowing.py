@@ -52,5 +52,5 @@ def rounds_product(calls: list[Call], value: int) -> bool:
 
 
 def with_attributes(step: Step, more: Mapping[str, Any]) -> Step:
-    """The same step with other attributes."""
+    """A step with other attributes."""
     return replace(step, attributes={**step.attributes, **more})

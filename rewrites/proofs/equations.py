@@ -104,7 +104,7 @@ class Proof:
 class Prover:
     """An engine that knows these laws. Every proof has a graph of its own."""
 
-    def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
+    def __init__(self, laws: Sequence[Law] = values.VALUE_LAWS) -> None:
         self.laws = tuple(laws)
         self.acts = any("act" in sort.facts for law in laws for sort in law.variables.values())
         self.renew()
@@ -222,9 +222,9 @@ def prover(kinds: tuple[str, ...], laws: tuple[Law, ...], whose: object) -> Prov
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
     """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than
     the budget, refuted where numbers differ, else not found. Without `laws` they are those of values
-    (`rewrites.proofs.laws.values.LAWS`, blocks included), to which laws of one's own may be added, and where these do
-    not reach those of numbers that cancel, too; those of the search, `opmatrix.laws`, speak of operators between a
-    model's products. Both are read at one value of which nothing is known. Raises TypeError for what is no
+    (`rewrites.proofs.laws.values.VALUE_LAWS`, blocks included), to which laws of one's own may be added, and where
+    these do not reach those of numbers that cancel, too; those of the search, `opmatrix.laws`, speak of operators
+    between a model's products. Both are read at one value of which nothing is known. Raises TypeError for what is no
     operator."""
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
@@ -235,9 +235,9 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
         return prover(tuple(KINDS), tuple(known), ENGINES.whose).prove(*sides, budget)
     if laws is None and left is not right and not are_numbers(left, right):
         return Proof(False, {}, 0, UNREAD, 0.0, refute(left, right))
-    proof = by(values.LAWS if laws is None else laws)
+    proof = by(values.VALUE_LAWS if laws is None else laws)
     if proof or (at := refute(left, right)) is not None:
         return proof if proof else replace(proof, at=at)
-    if laws is None and (cancelled := by(values.LAWS + cancelling.LAWS)):      # whose rounds grow where nothing cancels
-        return cancelled
+    if laws is None and (cancelled := by(values.VALUE_LAWS + cancelling.CANCELLING_LAWS)):
+        return cancelled                                    # last, since its rounds grow where nothing cancels
     return proof

@@ -296,7 +296,8 @@ def test_laws_of_a_kind(command):
     """In groups under headings, the exact ones by the algebra that they belong to."""
     exact, every = command("laws", "--kind", "exact"), command("laws")
     assert [line.split(":")[0] for line in exact.out.splitlines() if line.startswith("----")] == [
-        f"---- exact, {len(module.LAWS)}" for module in (ring, attention, joining, spaces)]
+        f"---- exact, {len(laws)}" for laws in (ring.RING_LAWS, attention.ATTENTION_LAWS, joining.JOINING_LAWS,
+                                                spaces.SPACE_LAWS)]
     assert exact.out.splitlines()[-1] == f"{len(EXACT_LAWS)} exact laws" and "(implementation)" not in exact.out
     count = len([*IMPLEMENTATIONS, *HEADS, *STAGES])
     assert f"---- implementation, {count}" in every.out and "---- value, " in every.out

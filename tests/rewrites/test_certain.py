@@ -40,8 +40,8 @@ from rewrites.proofs.equations import Prover, prove
 from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.refute import refute
 
-EACH = pytest.mark.parametrize("each", cancelling.LAWS, ids=lambda law: law.name)
-PROVER = Prover(values.LAWS + cancelling.LAWS)
+EACH = pytest.mark.parametrize("each", cancelling.CANCELLING_LAWS, ids=lambda law: law.name)
+PROVER = Prover(values.VALUE_LAWS + cancelling.CANCELLING_LAWS)
 INF = float("inf")
 
 
@@ -72,7 +72,7 @@ def test_guards_say_why(each):
 MISFITS = dict(b=[array[k, 1], array[1, n]], r=[array[k, n], array[1, 1]])
 
 
-@pytest.mark.parametrize("each, name, other", [(law, name, other) for law in cancelling.LAWS if law.when
+@pytest.mark.parametrize("each, name, other", [(law, name, other) for law in cancelling.CANCELLING_LAWS if law.when
                                                for name, others in MISFITS.items() if name in law.variables
                                                for other in others])
 def test_the_graph_refuses_what_does_not_fit(each, name, other):
@@ -266,6 +266,6 @@ def test_pairs_are_what_they_were():
 
 def test_a_wrong_law_is_seen(monkeypatch):
     """The judge names a false proof where a law is none."""
-    monkeypatch.setattr(values, "LAWS", (*values.LAWS, *(law for law in EXACT_LAWS if law.name == "nothing")))
+    monkeypatch.setattr(values, "LAWS", (*values.VALUE_LAWS, *(law for law in EXACT_LAWS if law.name == "nothing")))
     monkeypatch.setattr(proof_pairs, "prove", lambda one, other, budget: type("Proof", (), dict(verdict="proved"))())
     assert any(judged(seed)[2] == "false proof" for seed in range(12))

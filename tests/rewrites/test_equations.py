@@ -29,7 +29,8 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
 from rewrites.proofs.laws.blocks import SAME
 from rewrites.proofs.laws.value_kinds import below, unit
-from rewrites.proofs.laws.values import LAWS, SORTED
+from rewrites.proofs.laws.values import SORTED
+from rewrites.proofs.laws.values import VALUE_LAWS as LAWS
 from rewrites.proofs.refute import instance, refute
 
 EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)

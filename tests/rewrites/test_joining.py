@@ -33,7 +33,7 @@ from rewrites.verify import verify_steps
 from rewrites.verify.graphs import check_graph
 
 RAGGED = Batch([[3, 1, 4, 1, 5], [9], [2, 6]])
-APART = without(EXACT_LAWS, [law.name for law in joining.LAWS])
+APART = without(EXACT_LAWS, [law.name for law in joining.JOINING_LAWS])
 
 
 class Calls(Round):

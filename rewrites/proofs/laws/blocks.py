@@ -183,4 +183,4 @@ def last_of_product(a: array[k, n], b: array[n, n + p], c: array[q, n]):
     return right(product(a, b), c), product(a, right(b, c))
 
 
-LAWS = collect(globals())
+BLOCK_LAWS = collect(globals())

@@ -164,4 +164,4 @@ def mean_once(r: array[q, 1]):
     return compose(r, mean), r
 
 
-LAWS = collect(globals())
+CANCELLING_LAWS = collect(globals())

@@ -209,4 +209,4 @@ def entries_exchange(a: array[k, n], b: array[k, n], c: array[k, n]):
     return a * (b * c), b * (a * c)
 
 
-LAWS = collect(globals()) + blocks.LAWS
+VALUE_LAWS = collect(globals()) + blocks.BLOCK_LAWS
