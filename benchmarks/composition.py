@@ -24,7 +24,7 @@ from command import Figure, Parser, concluded, count, number, readable, say, sha
 from formats.machine.model import this_machine
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
-from rewrites.compiler.search import Space
+from rewrites.compiler.search import SearchSpace
 from rewrites.derivations.gains import only_narrows
 from rewrites.evaluate.goals import ANY, goals
 from rewrites.evaluate.pairs import Pairs, score_pairs
@@ -36,7 +36,7 @@ from rewrites.pareto.error_levels import OBJECTIVES, Front, count_methods, descr
 from rewrites.phases import Report, silence_stdout
 from rewrites.pruning import losses
 from rewrites.pruning.removing import WHAT
-from rewrites.pruning.variants import Untried, smaller, worth
+from rewrites.pruning.variants import Untried, Variant, choose_best
 from rewrites.report.choice import choose
 from rewrites.report.points import Point
 from rewrites.run import Run
@@ -98,7 +98,11 @@ def searched(given, text, chooses):
     run.begin(asked)
     run.quality = Quality(loosened(asked, ()), run.exactly)
     if given.quick: losses.SHARES = QUICK
-    run.variants = [each for what in (WHAT, *zip(WHAT)) for each in smaller(run, what, text, lambda *_: None)]
+    variants = list[Variant]()
+    for what in (WHAT, *zip(WHAT)):
+        run.prune(what, text, lambda *_: None)
+        variants += run.variants
+    run.variants = variants
     say(f"{len(run.variants)} smaller models keep the correlation")
     run.approximate(ANY, lambda *_: None)
     say("methods of all weights are measured")
@@ -132,16 +136,16 @@ def alone(run) -> Iterator[tuple[str, list[Point]]]:
                   run.meta)
     forms = dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods)
     narrow = {form for form in forms if only_narrows([form])}
-    plain = replace(run.space, detours=(), like=run.space)
+    plain = replace(run.space, substitutions=(), like=run.space)
     for name, allowed in ({form: {form} for form in forms} | {"number types": narrow}).items():
         yield name, looked(run, front, [*within(run, plain, allowed)])
-    if run.space.detours: yield LAYERS, looked(run, front, [*within(run, run.space, set())])
+    if run.space.substitutions: yield LAYERS, looked(run, front, [*within(run, run.space, set())])
     for what in dict.fromkeys(name for variant in run.variants for name in variant.cuts):
         yield what, looked(run, front, [Untried(variant, variant.structure, variant.program)
                                         for variant in run.variants if [*variant.cuts] == [what]])
 
 
-def within(run, space: Space, forms: set[str]) -> Iterator[Untried]:
+def within(run, space: SearchSpace, forms: set[str]) -> Iterator[Untried]:
     """Programs of a space where a weight is stored by one of these forms or as it is, over a ladder of errors."""
     measured = {at: [each for each in found if each.format in forms]
                 for at, found in run.choices.measured.items()}
@@ -158,7 +162,7 @@ def within(run, space: Space, forms: set[str]) -> Iterator[Untried]:
 def looked(run, front: Front, found: Sequence[Untried]) -> list[Point]:
     """Points of those that keep the quality."""
     points = []
-    for (variant, structure, program), joint, stated in worth(found, front, run.quality, 2):
+    for (variant, structure, program), joint, stated in choose_best(found, front, run.quality, 2):
         name = variant.name(structure) if variant else describe_methods(structure)
         methods = variant.methods(structure) if variant else count_methods(structure)
         points.append(run.point(name, program, structure.time, joint, None, methods, structure))

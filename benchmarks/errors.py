@@ -59,7 +59,8 @@ def main() -> None:
         Figure(f"{what}, median", median(row[3] for row in rows) if rows else None, why="no program"),
         Figure(f"rank correlation of {len(alone)} errors of single methods with those on other rows",
                float(spearmanr(alone, others).statistic), least=0.95, ceiling=1),
-        Figure(f"the search within 2 %, {len(run.parts)} parts, {len(run.space.detours)} detours", took, "s", most=10),
+        Figure(f"the search within 2 %, {len(run.parts)} parts, {len(run.space.substitutions)} detours", took, "s",
+               most=10),
         Figure("its gap", 100 * (1 - proved.bound / proved.time) if proved.bound > 0 else None, "%",
                why="nothing is proved")])
 

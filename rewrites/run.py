@@ -15,8 +15,10 @@ from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians, peak
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
+from rewrites.approximate.trials import LARGE
 from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.search import Space, Structure, cheapest, search
+from rewrites.compiler.search import SearchSpace, Structure, cheapest, search
 from rewrites.compiler.substitutions import part_factors
 from rewrites.derivations.gains import Group, added, group_laws
 from rewrites.evaluate.checked import check_programs, state_errors
@@ -30,12 +32,11 @@ from rewrites.lower.lower import plainly
 from rewrites.lower.mixed import Mix
 from rewrites.lower.precision import check_precision, count_bytes
 from rewrites.lower.representations import NUMBER_TYPES, Representable, check_budgets
-from rewrites.pareto.block_errors import Unseen, offered
-from rewrites.pareto.error_levels import LARGE, Front, count_methods, describe_methods
+from rewrites.pareto.error_levels import Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices, propose_methods
 from rewrites.phases import Report
 from rewrites.pruning.removing import check_removal
-from rewrites.pruning.variants import Variant, carried, smaller, smaller_points
+from rewrites.pruning.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.report.choice import allowed, choose
 from rewrites.report.points import Point, Result
 from rewrites.report.uncompiled import evaluated
@@ -114,7 +115,7 @@ def pursue(run: "Run", asked: Sequence[Goal], error: float, memory: float | None
             with report.phase("goals"): run.begin(asked)
         run.quality = Quality(asked, run.exactly, memory)
         if remove:
-            with report.phase("remove") as progress: run.variants = smaller(run, remove, calibrate, progress)
+            with report.phase("remove") as progress: run.prune(remove, calibrate, progress)
         with report.phase("approximate") as progress: run.approximate(error, progress)
         with report.phase("front") as progress: run.front(error, memory, progress)
         with report.phase("laws"), own_laws(run): laws_verified, saved = run.judgement(aside)
@@ -190,11 +191,12 @@ class Run:
         """What the machine takes for kernels where the timed batch runs."""
         return self.workload.running(self.machine, count_bytes(self.operator))
 
-    def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
+    def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[SearchSpace, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
         need one another: where a law that makes one is left out, the others keep both their sides."""
-        def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            space = Space(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
+        def found(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
+            space = SearchSpace(self.model, laws, self.running, self.workload.extents(self.model), fusion,
+                                found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)
@@ -224,22 +226,30 @@ class Run:
         programs = self.programs["imported"], self.programs["exact"]
         check_precision(self.operator, programs, self.workload.few)
 
+    def prune(self, what: Sequence[str], calibrate: str | Path | None, progress: Any) -> None:
+        """Smaller models, as far as their exact programs keep the quality."""
+        assert self.quality is not None
+        pruning = Pruning(self.operator, self.space, self.programs["exact"], self.representable, self.workload,
+                          self.meta)
+        self.variants = pruning.variants(self.quality, what, calibrate, progress)
+
     def approximate(self, error: float, progress: Any) -> None:
-        """Measures what each proposed method, and each detour, does to the output, on rows that it is not fitted to;
-        none where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
+        """Measures what each proposed method, and each block substitution, does to the output, on rows that it is not
+        fitted to; none where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
         from opmatrix.spectra import Limits
         self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter,
                                        self.representable, self.workload.fit, self.workload.probe,
                                        Limits(error=max(0.5, error) if error else 0.0, most=6,
                                               narrowest=self.representable.narrowest), progress, self.approximations)
         groups, exact = part_factors(self.model), self.programs["exact"]
-        sparse, why = Unseen(exact, self.emitter.parts, self.space.prices, self.workload).offered(groups, error)
-        if why: self.report.say(why)
-        self.space.detours = [*offered(groups, exact, self.workload.probe, error), *sparse]
-        for each in self.variants: each.choices = carried(self.choices, self.operator, each)
+        sparse = SparseAttentionTrials(groups, exact, self.emitter.parts, self.space.prices, self.workload)
+        if error and sparse.unmeasurable: self.report.say(sparse.unmeasurable)
+        self.space.substitutions = [*BlockTrials(groups, exact, self.workload.probe).measure_errors(error),
+                                    *sparse.measure_errors(error)]
+        for each in self.variants: each.choices = carry_methods(self.choices, self.operator, each)
 
     def front(self, error: float, memory: float | None, progress: Any = unheard) -> None:
-        """The exact optimum, and the undominated programs over a ladder of errors."""
+        """The exact optimum, and the undominated programs over several levels of error."""
         assert self.choices is not None
         exact, program = self.structures["exact"], self.programs["exact"]
         front = Front(self.choices, program, (self.workload.probe, self.workload.choose), self.workload.timed,
@@ -253,7 +263,13 @@ class Run:
             self.points[-1].stated_error = stated
         # it is of the whole model's programs
         self.bound = None if self.variants else front.bound if error else exact.bound
-        self.points += smaller_points(self, front)
+        for made, joint, stated in choose_pruned(self.variants, front, self.quality) if self.quality else ():
+            variant, structure, smaller = made
+            assert variant is not None
+            point = self.point(variant.name(structure), smaller, structure.time, joint, None,
+                               variant.methods(structure), structure)
+            point.stated_error, point.variant = stated, variant
+            self.points.append(point)
         for choices in (self.choices, *(each.choices for each in self.variants)):
             if choices is not None: choices.settle()
         if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory

@@ -12,6 +12,7 @@ from rewrites.graph.egraph import Graph, Node, fitting
 from rewrites.graph.match import attribute_variable, orders
 from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.calls import multiplied
 from rewrites.lower.lower import Call, Lowering, Method, Use
 
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
@@ -178,7 +179,7 @@ class Forest:
         def held(call: Call, cls: int, name: str, tree: Tree) -> Tree:
             if call.implementation.variables[name].name != "matrix" or name == "key":
                 return tree
-            x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
+            x = multiplied(dict(call.bound), name)
             how = call.implementation.layout
             method = uses[Use(x, tree.cls, how, cls)]
             return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how),

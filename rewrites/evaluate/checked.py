@@ -10,7 +10,7 @@ from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
 from opmatrix.extents import collect_needs
 from opmatrix.patterns import Batch
-from rewrites.compiler.substitutions import detoured, part_factors
+from rewrites.compiler.substitutions import part_factors, substitute_blocks
 from rewrites.evaluate.compared import GROUP_ROWS, compare
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
@@ -117,12 +117,12 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
         if not point.methods: continue
         assert run.choices is not None and point.structure is not None
         own = point.variant
-        emitter = own.sources(point) if own else run.choices.sources[point.program]
+        emitter = own.sources(point.structure, point.program) if own else run.choices.sources[point.program]
         wanted, told = own.verified(few[0]) if own else (near, {})
         meant = own.operator if own else run.operator
-        taken = [*point.structure.detours.values()]
+        taken = [*point.structure.substitutions.values()]
         if taken:
-            meant = detoured(part_factors(run.model), taken)
+            meant = substitute_blocks(part_factors(run.model), taken)
             wanted, told = dense(meant, few[0]), {"detours": [*map(str, taken)]}
         point.checks |= told
         same = own and own.operator, reading(point.program, point.structure, emitter)
