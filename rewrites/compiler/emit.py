@@ -22,7 +22,7 @@ from rewrites.lower.calls import attributes as given
 from rewrites.lower.calls import list_kernels, multiplied, table_number
 from rewrites.lower.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
 
-Key = tuple[int, Hashable]                                  # of a constant: its part, and what it is there
+ConstantKey = tuple[int, Hashable]                                  # of a constant: its part, and what it is there
 ANYWHERE = -1                                               # in place of a part: an array is kept by its content
 AS_ROWS = 0                                                 # a view as plain rows, not as so many heads
 
@@ -38,7 +38,7 @@ def vector(lowering: Lowering, cls: int, width: int) -> Any:
     return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
 
 
-ATTRIBUTES: dict[str, Callable[[Lowering, int], Any]] = {   # of a sort of variable: its class as an attribute
+ATTRIBUTES: dict[str, Callable[[Lowering, Any], Any]] = {   # of a sort of variable: its class as an attribute
     "scalar": lambda lowering, cls: float(as_array(lowering.terms[cls]).item()),
     "where": lambda lowering, cls: lowering.template.values[cls].form,
     "relation": lambda lowering, cls: str(lowering.template.values[cls]),
@@ -76,20 +76,20 @@ class Emitter:
     """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
     that many programs store alike, as long as one of them does where it holds them weakly."""
 
-    fitted: MutableMapping[Key, Any] = field(default_factory=dict)
+    fitted: MutableMapping[ConstantKey, Any] = field(default_factory=dict)
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     sources: list[ReadWeight] = field(default_factory=list)
-    origins: dict[str, Key] = field(default_factory=dict)   # of a constant: the part that first read it
+    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)   # of constants: their parts, what they are there
     readings: list[tuple[Call, int]] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
     values: dict[int, Buffer] = field(default_factory=dict)
-    made: dict[Key, Any] = field(default_factory=dict)      # weights that no step reads yet
+    made: dict[ConstantKey, Any] = field(default_factory=dict)      # weights that no step reads yet
     part: int = 0
 
     @property
-    def shared(self) -> dict[Key, Any]:
+    def shared(self) -> dict[ConstantKey, Any]:
         """The constants among those kept that programs of any structure share."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
@@ -97,7 +97,7 @@ class Emitter:
             decide: Callable[[int, Use, Method], Method]) -> None:
         """Makes the weights that parts read and nobody keeps, several at a time, the largest first: nearly all that
         making a program takes."""
-        calls, sizes = dict[Key, Callable[[], Any]](), dict[Key, int]()
+        calls, sizes = dict[ConstantKey, Callable[[], Any]](), dict[ConstantKey, int]()
         for number, lowering, nodes in parts:
             for use, method in [(node.cls, node.label) for node in nodes if isinstance(node.cls, Use)]:
                 key, make = self._storing(lowering, number, lowering.held(use, decide(number, use, method)))
@@ -153,7 +153,7 @@ class Emitter:
         arrays = call.implementation.data(lowering.template.values)
         return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
 
-    def _masks(self, lowering: Lowering, cls: int) -> dict[str, str]:
+    def _masks(self, lowering: Lowering, cls: Any) -> dict[str, str]:
         """The tables of a pattern, as operands."""
         return {f"mask{k}": self._data(data) for k, data in enumerate(lowering.template.values[cls].data)}
 
@@ -178,7 +178,7 @@ class Emitter:
         if stored.layout != "stack": self.sources.append(ReadWeight(name, self.part, stored, x))
         return name
 
-    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[Key, Callable[[], Any]]:
+    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Any]]:
         """What a weight of a part is kept by, and how it is made."""
         cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
         content = lowering.content(stored)
@@ -189,7 +189,7 @@ class Emitter:
         if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
-    def _constant(self, key: Key, make: Callable[[], Any], what: Hashable = None) -> str:
+    def _constant(self, key: ConstantKey, make: Callable[[], Any], what: Hashable = None) -> str:
         if (kept := self.fitted.get(key)) is None:
             made = self.made.pop(key) if key in self.made else make()
             # what is promised is one float32, spread

@@ -12,17 +12,7 @@ from typing import Any
 from rewrites.compiler.search import Methods, SearchSpace, Structure, lowest
 from rewrites.extraction import Infeasible
 from rewrites.lower.sharing import find_shared, users
-from rewrites.pareto.columns import (
-    NO_LINKS,
-    Column,
-    Dual,
-    DualPrice,
-    LinkPrices,
-    Master,
-    PartProblem,
-    ProgramShape,
-    Shared,
-)
+from rewrites.pareto.columns import NO_LINKS, Column, Dual, DualPrice, Links, Master, PartProblem, ProgramShape, Shared
 
 SEEDS = 3                                                   # rounds of one part a structure before all are asked
 PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
@@ -125,7 +115,7 @@ class Budgeted:
     def closed(self, gap: float) -> bool:
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
-    def ask(self, price: DualPrice, ats: Sequence[int], links: LinkPrices = NO_LINKS) -> dict[int, float]:
+    def ask(self, price: DualPrice, ats: Sequence[int], links: Links = NO_LINKS) -> dict[int, float]:
         """The least that each of these stages costs at these prices; what it answers joins the pool."""
         least = {}
         for at in ats:
@@ -135,7 +125,7 @@ class Budgeted:
                 self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
         return least
 
-    def least(self, price: DualPrice, links: LinkPrices = NO_LINKS) -> float:
+    def least(self, price: DualPrice, links: Links = NO_LINKS) -> float:
         """What no program within the budgets can cost less than, by what every stage answers to these prices. What is
         shared costs its bytes less what parts pay for it."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
@@ -162,7 +152,7 @@ class Budgeted:
             dual = self.master.relax()
         return dual
 
-    def columns(self, price: DualPrice, links: LinkPrices = NO_LINKS) -> Iterator[Column]:
+    def columns(self, price: DualPrice, links: Links = NO_LINKS) -> Iterator[Column]:
         """Every known shape of every stage, with the methods that are cheapest at these prices."""
         for at, stage in enumerate(self.stages):
             for shape in self.pool.get(stage.key, {}).values():

@@ -14,8 +14,8 @@ from rewrites.lower.lower import Lowering, Stored, Use
 
 DualPrice = tuple[float, float, float]                      # of a second, a byte, a unit of squared error
 Shared = Hashable                                           # what several parts may read (rewrites/lower/sharing.py)
-LinkPrices = Mapping[tuple[int, Shared], float]             # the dual price that a part pays for it
-NO_LINKS: LinkPrices = MappingProxyType({})
+Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for it
+NO_LINKS: Links = MappingProxyType({})
 PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
 
 
@@ -69,14 +69,14 @@ class PartProblem:
         """What programs have the same shape: the structure and the states."""
         return id(self.lowering.like or self.lowering), self.pair
 
-    def paid(self, stored: Node, price: DualPrice, links: LinkPrices) -> float:
+    def paid(self, stored: Node, price: DualPrice, links: Links) -> float:
         """What its bytes cost this part: where others may read it, its link's dual price, or an equal share where there
         is none."""
         if (of := self.shared.get(stored.cls)) is None: return price[1] * stored.memory
         content, share = of
         return links.get((self.number, content), price[1] * stored.memory * share)
 
-    def reduced(self, price: DualPrice, most: float, links: LinkPrices = NO_LINKS) -> Problem:
+    def reduced(self, price: DualPrice, most: float, links: Links = NO_LINKS) -> Problem:
         """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`,
         and less costly than any that takes fewer bytes."""
         def priced(node: Node) -> Node:
@@ -95,7 +95,7 @@ class PartProblem:
                     kept[stored.cls] = priced(stored)
         return Problem([*nodes, *kept.values()], self.problem.roots)
 
-    def answer(self, price: DualPrice, most: float, time_limit: float, links: LinkPrices = NO_LINKS) -> Extraction:
+    def answer(self, price: DualPrice, most: float, time_limit: float, links: Links = NO_LINKS) -> Extraction:
         """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state
         to the other."""
         return extract(self.reduced(price, most, links), weights=price, families=self.lowering.leaves,
@@ -126,7 +126,7 @@ class PartProblem:
         return self.tables[shape]
 
     def column(self, at: int, shape: ProgramShape, price: DualPrice, most: float,
-               links: LinkPrices = NO_LINKS) -> Column:
+               links: Links = NO_LINKS) -> Column:
         """The program of this shape with the methods that are cheapest at these prices, each with an error of at most
         `most`."""
         _, offers = self.table(shape)
@@ -169,7 +169,7 @@ class Dual(NamedTuple):
     price: DualPrice
     worth: np.ndarray
     shares: np.ndarray
-    links: LinkPrices = NO_LINKS
+    links: Links = NO_LINKS
 
 
 @dataclass

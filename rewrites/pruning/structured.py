@@ -102,24 +102,26 @@ def heads_per_key(term: Operator) -> int:
 def choose_columns(term: Operator, at: Indices) -> Operator | None:
     """`term @ P`, where P chooses the columns `at`, without P: weights are smaller. None where P passes something
     only as itself."""
+    made: Operator | None = None
     match term.kind.name:
-        case "weight" if len(term.args[0].shape) == 2: return weight(choose_entries(term.args[0], at))
-        case "const": return const(choose_entries(term.args[0], at))
-        case "add" | "mul": return rebuild(term, [each if each.column else choose_columns(each, at)
-                                                  for each in term.children])
+        case "weight" if len(term.args[0].shape) == 2: made = weight(choose_entries(term.args[0], at))
+        case "const": made = const(choose_entries(term.args[0], at))
+        case "add" | "mul":
+            made = rebuild(term, [each if each.column else choose_columns(each, at) for each in term.children])
         case "compose":
             first, last = term.children
-            if last.kind.name == "join": return choose_joined(first, at, last.args[0])
-            return multiply(choose_columns(first, at), last) if last.entrywise else multiply(first,
-                                                                                           choose_columns(last, at))
-    return None
+            if last.kind.name == "join": made = choose_joined(first, at, last.args[0])
+            elif last.entrywise: made = multiply_both(choose_columns(first, at), last)
+            else: made = multiply_both(first, choose_columns(last, at))
+    return made
 
 
 def choose_joined(term: Operator, at: Indices, h: int) -> Operator | None:
     """The columns `at` of h heads that are joined: whole heads, else None."""
     size = term.out.cols
     kept = at[::size] // size
-    return multiply(choose_heads(term, kept, h), heads(len(kept)).T) if np.array_equal(at, spread(kept, size)) else None
+    if not np.array_equal(at, spread(kept, size)): return None
+    return multiply_both(choose_heads(term, kept, h), heads(len(kept)).T)
 
 
 def choose_heads(term: Operator, kept: Indices, h: int) -> Operator | None:
@@ -130,16 +132,16 @@ def choose_heads(term: Operator, kept: Indices, h: int) -> Operator | None:
     if term.kind.name != "compose": return None
     first, last = term.children
     match last.kind.name:
-        case "heads": return multiply(choose_columns(first, spread(kept, first.out.cols // h)), heads(len(kept)))
+        case "heads": return multiply_both(choose_columns(first, spread(kept, first.out.cols // h)), heads(len(kept)))
         case "repeat":
             share = h // first.out.heads
             keys = np.unique(kept // share)
             if not np.array_equal(kept, spread(keys, share)): return None
-            return multiply(choose_heads(first, keys, first.out.heads), repeat(len(kept)))
-    return multiply(choose_heads(first, kept, h), last) if same_for_heads(last) else None
+            return multiply_both(choose_heads(first, keys, first.out.heads), repeat(len(kept)))
+    return multiply_both(choose_heads(first, kept, h), last) if same_for_heads(last) else None
 
 
-def multiply(first: Operator | None, last: Operator | None) -> Operator | None:
+def multiply_both(first: Operator | None, last: Operator | None) -> Operator | None:
     """Their product, where both are there."""
     return None if first is None or last is None else first @ last
 
