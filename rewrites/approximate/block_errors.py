@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,8 @@ from opmatrix.patterns import Batch, Pattern
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
-from rewrites.approximate.trials import LARGE, SHORTEST, WORK, change_step, half_pass, join_batches, sample, try_steps
+from rewrites.approximate import trials
+from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, join_batches, sample, try_steps
 from rewrites.compiler.sparse_attention import sparse_attention_candidates
 from rewrites.compiler.substitutions import LAYER_DROPPED, BlockSubstitution, list_substitutions
 from rewrites.lower.mixed import Mean
@@ -118,7 +118,7 @@ class SparseAttentionTrials:
         steps before one are done once for all."""
         measured = list[BlockSubstitution]()
         if not most or not (tried := self.candidates()): return measured
-        wanted, values = self.program.run(self.sample), list[Any]()
+        wanted, values = self.program.run(self.sample), list[FloatRows | None]()
         for each in sorted(tried[:max(len(self.steps), self.passes)], key=lambda one: self.steps[one.first]):
             at = self.steps[each.first]
             for _ in self.program.schedule.walk(self.sample, values, at): pass
@@ -159,7 +159,7 @@ class SparseAttentionTrials:
         """The step of a substitution's part with its pattern."""
         at = self.steps[each.first]
         attributes = {**self.program.steps[at].attributes, "where": sparse_pattern(each).form}
-        return change_step(self.program, at, {}, attributes=attributes)
+        return trials.change_step(self.program, at, {}, attributes=attributes)
 
     def saved(self, each: BlockSubstitution) -> float:
         """Predicted seconds that a substitution's pattern saves."""
@@ -175,7 +175,7 @@ class SparseAttentionTrials:
     @property
     def passes(self) -> int:
         """How many trials there may be."""
-        return int(WORK / (self.sample.rows * half_pass(self.program)))
+        return int(WORK / (self.sample.rows * trials.half_pass(self.program)))
 
     @cached_property
     def sample(self) -> Batch:

@@ -60,8 +60,8 @@ def join_batches(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
     return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
 
-def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Any]], values: Sequence[Any],
-                batch: Batch) -> Iterator[FloatRows]:
+def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Any]],
+                values: Sequence[FloatRows | None], batch: Batch) -> Iterator[FloatRows]:
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the
     first that reads it. So many are made and tried together as TRIAL_BYTES and TOGETHER allow."""
     schedule = program.schedule
@@ -74,13 +74,13 @@ def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[],
         yield from try_steps(program, steps, values, batch)
 
 
-def try_steps(program: Program, steps: Mapping[int, Sequence[Call]], values: Sequence[Any],
-              batch: Batch) -> list[FloatRows]:
+def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
+              values: Sequence[FloatRows | None], batch: Batch) -> list[FloatRows]:
     """The outputs on a batch of several programs in one pass, a copy of the batch for each, given the values before the
     first step in which they differ. `steps` are these steps, rising, by their numbers: a call for each program."""
     schedule, copies = program.schedule, len(next(iter(steps.values())))
     many = batch if copies == 1 else join_batches([batch] * copies)
-    found: list[Any] = [None if value is None else np.concatenate([value] * copies) for value in values]
+    found = [None if value is None else np.concatenate([value] * copies) for value in values]
     for at, calls in steps.items():
         for _ in schedule.walk(many, found, at): pass
         out = np.empty(calls[0].shape.at(schedule.extents(many)), np.float32)

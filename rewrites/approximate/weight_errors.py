@@ -39,7 +39,7 @@ class WeightTrials:
     fitter: Fitter
     batch: Batch
     wanted: FloatRows
-    values: Sequence[Any]
+    values: Sequence[FloatRows | None]
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -97,7 +97,7 @@ def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Price
                     fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
     """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
     comes before one is computed once for all, and nothing is kept of it afterwards."""
-    wanted, values = program.run(batch), list[Any]()
+    wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
         progress(done, len(sites))

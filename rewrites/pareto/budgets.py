@@ -3,7 +3,7 @@ budgets, each part answers with the program that is cheapest at these prices (Da
 parts answer to one price proves a bound for every program (Geoffrion 1974)."""
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -41,7 +41,7 @@ class Budgets:
     shapes of programs that they find."""
 
     def __init__(self, space: SearchSpace, methods: Methods) -> None:
-        self.space, self.pool, self.seeded = space, dict[Any, dict[Any, ProgramShape]](), set[DualPrice]()
+        self.space, self.pool, self.seeded = space, dict[Hashable, dict[Hashable, ProgramShape]](), set[DualPrice]()
         self.stages = [PartProblem(number, (before, after), space.problem(number, before, after, methods),
                                    space.lowering(number, before), space.span(number))
                        for number, before, after in space.ways()]
@@ -75,7 +75,7 @@ class Budgeted:
     weights: DualPrice
     limits: dict[int, float]                                # criterion -> budget
     until: float
-    pool: dict[Any, dict[Any, ProgramShape]]
+    pool: dict[Hashable, dict[Hashable, ProgramShape]]
     sizes: Mapping[Shared, float] = field(default_factory=dict)
     best: list[Column] | None = None
     bound: float = -inf

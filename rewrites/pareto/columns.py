@@ -28,7 +28,7 @@ class ProgramShape:
     uses: tuple[Use, ...]
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         return self.uses, tuple((node.cls, node.children, node.time) for node in self.fixed)
 
 
@@ -54,10 +54,10 @@ class PartProblem:
     span: tuple[int, int]
     offers: dict[Use, list[tuple[Node, Node]]] = field(default_factory=dict)
     tables: dict[ProgramShape, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    shared: dict[Any, tuple[Shared, float]] = field(default_factory=dict)
+    shared: dict[Hashable, tuple[Shared, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        stored: dict[Any, Node] = {node.cls: node for node in self.problem.nodes if isinstance(node.cls, Stored)}
+        stored: dict[Hashable, Node] = {node.cls: node for node in self.problem.nodes if isinstance(node.cls, Stored)}
         for node in self.problem.nodes:
             if isinstance(node.cls, Use):
                 self.offers.setdefault(node.cls, []).append((node, stored[node.children[0]]))
@@ -65,7 +65,7 @@ class PartProblem:
         self.own_errors = {node.cls: node for node in self.rest if node.error}
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """What programs have the same shape: the structure and the states."""
         return id(self.lowering.like or self.lowering), self.pair
 
@@ -83,7 +83,7 @@ class PartProblem:
             return node if node.cls not in self.shared else node._replace(memory=self.paid(node, price, links)
                                                                           / (price[1] or 1.0))
 
-        nodes, kept = [*map(priced, self.rest)], dict[Any, Node]()
+        nodes, kept = [*map(priced, self.rest)], dict[Hashable, Node]()
         for offers in self.offers.values():
             least = inf
             by_size = sorted((self.paid(s, price, links), price[0] * u.time + price[2] * u.error, at)
@@ -184,7 +184,7 @@ class Master:
     most: float                                             # error of one method
     sizes: Mapping[Shared, float] = field(default_factory=dict)         # bytes of what parts share
     columns: list[Column] = field(default_factory=list)
-    seen: set[Any] = field(default_factory=set)
+    seen: set[Hashable] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         last = max(stage.span[1] for stage in self.stages)

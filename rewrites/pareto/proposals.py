@@ -1,6 +1,6 @@
 """The choices of the search within budgets: methods that spectra proposed for every weight of the exact program, with
 the errors that the model itself said each has."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -39,9 +39,9 @@ class Choices:
     representable: Representable
     own: dict[str, Approximation] = field(default_factory=dict)
     seen: dict[ValueKey, Seen] = field(default_factory=dict)  # of what programs multiply weights by
-    fitters: dict[Any, Fitter] = field(default_factory=dict)
-    directions: dict[Any, np.ndarray] = field(default_factory=dict)         # of low rank, which fitters share
-    fitted: dict[Any, WeakValueDictionary[Any, Any]] = field(default_factory=dict)      # constants of programs in use
+    fitters: dict[Hashable, Fitter] = field(default_factory=dict)
+    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)    # of low rank
+    fitted: dict[Hashable, WeakValueDictionary[Any, Any]] = field(default_factory=dict)    # constants in use
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)     # where they come from
 
     @cached_property
@@ -117,7 +117,7 @@ def add_errors(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:
     return (method._replace(error=sum(each)) for method, each in errors.items() if len(each) == len(sets))
 
 
-def list_uses(structure: Structure) -> tuple[Any, ...]:
+def list_uses(structure: Structure) -> tuple[Hashable, ...]:
     """The border states and the uses of weights of a program, whatever they are stored by."""
     return (*structure.route, *((number, use) for number, _, use, _ in structure.uses()))
 
