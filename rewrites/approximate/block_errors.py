@@ -108,7 +108,12 @@ class SparseAttentionTrials:
     workload: Workload
 
     def candidates(self) -> list[BlockSubstitution]:
-        """Every substitution that pays, and leaves out enough of the scores of the text that errors are known of."""
+        """Every substitution that pays, and whose error is known."""
+        return self.measurable
+
+    @cached_property
+    def measurable(self) -> list[BlockSubstitution]:
+        """Substitutions that pay, and leave out enough of the scores of the text that errors are measured on."""
         judges, timed = (self.workload.choose, self.workload.state), self.workload.timed
         return [each for each in self.paying
                 if min(self.left_out(each, batch) for batch in judges) >= ALIKE * self.left_out(each, timed)]
@@ -130,14 +135,15 @@ class SparseAttentionTrials:
     def paying(self) -> list[BlockSubstitution]:
         """The substitutions whose pattern saves enough of the program's seconds, were it in every part."""
         if self.workload.timed.alone: return []
-        seconds = self.prices.spent(self.program.schedule.cost)
-        return [each for each in sparse_attention_candidates(self.groups, sentence_lengths(self.workload.timed))
-                if each.first in self.steps and self.saved(each) * len(self.steps) >= REPAID * seconds]
+        tried = sparse_attention_candidates(self.groups, sentence_lengths(self.workload.timed))
+        if not (known := [each for each in tried if each.first in self.steps]): return []
+        least = REPAID * self.prices.spent(self.program.schedule.cost)
+        return [each for each in known if self.saved(each) * len(self.steps) >= least]
 
     @property
     def unmeasurable(self) -> str:
         """Why no error is known of what would pay: text is too short to say it. Empty where that is not so."""
-        if not self.paying or self.candidates(): return ""
+        if not self.paying or self.measurable: return ""
         judged, timed = (int(sentence_lengths(batch).max()) for batch in (self.workload.state, self.workload.timed))
         return (f"attention sees all keys: texts that errors are stated of have {judged} tokens at most, which does "
                 f"not say what fewer keys change in {timed}: give --text with longer lines, or with more of them")
