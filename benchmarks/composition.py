@@ -25,7 +25,7 @@ from formats.machine.model import this_machine
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
-from rewrites.compiler.search import Space
+from rewrites.compiler.search import SearchSpace
 from rewrites.evaluate.goals import ANY, goals
 from rewrites.evaluate.pairs import SentencePairs, score_pairs
 from rewrites.evaluate.quality import Quality, loosened
@@ -38,7 +38,7 @@ from rewrites.pareto.error_levels import OBJECTIVES, Front, count_methods, descr
 from rewrites.phases import silence_stdout
 from rewrites.pruning import losses
 from rewrites.pruning.removing import WHAT
-from rewrites.pruning.variants import Untried, smaller, worth
+from rewrites.pruning.variants import Untried, choose_best
 from rewrites.report.choice import choose
 from rewrites.report.points import Point
 from rewrites.run import (
@@ -50,6 +50,7 @@ from rewrites.run import (
     find_front,
     judge_front,
     propose_approximations,
+    pruning_of,
     time_front,
     verify_front,
 )
@@ -109,7 +110,8 @@ def compared(given, text, chooses) -> dict[str, Point]:
     compile_kernels(searched)
     quality = Quality(loosened(asked, ()), find_figures(asked[1:], "the model", searched.exact))
     if given.quick: losses.SHARES = QUICK
-    variants = [each for what in (WHAT, *zip(WHAT)) for each in smaller(searched, quality, what, text, unheard)]
+    pruning = pruning_of(searched)
+    variants = [each for what in (WHAT, *zip(WHAT)) for each in pruning.variants(quality, what, text, unheard)]
     say(f"{len(variants)} smaller models keep the correlation")
     proposed = propose_approximations(searched, ANY, variants=variants)
     say("methods of all weights are measured")
@@ -145,18 +147,18 @@ def alone(proposed: Proposed, quality: Quality) -> Iterator[tuple[str, list[Poin
     front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.timed, searched.opened.meta)
     forms = dict.fromkeys(method.format for methods in choices.measured.values() for method in methods)
     narrow = {form for form in forms if only_narrows([form])}
-    plain = replace(searched.space, detours=(), like=searched.space)
+    plain = replace(searched.space, substitutions=(), like=searched.space)
 
     def among(found: Sequence[Untried]) -> list[Point]: return looked(searched, front, quality, found)
     for name, allowed in ({form: {form} for form in forms} | {"number types": narrow}).items():
         yield name, among([*within(proposed, plain, allowed)])
-    if searched.space.detours: yield LAYERS, among([*within(proposed, searched.space, set())])
+    if searched.space.substitutions: yield LAYERS, among([*within(proposed, searched.space, set())])
     for what in dict.fromkeys(name for variant in variants for name in variant.cuts):
         yield what, among([Untried(variant, variant.structure, variant.program)
                            for variant in variants if [*variant.cuts] == [what]])
 
 
-def within(proposed: Proposed, space: Space, forms: set[str]) -> Iterator[Untried]:
+def within(proposed: Proposed, space: SearchSpace, forms: set[str]) -> Iterator[Untried]:
     """Programs of a space where a weight is stored by one of these forms or as it is, over a ladder of errors."""
     measured = {at: [each for each in found if each.format in forms]
                 for at, found in proposed.choices.measured.items()}
@@ -173,7 +175,7 @@ def within(proposed: Proposed, space: Space, forms: set[str]) -> Iterator[Untrie
 def looked(searched: Searched, front: Front, quality: Quality, found: Sequence[Untried]) -> list[Point]:
     """Points of those that keep the quality."""
     points = []
-    for (variant, structure, program), joint, stated in worth(found, front, quality, 2):
+    for (variant, structure, program), joint, stated in choose_best(found, front, quality, 2):
         name = variant.name(structure) if variant else describe_methods(structure)
         methods = variant.methods(structure) if variant else count_methods(structure)
         points.append(Point.of(searched, name, program, structure.time, joint, None, methods=methods,

@@ -60,7 +60,7 @@ def main() -> None:
         Figure(f"rank correlation of {len(alone)} errors of single methods with those on other rows",
                float(spearmanr(alone, others).statistic), least=0.95, ceiling=1),
         Figure(f"the search within 2 %, {len(opened.parts)} parts, "
-               f"{len(proposed.searched.space.detours)} detours", took, "s", most=10),
+               f"{len(proposed.searched.space.substitutions)} detours", took, "s", most=10),
         Figure("its gap", 100 * (1 - proved.bound / proved.time) if proved.bound > 0 else None, "%",
                why="nothing is proved")])
 

@@ -30,7 +30,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
-from rewrites.compiler.search import Space, cheapest
+from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.evaluate.pairs import SentencePairs
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method, plainly
@@ -38,8 +38,8 @@ from rewrites.lower.mixed import parse_mix
 from rewrites.lower.narrowing import narrowed
 from rewrites.opened import Opened, Searched, search_exact
 from rewrites.phases import silence_stdout
-from rewrites.pruning.removing import METRICS, Level, removed
-from rewrites.pruning.structured import split
+from rewrites.pruning.removing import METRICS, Level, remove_groups
+from rewrites.pruning.structured import weight_and_bias
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload, calibration
 
@@ -67,7 +67,7 @@ class State(NamedTuple):
             first = self.numbers[0]
             return self._replace(numbers=(first or name, name))
         if name in LEVELS:
-            less = removed(self.model, LEVELS[name], batch)
+            less = remove_groups(self.model, LEVELS[name], batch)
             changed = {cut.weight for cut in less.cuts}      # they are dense again
             return self._replace(model=less.model, stored={label: method for label, method in self.stored.items()
                                                            if label not in changed})
@@ -108,7 +108,7 @@ class Judge:
 
     def outcome(self, state: State) -> Outcome:
         own = self.searched.space
-        structure = cheapest(Space(state.model, own.laws, own.machine, own.extents, like=own), state.methods)
+        structure = cheapest(SearchSpace(state.model, own.laws, own.machine, own.extents, like=own), state.methods)
         program = narrowed(structure.program(self.searched.opened.meta)[0], own.prices)
         (whole, wanted, _), (correlation, found) = self.exact, scored(program, self.pairs)
         return Outcome(structure.time, program.stored_bytes, float(np.linalg.norm(found - wanted)
@@ -189,7 +189,7 @@ def narrow(method: Method | None, numbers: str) -> Method:
 
 def weights(model: Operator):
     """The arrays of every weight but tables."""
-    return [split(node)[0] for factor in [*factors(model)][1:] for node, _ in matrices(factor)]
+    return [weight_and_bias(node)[0] for factor in [*factors(model)][1:] for node, _ in matrices(factor)]
 
 
 def apart(one: Outcome, other: Outcome) -> Outcome:

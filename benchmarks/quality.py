@@ -19,6 +19,7 @@ import numpy as np
 from all import DATA
 from command import Figure, Parser, concluded, listed, named, readable, say, tabled, takes
 from composition import halves
+from sparsity import Sparsity, sparsify
 
 from formats.machine.model import this_machine
 from opmatrix.algebra.data import Data
@@ -29,15 +30,14 @@ from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
-from opmatrix.spectra.sparsity import Sparsity, sparsify
-from rewrites.compiler.search import Space, cheapest
+from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.evaluate.pairs import SentencePairs, score_pairs
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
 from rewrites.opened import Opened, Searched, search_exact
 from rewrites.phases import silence_stdout
-from rewrites.pruning.removing import METRICS, Level, removed
-from rewrites.pruning.structured import split
+from rewrites.pruning.removing import METRICS, Level, remove_groups
+from rewrites.pruning.structured import weight_and_bias
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload, calibration
 
@@ -118,21 +118,21 @@ def scored(program, pairs: SentencePairs) -> tuple[float, np.ndarray]:
 def programmed(searched: Searched, model: Operator):
     """The fastest program of a model whose sizes are those of the searched one."""
     whole = searched.space
-    space = Space(model, whole.laws, whole.machine, whole.extents, like=whole)
+    space = SearchSpace(model, whole.laws, whole.machine, whole.extents, like=whole)
     return cheapest(space, plainly).program(searched.opened.meta)[0]
 
 
 def compressed(model: Operator, technique: Technique, batch, metric: str) -> tuple[Operator, list[float]]:
     """The model by a technique, at its old sizes, and the relative error of each layer that was changed."""
     if technique.level is not None:
-        less = removed(model, technique.level, batch, metric)
+        less = remove_groups(model, technique.level, batch, metric)
         return less.zeroed, [cut.error for cut in less.cuts]
     first, *rest = factors(model)                           # tables are looked up
     x, made, errors = apply_factor(first, entered(model, batch, dtype=np.float32)), [first], list[float]()
     for factor in rest:
         for at in range(sum(1 for _ in matrices(factor))):
             node, before = [*matrices(factor)][at]
-            if not technique.takes(*split(node)[0].shape): continue
+            if not technique.takes(*weight_and_bias(node)[0].shape): continue
             fitted, error = fit(node, apply_factor(before, x).array, technique, metric)
             factor = substitute(factor, {node: fitted})
             errors.append(error)
@@ -143,7 +143,7 @@ def compressed(model: Operator, technique: Technique, batch, metric: str) -> tup
 
 def matrices(term: Operator, before: Operator = I) -> Iterator[tuple[Operator, Operator]]:
     """Every weight of a factor, with its bias, and what leads to it from the factor's input, in order."""
-    if split(term) is not None: yield term, before
+    if weight_and_bias(term) is not None: yield term, before
     elif term.kind.name == "compose":
         makes, reads = term.children
         yield from matrices(makes, before)
@@ -155,7 +155,7 @@ def matrices(term: Operator, before: Operator = I) -> Iterator[tuple[Operator, O
 def fit(node: Operator, rows: np.ndarray, technique: Technique, metric: str) -> tuple[Operator, float]:
     """A weight by a technique, fitted to rows (T, n) that it reads, and its relative output error there. What OBS loses
     on average goes to the bias, if there is one."""
-    (data, shift), gram = split(node), Gram.of(rows)
+    (data, shift), gram = weight_and_bias(node), Gram.of(rows)
     W, mean = np.asarray(data.array, np.float64), gram.total / gram.rows
     whole = gram.matrix / gram.rows if shift is None else gram.covariance
     assert technique.fit is not None

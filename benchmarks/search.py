@@ -25,7 +25,7 @@ from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
-from rewrites.compiler.search import Space, search
+from rewrites.compiler.search import SearchSpace, search
 from rewrites.extraction import Infeasible
 from rewrites.flat import factors
 from rewrites.laws import EXACT_LAWS
@@ -140,7 +140,8 @@ def offered(lowering, use):
 def approximate(model, layers, error, machine, tokens):
     """A line of the table of searches within an error."""
     begun = time.perf_counter()
-    found = within(Space(model, EXACT_LAWS, machine, counted([tokens], patterns(model))), offered, error=error ** 2)
+    space = SearchSpace(model, EXACT_LAWS, machine, counted([tokens], patterns(model)))
+    found = within(space, offered, error=error ** 2)
     return [str(layers), f"{100 * error:g} %", f"{time.perf_counter() - begun:.2f}", f"{1e3 * found.time:.3f}",
             f"{1e3 * found.bound:.3f}",
             f"{100 * found.gap:.2f} %", f"{found.memory / 1e6:.1f}"]

@@ -7,16 +7,16 @@ from typing import Any
 from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
 from opmatrix.program import Program
+from rewrites.approximate.trials import LARGE
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.search import Space, Structure, cheapest
+from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, Part, outputs, parts
 from rewrites.law import Law
 from rewrites.lower.lower import plainly
 from rewrites.lower.precision import count_bytes
 from rewrites.lower.representations import NUMBER_TYPES, Representable
-from rewrites.pareto.error_levels import LARGE
 from rewrites.phases import Tell
 from rewrites.workload.workload import Workload
 
@@ -58,11 +58,11 @@ class Opened:
         """What the machine takes for kernels where the timed batch runs."""
         return self.workload.running(self.machine, count_bytes(self.operator))
 
-    def explore(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
+    def explore(self, laws: Sequence[Law], fusion: bool = True) -> tuple[SearchSpace, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
         need one another: where a law that makes one is left out, the others keep both their sides."""
-        def optimum(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            space = Space(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
+        def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
+            space = SearchSpace(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return optimum(laws, 10.0)
@@ -82,7 +82,7 @@ class Searched:
 
     opened: Opened
     workload: Workload
-    space: Space
+    space: SearchSpace
     structures: Mapping[str, Structure]
     programs: Mapping[str, Program]
     emitter: Emitter

@@ -23,6 +23,7 @@ from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians, peak
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.search import Structure
 from rewrites.compiler.substitutions import part_factors
@@ -37,12 +38,11 @@ from rewrites.lower.mixed import Mix
 from rewrites.lower.precision import check_precision
 from rewrites.lower.representations import check_budgets
 from rewrites.opened import Opened, Searched, search_exact
-from rewrites.pareto.block_errors import Unseen, offered
 from rewrites.pareto.error_levels import Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices, propose_methods
 from rewrites.phases import Report, Tell
 from rewrites.pruning.removing import check_removal
-from rewrites.pruning.variants import Variant, carried, choose_pruned, smaller
+from rewrites.pruning.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
 from rewrites.report.gains import add_means
@@ -71,7 +71,7 @@ class Request(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """What each method does to each weight, in a space that has every detour, and smaller models."""
+    """What each method does to each weight, in a space that has every block substitution, and smaller models."""
 
     searched: Searched
     choices: Choices
@@ -171,7 +171,7 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
         variants: Sequence[Variant] = ()
         if request.remove:
             with report.phase("remove") as progress:
-                variants = smaller(searched, quality, request.remove, request.calibrate, progress)
+                variants = pruning_of(searched).variants(quality, request.remove, request.calibrate, progress)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants)
         with report.phase("front") as progress:
@@ -207,20 +207,27 @@ def compile_kernels(searched: Searched) -> None:
     check_precision(searched.opened.operator, programs, searched.workload.few)
 
 
+def pruning_of(searched: Searched) -> Pruning:
+    """What smaller models are made from."""
+    opened = searched.opened
+    return Pruning(opened.operator, searched.space, searched.exact, opened.representable, searched.workload, opened.meta)
+
+
 def propose_approximations(searched: Searched, error: float, progress: Tell = unheard,
                            say: Callable[[str], None] = unheard, variants: Sequence[Variant] = ()) -> Proposed:
-    """What each proposed method, and each detour, does to the output, measured on rows that it is not fitted to; none
-    where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
+    """What each proposed method, and each block substitution, does to the output, measured on rows that it is not
+    fitted to; none where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
     from opmatrix.spectra import Limits
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
     limits = Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest)
     choices = propose_methods(space, searched.optimum, exact, searched.emitter, opened.representable, workload.fit,
                               workload.probe, limits, progress, opened.approximations)
     groups = part_factors(opened.model)
-    sparse, why = Unseen(exact, searched.emitter.parts, space.prices, workload).offered(groups, error)
-    if why: say(why)
-    space.detours = [*offered(groups, exact, workload.probe, error), *sparse]
-    for each in variants: each.choices = carried(choices, opened.operator, each)
+    sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload)
+    if error and sparse.unmeasurable: say(sparse.unmeasurable)
+    space.substitutions = [*BlockTrials(groups, exact, workload.probe).measure_errors(error),
+                           *sparse.measure_errors(error)]
+    for each in variants: each.choices = carry_methods(choices, opened.operator, each)
     return Proposed(searched, choices, variants)
 
 

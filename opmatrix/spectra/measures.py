@@ -142,7 +142,7 @@ class Spectrum:
 
     @cached_property
     def power_law(self) -> PowerLaw:
-        """Of the eigenvalues σ² of WᵀW, as Martin and Mahoney (2021) read the quality of a layer from them."""
+        """The power law of the eigenvalues σ² of WᵀW, from which Martin and Mahoney (2021) read a layer's quality."""
         return power_law(self.energy)
 
     def rows(self) -> list[tuple[str, str]]:

@@ -132,7 +132,7 @@ class Weighed:
 
     @property
     def squares(self) -> Doubles:
-        """Of its inputs."""
+        """Squared column norms of its inputs."""
         return gram_diagonal(self.gram)
 
     @property
@@ -148,16 +148,16 @@ class Weighed:
 
     @cached_property
     def shares(self) -> Doubles:
-        """Of the output's energy, what each number holds, were the columns of X orthogonal."""
+        """The share of the output's energy that each number holds, were the columns of X orthogonal."""
         energy = entry_energy(self.weight, self.gram)
         return energy / (energy.sum() or 1)
 
     def ranks(self) -> list[int]:
-        """Those worth proposing."""
+        """The ranks worth proposing."""
         return ranks(self.errors, self.limits)
 
     def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
-        """Those worth proposing, of numbers or of tiles."""
+        """The densities worth proposing, of numbers or of tiles."""
         if tile is None: return densities(self.lost, self.limits)
         return densities(curve(tile_energy(entry_energy(self.weight, self.gram), tile)), self.limits)
 
@@ -255,7 +255,7 @@ def rejected(each: Candidate, reason: str) -> Rejected:
 
 
 def split_dominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rejected]]:
-    """Those that no other one equals or beats in error, effort and bytes at once (of equal ones the first stays)."""
+    """Proposals that no other equals or beats in error, effort and bytes at once (of equal ones the first stays)."""
     front: list[Proposal] = []
     lost: list[Rejected] = []
     worth = [(each.predicted_error, *each.price) for each in found]

@@ -42,7 +42,7 @@ def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, 
 
 def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | None = None,
              group: int = 1) -> Iterator[Removal]:
-    """The same for several counts, rising, by one sweep: what goes first goes from all."""
+    """What `remove` gives for several counts, rising, by one sweep: what goes first goes from all."""
     w, g = check_matrix(weight, "weight"), metric(gram, len(weight))  # type: ignore[arg-type]
     if group < 1 or len(w) % group: raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
     for count in counts:

@@ -50,7 +50,7 @@ def recall(file: Path, names: Iterable[str]) -> Measured | None:
     return None
 
 
-def method(row: Any) -> Method | None:
+def method(row: object) -> Method | None:
     """A method as `keep` writes it: a known format, options that it has, a way to fit, a squared error; None for
     anything else."""
     match row:

@@ -13,14 +13,15 @@ from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.search import Structure
+from rewrites.lower.calls import table_number
 from rewrites.lower.lower import TURNED, Lowering, Method, Stored
 
-Source = tuple[int, str, int]                               # a value of any program: its part, the border state before
+ValueKey = tuple[int, str, int]                             # a value of any program: its part, the border state before
                                                             # it, its class
 
 
 @dataclass(frozen=True)
-class Site:
+class WeightSite:
     """A weight where a program reads it: the constant's name, its class in its part, what it multiplies (a value's
     name, or none for a table that is gathered from, and the value that this is in any program), the part's graph;
     whether the leaf stands elsewhere, too, and how many products read the constant."""
@@ -29,15 +30,15 @@ class Site:
     part: int
     stored: Stored
     x: str | None
-    value: Source
+    value: ValueKey
     lowering: Lowering
     tied: bool = False
     products: int = 1
 
     @property
     def name(self) -> str:
-        """Of what is measured: a constant from which rows are gathered is another thing than the same one multiplied
-        by."""
+        """What its errors are kept by: a constant from which rows are gathered is another thing than the same one
+        multiplied by."""
         return f"{self.constant} gathered" if self.stored.layout == TURNED else self.constant
 
     @property
@@ -52,14 +53,14 @@ class Site:
 
     def reads(self, operand: str, constant: str) -> bool:
         """Whether an operand is this weight, gathered from or multiplied by as the site says."""
-        return constant == self.constant and operand.startswith("table") == (self.x is None)
+        return constant == self.constant and bool(table_number(operand)) == (self.x is None)
 
     def readers(self, program: Program) -> list[int]:
         """The steps that read it, in order."""
         return [i for i, step in enumerate(program.steps) if any(self.reads(*each) for each in step.operands.items())]
 
 
-def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site]:
+def sites(program: Program, structure: Structure, emitter: Emitter) -> list[WeightSite]:
     """Every weight of a program and where it stands."""
     users: dict[str, list[str]] = {}                        # of a constant: what it multiplies, step by step
     for step in program.steps:
@@ -70,7 +71,7 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
         lowering, before = structure.lowering(part), structure.before(part)
         gathered = value in lowering.graph.facts["given"]
         x = None if gathered else users[constant].pop(0)
-        found.append(Site(constant, part, stored, x, (part, before, value), lowering,
+        found.append(WeightSite(constant, part, stored, x, (part, before, value), lowering,
                           lowering.stands_elsewhere(stored.weight), 1 if gathered else counts[constant]))
     return found
 
@@ -87,13 +88,13 @@ def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, S
     return found
 
 
-def fitter(program: Program, found: Sequence[Site], batch: Batch, own: dict[str, Approximation]) -> Fitter:
+def fitter(program: Program, found: Sequence[WeightSite], batch: Batch, own: dict[str, Approximation]) -> Fitter:
     """What fits the weights of a program to the rows that it multiplies them by."""
     seen = observe(program, [site.x for site in found if site.x], batch)
     return Fitter({site.key: seen[site.x] for site in found if site.x}, own)
 
 
-def stored_for(site: Site, numbers: np.ndarray, fitter: Fitter, method: Method, rows: Any = slice(None)) -> Any:
+def stored_for(site: WeightSite, numbers: np.ndarray, fitter: Fitter, method: Method, rows: Any = slice(None)) -> Any:
     """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter, and
     of these the rows that are gathered, as none is stored by what others are."""
     if site.x is not None: return as_dense(fitter.store(numbers, method, site.key))
@@ -104,10 +105,10 @@ def stored_for(site: Site, numbers: np.ndarray, fitter: Fitter, method: Method, 
     return FORMATS["dense"].approximate(whole)
 
 
-def gathered_rows(site: Site, program: Program, batch: Batch) -> np.ndarray:
+def gathered_rows(site: WeightSite, program: Program, batch: Batch) -> np.ndarray:
     """The rows of a table that a batch chooses."""
     count = program.constants[site.constant].shape[1 if site.stored.layout == TURNED else 0]
-    fields = {str(step.attributes["fields"]).split(",")[int(operand.removeprefix("table"))]
+    fields = {str(step.attributes["fields"]).split(",")[int(table_number(operand))]
               for step in map(program.steps.__getitem__, site.readers(program))
               for operand, constant in step.operands.items() if site.reads(operand, constant)}
     found: np.ndarray = np.unique([batch.field(field, count) for field in sorted(fields)])
@@ -115,5 +116,6 @@ def gathered_rows(site: Site, program: Program, batch: Batch) -> np.ndarray:
 
 
 def as_dense(stored: Any) -> Any:
-    """The same numbers in the dense kernel, which is quick to measure errors with; what rounds x, too, as it is."""
+    """What is stored as the dense kernel takes it, which is quick to measure errors with; what rounds x, too, as it
+    is."""
     return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].approximate(stored.unpack())

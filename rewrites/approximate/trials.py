@@ -1,10 +1,13 @@
-"""What each method of a weight alone does to the output. All methods of a weight are tried in one pass over what comes
-after it: the batch is repeated, a copy for each, and only the steps that read the weight are done copy by copy."""
-from collections.abc import Callable, Iterator, Sequence
+"""Trying approximations, each alone: on which sentences, and what a program gives where some steps are done otherwise.
+
+All kinds of approximation meet here. Candidates are listed; each is tried on rows that it was not fitted to; one whose
+`error`, the squared relative change of the output, is small enough becomes columns of the linear program, in which
+errors add up (rewrites/pareto)."""
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import prod
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +15,24 @@ from numpy.typing import NDArray
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, Walked, call
-from rewrites.approximate.sites import Site
+from rewrites.approximate.sites import WeightSite
 
 CHANGED = "changed"                                         # name of a constant that is tried instead of another
 TOGETHER = 2048                                             # rows of a pass, all copies together
-HELD = 2 ** 28                                              # bytes of weights that are tried together, and of outputs
+TRIAL_BYTES = 2 ** 28                                       # of weights that are tried together, and of outputs
 FloatRows = NDArray[np.float32]
-LEAST, SHORTEST = 4, 16                                     # sentences that errors are measured on, and tokens that are
-                                                            # left of each, however large the model is
-WORK = 3e12                                                 # multiplications that all trials may take before sentences
-                                                            # are left out
+LARGE = 2 ** 28                                             # bytes of a program that takes seconds to fit and verify
+LEAST, SHORTEST = 4, 16                                     # sentences of a sample, and tokens of each, at least
+WORK = 3e12                                                 # multiplications of all trials, about, at most
+Tried = TypeVar("Tried", covariant=True)
+
+
+class Trials(Protocol[Tried]):
+    """One way to approximate a model: what may be tried, and what of it changes the output by at most `most`, relative,
+    each with the `error` that it alone brings about."""
+
+    def candidates(self) -> Sequence[Tried]: ...
+    def measure_errors(self, most: float) -> Sequence[Tried]: ...
 
 
 def sample(program: Program, batch: Batch, trials: int) -> Batch:
@@ -33,7 +44,7 @@ def sample(program: Program, batch: Batch, trials: int) -> Batch:
     if batch.alone: return batch
     rows = WORK / max(1.0, trials * half_pass(program))
     if (count := int(np.searchsorted(batch.starts, rows, "right")) - 1) >= len(batch): return batch
-    if count >= LEAST: return joined(islice(batch, count))
+    if count >= LEAST: return join_batches(islice(batch, count))
     few, side = [*islice(batch, LEAST)], max(SHORTEST, int(rows) // LEAST)
     return Batch([row.tokens[:side] for row in few], [row.kinds[:side] for row in few])
 
@@ -43,48 +54,54 @@ def half_pass(program: Program) -> float:
     return sum(constant.nbytes / 4 for constant in program.constants.values()) / 2
 
 
-def joined(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
     """The sentences of several batches as one."""
     rows = [row for batch in batches for row in batch]
     return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
 
-def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], values: Sequence[Any],
-            batch: Batch) -> Iterator[FloatRows]:
+def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Any]],
+                values: Sequence[FloatRows | None], batch: Batch) -> Iterator[FloatRows]:
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the
-    first that reads it. So many are made and tried together as HELD and TOGETHER allow."""
+    first that reads it. So many are made and tried together as TRIAL_BYTES and TOGETHER allow."""
     schedule = program.schedule
     output = 4 * prod(schedule.calls[schedule.result].shape.at(schedule.extents(batch)))
     size = max(1, output, program.constants[site.constant].nbytes)
-    most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, HELD // size))
+    most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, TRIAL_BYTES // size))
     for lo in range(0, len(tried), most):
-        yield from side_by_side(program, site, [make() for make in tried[lo:lo + most]], values, batch)
+        stored = [make() for make in tried[lo:lo + most]]
+        steps = {at: [read_otherwise(program, at, site, each) for each in stored] for at in site.readers(program)}
+        yield from try_steps(program, steps, values, batch)
 
 
-def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Sequence[Any],
-                 batch: Batch) -> list[FloatRows]:
-    """The same in one pass, a copy of the batch for each."""
-    schedule, copies = program.schedule, len(stored)
-    many = batch if copies == 1 else joined([batch] * copies)
-    first = schedule.first
-    gone = {v - first for dropped in schedule.dropped[:first + len(values)] for v in dropped}
-    found: list[Any] = [None if v in gone else np.concatenate([value] * copies) for v, value in enumerate(values)]
-    for at in site.readers(program):
+def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
+              values: Sequence[FloatRows | None], batch: Batch) -> list[FloatRows]:
+    """The outputs on a batch of several programs in one pass, a copy of the batch for each, given the values before the
+    first step in which they differ. `steps` are these steps, rising, by their numbers: a call for each program."""
+    schedule, copies = program.schedule, len(next(iter(steps.values())))
+    many = batch if copies == 1 else join_batches([batch] * copies)
+    found = [None if value is None else np.concatenate([value] * copies) for value in values]
+    for at, calls in steps.items():
         for _ in schedule.walk(many, found, at): pass
-        calls = [instead(program, at, site, each) for each in stored]
-        out, known = np.empty(calls[0].shape.at(schedule.extents(many)),
-                              np.float32), Walked(schedule.entered(many), found)
-        for copy, (own, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
-            mine = {v: np.split(known[v], copies)[copy] for v in own.values.values()}
-            own.kernel.function(result, **own.arguments(mine, batch))
+        out = np.empty(calls[0].shape.at(schedule.extents(many)), np.float32)
+        known = Walked(schedule.entered(many), found)
+        for copy, (each, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
+            read = {v: np.split(known[v], copies)[copy] for v in each.values.values()}
+            each.kernel.function(result, **each.arguments(read, batch))
         found.append(out)
     return np.split(schedule.resumed(found, many), copies)
 
 
-def instead(program: Program, at: int, site: Site, stored: Any) -> Call:
+def read_otherwise(program: Program, at: int, site: WeightSite, stored: Any) -> Call:
     """A step with another constant where it reads a site's weight."""
-    step, schedule = program.steps[at], program.schedule
+    operands = {operand: CHANGED if site.reads(operand, name) else name
+                for operand, name in program.steps[at].operands.items()}
+    return change_step(program, at, {CHANGED: stored}, operands=operands)
+
+
+def change_step(program: Program, at: int, constants: Mapping[str, Any], **fields: Any) -> Call:
+    """A step with other fields, such as its operands or attributes, among which there may be more constants."""
+    schedule = program.schedule
     before = [*(port.name for port in schedule.ports), *(each.output for each in program.steps[:at])]
-    operands = {operand: CHANGED if site.reads(operand, name) else name for operand, name in step.operands.items()}
-    return call(replace(step, operands=operands), {name: schedule.calls[i].shape for i, name in enumerate(before)},
-                {name: i for i, name in enumerate(before)}, {**program.constants, CHANGED: stored})
+    return call(replace(program.steps[at], **fields), {name: schedule.calls[i].shape for i, name in enumerate(before)},
+                {name: i for i, name in enumerate(before)}, {**program.constants, **constants})

@@ -62,7 +62,7 @@ class Approximation(Declared):
         return self.packed(weight, method, each or {})
 
     def packed(self, weight: np.ndarray, method: Method, parameters: dict[str, Any]) -> Any:
-        """The same for any parameters."""
+        """What it makes of a weight with any parameters, in the format of one of `methods`."""
         factors, form = self.fitted(weight, parameters), FORMATS[method.format]
         if len(factors) == 2:
             return form.pack_factors(*factors)              # type: ignore[attr-defined]

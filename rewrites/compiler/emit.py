@@ -1,6 +1,6 @@
 """From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
 once."""
-from collections.abc import Callable, Container, Iterable, MutableMapping
+from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -19,11 +19,11 @@ from opmatrix.runtime.operands import Cache, Heads, Scores
 from rewrites.compiler.fit import Fitter
 from rewrites.kinds import as_array
 from rewrites.lower.calls import attributes as given
-from rewrites.lower.calls import list_kernels
+from rewrites.lower.calls import list_kernels, multiplied, table_number
 from rewrites.lower.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
 
-ANYWHERE = -1                                               # in place of a part: an array is stored once, by its
-                                                            # content
+ConstantKey = tuple[int, Hashable]                                  # of a constant: its part, and what it is there
+ANYWHERE = -1                                               # in place of a part: an array is kept by its content
 AS_ROWS = 0                                                 # a view as plain rows, not as so many heads
 
 
@@ -38,6 +38,15 @@ def vector(lowering: Lowering, cls: int, width: int) -> Any:
     return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
 
 
+ATTRIBUTES: dict[str, Callable[[Lowering, Any], Any]] = {   # of a sort of variable: its class as an attribute
+    "scalar": lambda lowering, cls: float(as_array(lowering.terms[cls]).item()),
+    "where": lambda lowering, cls: lowering.template.values[cls].form,
+    "relation": lambda lowering, cls: str(lowering.template.values[cls]),
+    "count": lambda lowering, cls: int(lowering.template.values[cls]),
+    "entrywise": lambda lowering, cls: next(node.kind for node in lowering.graph.members[cls]
+                                            if node.kind in COMPILED)}
+
+
 class Spread(NamedTuple):
     """A constant row over so many columns."""
 
@@ -45,7 +54,7 @@ class Spread(NamedTuple):
     width: int
 
 
-class Source(NamedTuple):
+class ReadWeight(NamedTuple):
     """A weight where a part reads it: the constant, the part, what is stored, the class of what it multiplies."""
 
     constant: str
@@ -67,30 +76,28 @@ class Emitter:
     """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
     that many programs store alike, as long as one of them does where it holds them weakly."""
 
-    fitted: MutableMapping[Any, Any] = field(default_factory=dict)
+    fitted: MutableMapping[ConstantKey, Any] = field(default_factory=dict)
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    sources: list[Source] = field(default_factory=list)
-    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it,
-                                                                         # and what it is there
+    sources: list[ReadWeight] = field(default_factory=list)
+    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)   # of constants: their parts, what they are there
     readings: list[tuple[Call, int]] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
     values: dict[int, Buffer] = field(default_factory=dict)
-    made: dict[Any, Any] = field(default_factory=dict)      # weights that no step reads yet
+    made: dict[ConstantKey, Any] = field(default_factory=dict)      # weights that no step reads yet
     part: int = 0
 
     @property
-    def shared(self) -> dict[Any, Any]:
-        """Of what it keeps, that which is the same in programs of any structure."""
+    def shared(self) -> dict[ConstantKey, Any]:
+        """The constants among those kept that programs of any structure share."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
     def fit(self, parts: Iterable[tuple[int, Lowering, Iterable[Any]]],
             decide: Callable[[int, Use, Method], Method]) -> None:
         """Makes the weights that parts read and nobody keeps, several at a time, the largest first: nearly all that
         making a program takes."""
-        calls: dict[Any, Callable[[], Any]] = {}
-        sizes: dict[Any, int] = {}
+        calls, sizes = dict[ConstantKey, Callable[[], Any]](), dict[ConstantKey, int]()
         for number, lowering, nodes in parts:
             for use, method in [(node.cls, node.label) for node in nodes if isinstance(node.cls, Use)]:
                 key, make = self._storing(lowering, number, lowering.held(use, decide(number, use, method)))
@@ -103,13 +110,9 @@ class Emitter:
              decide: Callable[[int, Use, Method], Method]) -> None:
         """The steps of one part, from what its border hands in."""
         self.values, self.part = dict(given), number
-        methods: dict[Use, Method] = {}
+        methods = {node.cls: decide(number, node.cls, node.label) for node in nodes if isinstance(node.cls, Use)}
         for node in nodes:
-            if isinstance(node.cls, Use):
-                methods[node.cls] = decide(number, node.cls, node.label)
-        for node in nodes:
-            if isinstance(node.label, Call):
-                self._call(lowering, node.cls, node.label, methods)
+            if isinstance(node.label, Call): self._call(lowering, node.cls, node.label, methods)
 
     def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
         """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
@@ -127,44 +130,37 @@ class Emitter:
     def _arguments(self, lowering: Lowering, gives: int, call: Call, declared: Declared,
                    methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
         """The operands of a kernel, by the names of buffers and constants, and its attributes."""
-        bound, how = dict(call.bound), call.implementation.layout
-        operands: dict[str, str] = {}
-        turned: list[str] = []
-        attributes = given(lowering, call, declared)
+        bound, operands = dict(call.bound), dict[str, str]()
+        attributes, turned = given(lowering, call, declared), list[str]()
         for name, cls in call.bound:
-            wanted, asked = declared.wanted(name), name in declared.attributes
-            match call.implementation.variables[name].name:
-                case "scalar" if asked:
-                    attributes[name] = float(as_array(lowering.terms[cls]).item())
-                case "where" if asked:
-                    seen = lowering.template.values[cls]
-                    attributes[name] = seen.form
-                    operands |= {f"mask{k}": self._data(data) for k, data in enumerate(seen.data)}
-                case "relation" if asked:
-                    attributes[name] = str(lowering.template.values[cls])
-                case "count" if asked:
-                    attributes[name] = int(lowering.template.values[cls])
-                case "entrywise" if asked:
-                    attributes[name] = next(node.kind for node in lowering.graph.members[cls]
-                                            if node.kind in COMPILED)
-                case "rotation":
-                    operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
-                case "constant":
-                    row = int(lowering.terms[gives].out.cols) if declared.result is Heads else lowering.columns(gives)
-                    width = row if lowering.columns(cls) == 1 else lowering.columns(cls)
-                    operands[name] = self._constant((self.part, Spread(cls, width)),
-                                                    partial(vector, lowering, cls, width))
-                case "matrix" if wanted:
-                    x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
-                    use = Use(x, cls, how, gives)
-                    stored = lowering.held(use, methods[use])
-                    operands[name] = self._weight(lowering, stored, x)
-                    if stored.layout == TURNED: turned.append(name.removeprefix("table"))
-                case "value" | "scores" if wanted:
-                    operands[name] = self._operand(wanted, cls)
+            sort, wanted = call.implementation.variables[name].name, declared.wanted(name)
+            if name in declared.attributes and sort in ATTRIBUTES:
+                attributes[name] = ATTRIBUTES[sort](lowering, cls)
+                operands |= self._masks(lowering, cls) if sort == "where" else {}
+            elif sort == "rotation":
+                operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
+            elif sort == "constant":
+                by_head = declared.result is Heads
+                columns = int(lowering.terms[gives].out.cols) if by_head else lowering.columns(gives)
+                operands[name] = self._row(lowering, cls, columns)
+            elif sort == "matrix" and wanted:
+                use = Use(multiplied(bound, name), cls, call.implementation.layout, gives)
+                stored = lowering.held(use, methods[use])
+                operands[name] = self._weight(lowering, stored, use.x)
+                if stored.layout == TURNED: turned.append(table_number(name))
+            elif sort in ("value", "scores") and wanted: operands[name] = self._operand(wanted, cls)
         if turned: attributes["turned"] = ",".join(turned)
         arrays = call.implementation.data(lowering.template.values)
         return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
+
+    def _masks(self, lowering: Lowering, cls: Any) -> dict[str, str]:
+        """The tables of a pattern, as operands."""
+        return {f"mask{k}": self._data(data) for k, data in enumerate(lowering.template.values[cls].data)}
+
+    def _row(self, lowering: Lowering, cls: int, columns: int) -> str:
+        """A constant row, over so many columns where it is one number."""
+        width = columns if lowering.columns(cls) == 1 else lowering.columns(cls)
+        return self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
 
     def _operand(self, wanted: Any, cls: int) -> str:
         """The buffer of a value, as one of this type."""
@@ -179,10 +175,10 @@ class Emitter:
         key, make = self._storing(lowering, self.part, stored)
         if lowering.promised(stored.weight): return self._constant(key, make)
         name = self._constant(key, make, stored)
-        if stored.layout != "stack": self.sources.append(Source(name, self.part, stored, x))
+        if stored.layout != "stack": self.sources.append(ReadWeight(name, self.part, stored, x))
         return name
 
-    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[Any, Callable[[], Any]]:
+    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Any]]:
         """What a weight of a part is kept by, and how it is made."""
         cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
         content = lowering.content(stored)
@@ -193,7 +189,7 @@ class Emitter:
         if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
-    def _constant(self, key: Any, make: Callable[[], Any], what: Any = None) -> str:
+    def _constant(self, key: ConstantKey, make: Callable[[], Any], what: Hashable = None) -> str:
         if (kept := self.fitted.get(key)) is None:
             made = self.made.pop(key) if key in self.made else make()
             # what is promised is one float32, spread

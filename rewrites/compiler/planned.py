@@ -18,7 +18,7 @@ from rewrites.laws import EXACT_LAWS
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedModel:
     """The cheapest exact program of a configuration for some sentences: `time` predicted seconds, `took` those of the
     search."""
 
@@ -43,7 +43,7 @@ class Plan:
                           str(self.program)])
 
 
-def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Sequence[int] = (128,)) -> Plan:
+def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Sequence[int] = (128,)) -> PlannedModel:
     """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
     (`formats.machine.datasheets.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised
     weights are taken to have no special numbers. The program is priced, planned and printed; to run or save it raises
@@ -57,7 +57,7 @@ def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Seque
     found = search(model, EXACT_LAWS, machine, extents)
     program, _ = found.program({"model": "a configuration"})
     assert isinstance(program, Planned)
-    return Plan(program, extents, found.time, time.perf_counter() - start)
+    return PlannedModel(program, extents, found.time, time.perf_counter() - start)
 
 
 def shapes(config: Mapping[str, Any] | str | Path) -> Operator:

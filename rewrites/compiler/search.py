@@ -15,7 +15,7 @@ from opmatrix.signature import Port
 from opmatrix.weightless import Planned
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.substitutions import Detour
+from rewrites.compiler.substitutions import BlockSubstitution
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.graph.interfaces import FULL
 from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
@@ -50,15 +50,15 @@ class Structure:
     fired: frozenset[str] = frozenset()
     names: tuple[str, ...] = (OUTPUT,)                      # of the outputs, in the model's order
     last: str = OUTPUT                                      # the one that the last part gives
-    detours: Mapping[int, Detour] = field(default_factory=dict)         # those taken, by their numbers
-    numbers: Sequence[int] = ()                             # of the parts and detours on the path; by default all parts
+    substitutions: Mapping[int, BlockSubstitution] = field(default_factory=dict)     # that are taken, by number
+    numbers: Sequence[int] = ()                             # of parts and substitutions on the path; all parts
 
     def __post_init__(self) -> None:
         self.numbers = self.numbers or range(len(self.path))
 
     @property
     def route(self) -> tuple[tuple[int, tuple[str, str]], ...]:
-        """The parts and detours on the path, each with its border states."""
+        """The parts and substitutions on the path, each with its border states."""
         return tuple(zip(self.numbers, self.path, strict=True))
 
     def lowering(self, number: int) -> Lowering:
@@ -106,6 +106,12 @@ class Structure:
         programs, rows elsewhere."""
         return Method() if use.layout == "stack" or self.lowering(number).gathers(use) else Method("packed")
 
+    def uses(self) -> Iterator[tuple[int, Lowering, Use, object]]:
+        """Every use of a weight, with the number and the graph of its part, and how it is stored."""
+        for number, lowering, extraction in zip(self.numbers, self.lowerings, self.extractions, strict=True):
+            for node in extraction.nodes:
+                if isinstance(node.cls, Use): yield number, lowering, node.cls, node.label
+
     @property
     def error(self) -> float:
         """The squared errors of its methods, added up."""
@@ -150,7 +156,7 @@ class Structure:
 
 
 @dataclass
-class Space:
+class SearchSpace:
     """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
     extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it
     share. `found`: the model's parts, where they are at hand; `like`: the space of a model of the same structure and
@@ -164,9 +170,8 @@ class Space:
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     found: Sequence[dict[str, Part]] = ()
-    like: "Space | None" = None
-    detours: Sequence[Detour] = ()                          # numbered behind the parts: searches within budgets take
-                                                            # them
+    like: "SearchSpace | None" = None
+    substitutions: Sequence[BlockSubstitution] = ()         # numbered behind the parts, for searches within budgets
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
@@ -182,22 +187,22 @@ class Space:
         return places(self.found)
 
     def behind(self, number: int) -> Mapping[str, Part]:
-        """A part, or a detour, by the state of the border before it."""
+        """A part, or a substitution, by the state of the border before it."""
         own = number - len(self.found)
-        return self.found[number] if own < 0 else {FULL: self.detours[own].part}
+        return self.found[number] if own < 0 else {FULL: self.substitutions[own].part}
 
     def span(self, number: int) -> tuple[int, int]:
         """The first and the last part that it stands for."""
         own = number - len(self.found)
-        return (number, number) if own < 0 else (self.detours[own].first, self.detours[own].last)
+        return (number, number) if own < 0 else (self.substitutions[own].first, self.substitutions[own].last)
 
     def ways(self) -> Iterator[tuple[int, str, str]]:
-        """Every part with its pairs of border states, then every detour."""
+        """Every part with its pairs of border states, then every substitution."""
         yield from states(self.found)
-        yield from ((len(self.found) + own, FULL, FULL) for own in range(len(self.detours)))
+        yield from ((len(self.found) + own, FULL, FULL) for own in range(len(self.substitutions)))
 
     def shared(self, number: int) -> tuple[Data, ...]:
-        """Those of a part, in order."""
+        """The leaves of a part that stand in several places, in order."""
         if not self.tied: return ()
         every = {leaf(data): None for part in self.behind(number).values() for data in part.template.weights}
         return tuple(data for data in every if data in self.tied)
@@ -215,7 +220,7 @@ class Space:
         return self.lowerings[number, before]
 
     def problem(self, number: int, before: str, after: str, methods: Methods) -> Problem:
-        """The programs of a part from one border state to another. What a detour is given has its error."""
+        """The programs of a part from one border state to another. What a substitution is given has its error."""
         part, lowering = self.behind(number)[before], self.lowering(number, before)
         named = lowering.graph.named
         roots = [named[part.roots[after]], *(named[cls] for cls in part.outputs.values())]
@@ -223,11 +228,11 @@ class Space:
                                                                   *part.template.entered)], methods)
         if number < len(self.found): return found
         border, *nodes = found.nodes
-        return found._replace(nodes=[border._replace(error=self.detours[number - len(self.found)].error), *nodes])
+        return found._replace(nodes=[border._replace(error=self.substitutions[number - len(self.found)].error), *nodes])
 
     def structure(self, route: Sequence[tuple[int, tuple[str, str]]], chosen: list[Extraction], bound: float,
                   greedy: float, seconds: dict[str, float], cost: float | None = None) -> Structure:
-        """One program for every part, or detour, along a path of border states."""
+        """One program for every part, or substitution, along a path of border states."""
         start = self.prices.start
         graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
         cost, bound = total if cost is None else start + cost, start + bound
@@ -238,7 +243,7 @@ class Space:
                          total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
                          sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
                          [cut for g in graphs for cut in g.cut], fired, tuple(outputs(self.model)), spine(self.model),
-                         {n: self.detours[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
+                         {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
 
 
 def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *,
@@ -248,10 +253,10 @@ def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machin
     """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may
     be stored in: by default every one that holds it exactly. With `along`, the cheapest that hands on these border
     states."""
-    return cheapest(Space(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
+    return cheapest(SearchSpace(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
 
 
-def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 10.0,
+def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: float = 10.0,
              along: Sequence[tuple[str, str]] | None = None) -> Structure:
     """The fastest program of a space where nothing is approximated: equal parts are solved once."""
     methods = Representable() if methods is None else methods
@@ -260,16 +265,17 @@ def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 1
         at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0])
         and (along is None or along[at[0]] == at[1:])}
     counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
-    found = chain(space, methods, time_limit, along, Shares(counted), solved, problems)
+    found = solve_chain(space, methods, time_limit, along, Shares(counted), solved, problems)
     while space.tied:                                       # what other parts store is there for nothing
-        other = chain(space, methods, time_limit, along, Others(found.contents), solved, problems)
+        other = solve_chain(space, methods, time_limit, along, Others(found.contents), solved, problems)
         if other.time + TIE * other.memory >= found.time + TIE * found.memory: break
         found = replace(other, bound=found.bound, greedy=found.greedy)
     return found
 
 
-def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None, rent: Rent,
-          solved: dict[Any, Extraction | None], problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
+def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
+                rent: Rent, solved: dict[Any, Extraction | None],
+                problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
     """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was
     found before, `problems` are those of parts that share."""
     best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
@@ -308,7 +314,7 @@ def sizes(part: Part) -> tuple[Any, ...]:
 
 
 def ranked(sizes: Any, seen: dict[Any, int] | None = None) -> Any:
-    """The same sizes, each replaced by when it first appears: what is equal to what; but 1 stays 1."""
+    """Sizes, each replaced by when it first appears: what is equal to what; but 1 stays 1."""
     seen = {1: -1} if seen is None else seen
     if isinstance(sizes, tuple):
         return tuple(ranked(size, seen) for size in sizes)
@@ -344,5 +350,5 @@ def shortest(stages: Sequence[Mapping[tuple[str, str], float]],
 
 
 def lowest(stages: Sequence[Mapping[tuple[str, str], float]], spans: Sequence[tuple[int, int]] = ()) -> float:
-    """The cost of that chain."""
+    """The cost of the cheapest chain through all parts."""
     return sum(stages[number][pair] for number, pair in shortest(stages, spans))

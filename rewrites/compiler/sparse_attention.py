@@ -1,4 +1,5 @@
-"""Attention that sees fewer keys: detours around one part each, with a pattern whose absent tiles no kernel computes.
+"""Attention that sees fewer keys: block substitutions of one part each, with a pattern whose absent tiles no kernel
+computes.
 
 Patterns are functions of positions, so they serve sequences of any length and keep no table."""
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from formats.masks import BLOCK
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.extents import count_scores
 from opmatrix.patterns import Pattern, coarse, hubs, scattered, window
-from rewrites.compiler.substitutions import Detour, width_before
+from rewrites.compiler.substitutions import BlockSubstitution, width_before
 
 LEFT_OUT = "keys left out"
 LONG = 1024                                                 # tokens of a sentence from which scores are what it costs
@@ -28,7 +29,7 @@ def bigbird(near: int) -> Pattern:
 SPARSE = (bigbird(4), bigbird(1), coarse(window(4) | hubs(1), BLOCK), window(2 * BLOCK), window(8 * BLOCK))
 
 
-def sparser(where: Pattern, lengths: NDArray[np.int64]) -> Iterator[Pattern]:
+def sparser_patterns(where: Pattern, lengths: NDArray[np.int64]) -> Iterator[Pattern]:
     """The patterns within this one that leave out enough of its scores for sentences of these lengths; none of short
     ones."""
     if not where.attends or lengths.max(initial=0) < LONG: return
@@ -36,20 +37,21 @@ def sparser(where: Pattern, lengths: NDArray[np.int64]) -> Iterator[Pattern]:
     yield from (each for each in (where & one for one in SPARSE) if count_scores(each, lengths) <= KEPT * whole)
 
 
-def unseeing(groups: Sequence[Sequence[Operator]], lengths: NDArray[np.int64]) -> Iterator[Detour]:
+def sparse_attention_candidates(groups: Sequence[Sequence[Operator]],
+                                lengths: NDArray[np.int64]) -> Iterator[BlockSubstitution]:
     """Every part that attends by one pattern with each sparser one in its place, by the factors of the model's parts:
     all parts with the first pattern, then with the second. The first part makes rows of tokens, and stays."""
     found = [(each, number, tuple(substitute(factor, by) for factor in group))
-             for number, group in enumerate(groups) if number and (products := attending(group))
+             for number, group in enumerate(groups) if number and (products := attention_products(group))
              for where in [products[0].attributes[-1]]
-             for each in sparser(where, lengths)
+             for each in sparser_patterns(where, lengths)
              for by in [{node: node.kind(*node.children, *node.attributes[:-1], each) for node in products}]]
     order = {each: at for at, each in enumerate(dict.fromkeys(each for each, *_ in found))}
     for each, number, factors in sorted(found, key=lambda one: order[one[0]]):
-        yield Detour(LEFT_OUT, number, number, factors, width_before(groups, number), where=each)
+        yield BlockSubstitution(LEFT_OUT, number, number, factors, width_before(groups, number), where=each)
 
 
-def attending(group: Sequence[Operator]) -> list[Operator]:
+def attention_products(group: Sequence[Operator]) -> list[Operator]:
     """The products of a part under a pattern, where all have the same one."""
     every = [node for node in reduce(matmul, group).walk()
              if node.kind.name == "product" and node.attributes[-1].attends]

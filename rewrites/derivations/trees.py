@@ -13,6 +13,7 @@ from rewrites.graph.egraph import Graph, Node, fitting
 from rewrites.graph.match import Matches, orders
 from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.calls import multiplied
 from rewrites.lower.kernel_matches import attribute_variable
 from rewrites.lower.lower import Call, Lowering, Method, Use
 from rewrites.spelling import spelled
@@ -181,7 +182,7 @@ class Forest:
         def held(call: Call, cls: int, name: str, tree: Tree) -> Tree:
             if call.implementation.variables[name].name != "matrix" or name == "key":
                 return tree
-            x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
+            x = multiplied(dict(call.bound), name)
             how = call.implementation.layout
             method = uses[Use(x, tree.cls, how, cls)]
             return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how),

@@ -1,6 +1,6 @@
 """The kernels that a call stands for, and what they are given: as shapes, which is what prices ask for. Programs name
 the same (rewrites/compiler/emit.py)."""
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace as Bound
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,8 @@ from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
 if TYPE_CHECKING:
     from rewrites.lower.lower import Call, Lowering
+
+TABLE = "table"                                             # operands from which rows are gathered: table0, table1 ...
 
 
 class At(NamedTuple):
@@ -30,6 +32,17 @@ class At(NamedTuple):
     def field(self, name: str) -> str:
         """The field of the batch that a one-hot value is made of."""
         return str(self.lowering.template.values[self.lowering.graph.members[self.bound[name]][0].attributes[0]])
+
+
+def table_number(operand: str) -> str:
+    """The number of the table that an operand is, from which rows are gathered; nothing for a weight that is
+    multiplied by."""
+    return operand.removeprefix(TABLE) if operand.startswith(TABLE) else ""
+
+
+def multiplied(bound: Mapping[str, int], operand: str) -> int:
+    """The class of what a weight of a call is multiplied by, or of what chooses rows of a table."""
+    return bound[f"field{number}" if (number := table_number(operand)) else "x"]
 
 
 def list_kernels(call: "Call") -> list[Declared]:

@@ -23,6 +23,7 @@ from rewrites.kinds import as_array
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.calls import multiplied
 from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds
@@ -196,7 +197,7 @@ class Lowering:
                 case "rotation":
                     children.append(Angles(cls))
                 case "matrix" if name != "key":
-                    x = bound[name.replace("table", "field") if name.startswith("table") else "x"]
+                    x = multiplied(bound, name)
                     uses.append(Use(x, cls, call.implementation.layout, gives))
         return children + uses, uses
 

@@ -3,30 +3,29 @@ budgets, each part answers with the program that is cheapest at these prices (Da
 parts answer to one price proves a bound for every program (Geoffrion 1974)."""
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.compiler.search import Methods, Space, Structure, lowest
+from rewrites.compiler.search import Methods, SearchSpace, Structure, lowest
 from rewrites.extraction import Infeasible
 from rewrites.lower.sharing import find_shared, users
-from rewrites.pareto.columns import NO_RENTS, Column, Dual, Master, PartProblem, Price, Rents, Shape, Shared
+from rewrites.pareto.columns import NO_LINKS, Column, Dual, DualPrice, Links, Master, PartProblem, ProgramShape, Shared
 
-SEEDS = 3                                                   # times that one part of each structure is asked before all
-                                                            # are
+SEEDS = 3                                                   # rounds of one part a structure before all are asked
 PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
 SLACK = 1e-4                                                # relative, between the relaxation and its bound
-UNITS: tuple[Price, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+UNITS: tuple[DualPrice, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
-def within(space: Space, methods: Methods, **budgets: Any) -> Structure:
+def within(space: SearchSpace, methods: Methods, **budgets: Any) -> Structure:
     """The cheapest program of a space within budgets: see Budgets.within."""
     return Budgets(space, methods).within(**budgets)
 
 
-def linked(stages: Sequence[PartProblem]) -> dict[Shared, float]:
+def link_stages(stages: Sequence[PartProblem]) -> dict[Shared, float]:
     """What several parts may read, with its bytes; every stage is told what of it it offers, and its share."""
     counted = users((stage.number, stage.lowering, stage.problem) for stage in stages)
     sizes: dict[Shared, float] = {}
@@ -41,14 +40,14 @@ class Budgets:
     """The programs of a space where `methods` gives what each use of a weight may be stored by. Searches share the
     shapes of programs that they find."""
 
-    def __init__(self, space: Space, methods: Methods) -> None:
-        self.space, self.pool, self.seeded = space, dict[Any, dict[Any, Shape]](), set[Price]()
+    def __init__(self, space: SearchSpace, methods: Methods) -> None:
+        self.space, self.pool, self.seeded = space, dict[Hashable, dict[Hashable, ProgramShape]](), set[DualPrice]()
         self.stages = [PartProblem(number, (before, after), space.problem(number, before, after, methods),
                                    space.lowering(number, before), space.span(number))
                        for number, before, after in space.ways()]
-        self.sizes = linked(self.stages)
+        self.sizes = link_stages(self.stages)
 
-    def within(self, error: float | None = None, memory: float | None = None, weights: Price = (1, 0, 0),
+    def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = (1, 0, 0),
                time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
         """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most
         `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
@@ -73,10 +72,10 @@ class Budgeted:
     """A search within budgets. Parts of equal structure share the shapes of programs that are known."""
 
     stages: list[PartProblem]
-    weights: Price
+    weights: DualPrice
     limits: dict[int, float]                                # criterion -> budget
     until: float
-    pool: dict[Any, dict[Any, Shape]]
+    pool: dict[Hashable, dict[Hashable, ProgramShape]]
     sizes: Mapping[Shared, float] = field(default_factory=dict)
     best: list[Column] | None = None
     bound: float = -inf
@@ -94,7 +93,7 @@ class Budgeted:
             self.ask(self.weights, first)
         self.master = Master(self.stages, self.weights, self.limits, self.scale, self.most, self.sizes)
         for _ in range(seeds):
-            self.ask((dual := self.filled()).price, first, dual.rents)
+            self.ask((dual := self.filled()).price, first, dual.links)
         while True:
             dual = self.filled()
             self.over = dual.over
@@ -102,7 +101,7 @@ class Budgeted:
             proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
             if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
                 return
-            self.bound = max(self.bound, self.least(dual.price, dual.rents))
+            self.bound = max(self.bound, self.least(dual.price, dual.links))
 
     @property
     def scale(self) -> float:
@@ -110,30 +109,30 @@ class Budgeted:
         costs: dict[int, float] = {}
         for column in self.columns(self.weights):
             stage, cost = self.stages[column.stage], float(column.spent @ self.weights)
-            if not stage.tolls: costs[stage.number] = min(cost, costs.get(stage.number, inf))
+            if not stage.own_errors: costs[stage.number] = min(cost, costs.get(stage.number, inf))
         return sum(costs.values()) or 1.0
 
     def closed(self, gap: float) -> bool:
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
-    def ask(self, price: Price, ats: Sequence[int], rents: Rents = NO_RENTS) -> dict[int, float]:
+    def ask(self, price: DualPrice, ats: Sequence[int], links: Links = NO_LINKS) -> dict[int, float]:
         """The least that each of these stages costs at these prices; what it answers joins the pool."""
         least = {}
         for at in ats:
             with suppress(Infeasible):
-                answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()), rents)
+                answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()), links)
                 shape, least[at] = self.stages[at].shape(answer), answer.bound
                 self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
         return least
 
-    def least(self, price: Price, rents: Rents = NO_RENTS) -> float:
+    def least(self, price: DualPrice, links: Links = NO_LINKS) -> float:
         """What no program within the budgets can cost less than, by what every stage answers to these prices. What is
         shared costs its bytes less what parts pay for it."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
-        for at, least in self.ask(price, range(len(self.stages)), rents).items():
+        for at, least in self.ask(price, range(len(self.stages)), links).items():
             answers[self.stages[at].number][self.stages[at].pair] = least
         paid = sum((price[criterion] - self.weights[criterion]) * limit for criterion, limit in self.limits.items())
-        over = sum(min(0.0, price[1] * size - sum(rent for (_, other), rent in rents.items() if other == content))
+        over = sum(min(0.0, price[1] * size - sum(paid for (_, other), paid in links.items() if other == content))
                    for content, size in self.sizes.items())
         spans, numbers = {stage.number: stage.span for stage in self.stages}, sorted(answers)
         return lowest([answers[number] for number in numbers], [spans[number] for number in numbers]) - paid + over
@@ -146,24 +145,24 @@ class Budgeted:
                 self.master.add(column)
         dual = self.master.relax()
         for _ in range(PRICING_ROUNDS):
-            better = [column for column in self.columns(dual.price, dual.rents)
+            better = [column for column in self.columns(dual.price, dual.links)
                       if self.master.reduced(column, dual) < -1e-7]
             if not sum([self.master.add(column) for column in better]):
                 break
             dual = self.master.relax()
         return dual
 
-    def columns(self, price: Price, rents: Rents = NO_RENTS) -> Iterator[Column]:
+    def columns(self, price: DualPrice, links: Links = NO_LINKS) -> Iterator[Column]:
         """Every known shape of every stage, with the methods that are cheapest at these prices."""
         for at, stage in enumerate(self.stages):
             for shape in self.pool.get(stage.key, {}).values():
-                yield stage.column(at, shape, price, self.most, rents)
+                yield stage.column(at, shape, price, self.most, links)
 
     def improve(self, dual: Dual) -> None:
         """A better program of whole columns, and with the methods of all its weights chosen anew; where columns fit no
         budget together, the methods alone may."""
         path = self.master.integer(0.5)
-        for tried in (path, *(self.master.polished(each, 0.5) for each in (path, self.best, self.master.rounded(dual))
-                              if each)):
+        others = [each for each in (path, self.best, self.master.rounded(dual)) if each]
+        for tried in (path, *(self.master.reassign_methods(each, 0.5) for each in others)):
             if self.master.cost(tried) < self.master.cost(self.best):
                 self.best = tried

@@ -12,16 +12,15 @@ from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, 
 from rewrites.graph.interfaces import FULL
 from rewrites.lower.lower import Lowering, Stored, Use
 
-Price = tuple[float, float, float]                          # of a second, a byte, a unit of squared error
-Shared = Hashable                                           # what several parts may read: see
-                                                            # rewrites/lower/sharing.py
-Rents = Mapping[tuple[int, Shared], float]                  # what a part pays for it
-NO_RENTS: Rents = MappingProxyType({})
+DualPrice = tuple[float, float, float]                      # of a second, a byte, a unit of squared error
+Shared = Hashable                                           # what several parts may read (rewrites/lower/sharing.py)
+Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for it
+NO_LINKS: Links = MappingProxyType({})
 PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class ProgramShape:
     """A program of a part before its methods are chosen: its kernels and rows, and the uses of weights. Parts of equal
     structure share it."""
 
@@ -29,7 +28,7 @@ class Shape:
     uses: tuple[Use, ...]
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         return self.uses, tuple((node.cls, node.children, node.time) for node in self.fixed)
 
 
@@ -38,15 +37,15 @@ class Column(NamedTuple):
 
     stage: int
     spent: np.ndarray                                       # seconds, bytes, squared error; without what is shared
-    shape: Shape
+    shape: ProgramShape
     methods: tuple[int, ...]                                # which offer each use takes
     shared: frozenset[Shared] = frozenset()
 
 
 @dataclass
 class PartProblem:
-    """A part between two border states, or a detour over the parts of its span: its problem, what each use of a weight
-    may be stored by, and what of that other parts may read, too, with this part's equal share."""
+    """A part between two border states, or a substitution for the parts of its span: its problem, what each use of a
+    weight may be stored by, and what of that other parts may read, too, with this part's equal share."""
 
     number: int
     pair: tuple[str, str]
@@ -54,65 +53,66 @@ class PartProblem:
     lowering: Lowering
     span: tuple[int, int]
     offers: dict[Use, list[tuple[Node, Node]]] = field(default_factory=dict)
-    tables: dict[Shape, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    shared: dict[Any, tuple[Shared, float]] = field(default_factory=dict)
+    tables: dict[ProgramShape, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    shared: dict[Hashable, tuple[Shared, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        stored: dict[Any, Node] = {node.cls: node for node in self.problem.nodes if isinstance(node.cls, Stored)}
+        stored: dict[Hashable, Node] = {node.cls: node for node in self.problem.nodes if isinstance(node.cls, Stored)}
         for node in self.problem.nodes:
             if isinstance(node.cls, Use):
                 self.offers.setdefault(node.cls, []).append((node, stored[node.children[0]]))
         self.rest = [node for node in self.problem.nodes if not isinstance(node.cls, (Use, Stored))]
-        self.tolls = {node.cls: node for node in self.rest if node.error}
+        self.own_errors = {node.cls: node for node in self.rest if node.error}
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """What programs have the same shape: the structure and the states."""
         return id(self.lowering.like or self.lowering), self.pair
 
-    def paid(self, stored: Node, price: Price, rents: Rents) -> float:
-        """What its bytes cost this part: where others may read it, the rent, or an equal share where nobody says."""
+    def paid(self, stored: Node, price: DualPrice, links: Links) -> float:
+        """What its bytes cost this part: where others may read it, its link's dual price, or an equal share where there
+        is none."""
         if (of := self.shared.get(stored.cls)) is None: return price[1] * stored.memory
         content, share = of
-        return rents.get((self.number, content), price[1] * stored.memory * share)
+        return links.get((self.number, content), price[1] * stored.memory * share)
 
-    def reduced(self, price: Price, most: float, rents: Rents = NO_RENTS) -> Problem:
+    def reduced(self, price: DualPrice, most: float, links: Links = NO_LINKS) -> Problem:
         """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`,
         and less costly than any that takes fewer bytes."""
-        def rented(node: Node) -> Node:
-            return node if node.cls not in self.shared else node._replace(memory=self.paid(node, price, rents)
+        def priced(node: Node) -> Node:
+            return node if node.cls not in self.shared else node._replace(memory=self.paid(node, price, links)
                                                                           / (price[1] or 1.0))
 
-        nodes, kept = [*map(rented, self.rest)], dict[Any, Node]()
+        nodes, kept = [*map(priced, self.rest)], dict[Hashable, Node]()
         for offers in self.offers.values():
             least = inf
-            by_size = sorted((self.paid(s, price, rents), price[0] * u.time + price[2] * u.error, at)
+            by_size = sorted((self.paid(s, price, links), price[0] * u.time + price[2] * u.error, at)
                              for at, (u, s) in enumerate(offers) if u.error <= most)
             for _, cost, at in by_size:
                 if cost < least:
                     least, (use, stored) = cost, offers[at]
                     nodes.append(use)
-                    kept[stored.cls] = rented(stored)
+                    kept[stored.cls] = priced(stored)
         return Problem([*nodes, *kept.values()], self.problem.roots)
 
-    def answer(self, price: Price, most: float, time_limit: float, rents: Rents = NO_RENTS) -> Extraction:
+    def answer(self, price: DualPrice, most: float, time_limit: float, links: Links = NO_LINKS) -> Extraction:
         """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state
         to the other."""
-        return extract(self.reduced(price, most, rents), weights=price, families=self.lowering.leaves,
+        return extract(self.reduced(price, most, links), weights=price, families=self.lowering.leaves,
                        time_limit=time_limit, gap=1e-5)
 
-    def shape(self, extraction: Extraction) -> Shape:
+    def shape(self, extraction: Extraction) -> ProgramShape:
         """Its kernels and rows, with the bytes that they have whatever was paid for them, and its uses."""
         whole = {node.cls: node for node in self.rest if node.cls in self.shared}
-        return Shape(tuple(whole.get(node.cls, node) for node in extraction.nodes
+        return ProgramShape(tuple(whole.get(node.cls, node) for node in extraction.nodes
                            if not isinstance(node.cls, (Use, Stored))),
                      tuple(node.cls for node in extraction.nodes if isinstance(node.cls, Use)))
 
-    def fixed(self, shape: Shape) -> list[Node]:
-        """The kernels and rows of a shape with this part's own errors: a detour's is of what it is given."""
-        return [self.tolls.get(node.cls, node) for node in shape.fixed]
+    def fixed(self, shape: ProgramShape) -> list[Node]:
+        """The kernels and rows of a shape with this part's own errors: a substitution's is of what it is given."""
+        return [self.own_errors.get(node.cls, node) for node in shape.fixed]
 
-    def table(self, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    def table(self, shape: ProgramShape) -> tuple[np.ndarray, np.ndarray]:
         """What the kernels spend, and what each offer of each use does: uses x offers x 3, infinite where there is
         none; of what is shared no bytes."""
         if shape not in self.tables:
@@ -125,22 +125,23 @@ class PartProblem:
             self.tables[shape] = fixed, offers
         return self.tables[shape]
 
-    def column(self, at: int, shape: Shape, price: Price, most: float, rents: Rents = NO_RENTS) -> Column:
+    def column(self, at: int, shape: ProgramShape, price: DualPrice, most: float,
+               links: Links = NO_LINKS) -> Column:
         """The program of this shape with the methods that are cheapest at these prices, each with an error of at most
         `most`."""
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
         for row, use in zip(costs, shape.uses, strict=True) if self.shared else ():
-            row[:len(self.offers[use])] += [self.paid(s, price, rents) if s.cls in self.shared else 0.0
+            row[:len(self.offers[use])] += [self.paid(s, price, links) if s.cls in self.shared else 0.0
                                             for _, s in self.offers[use]]
         return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
-    def made(self, at: int, shape: Shape, methods: tuple[int, ...]) -> Column:
+    def made(self, at: int, shape: ProgramShape, methods: tuple[int, ...]) -> Column:
         fixed, offers = self.table(shape)
         spent = fixed + offers[range(len(methods)), list(methods)].sum(0)
         return Column(at, spent, shape, methods, self.given(shape).union(*map(self.reads, shape.uses, methods)))
 
-    def given(self, shape: Shape) -> frozenset[Shared]:
+    def given(self, shape: ProgramShape) -> frozenset[Shared]:
         """What a shape reads that is shared, whatever its methods."""
         return frozenset(self.shared[node.cls][0] for node in shape.fixed if node.cls in self.shared)
 
@@ -149,7 +150,7 @@ class PartProblem:
         of = self.shared.get(self.offers[use][method][1].cls)
         return frozenset() if of is None else frozenset([of[0]])
 
-    def extraction(self, column: Column, weights: Price) -> Extraction:
+    def extraction(self, column: Column, weights: DualPrice) -> Extraction:
         """A column as an extraction: the nodes that it stands for."""
         offers = [self.offers[use][method] for use, method in zip(column.shape.uses, column.methods, strict=True)]
         choice = {node.cls: node for node in (*self.fixed(column.shape), *(node for offer in offers for node in offer))}
@@ -165,10 +166,10 @@ class Dual(NamedTuple):
 
     value: float
     over: float
-    price: Price
+    price: DualPrice
     worth: np.ndarray
     shares: np.ndarray
-    rents: Rents = NO_RENTS
+    links: Links = NO_LINKS
 
 
 @dataclass
@@ -177,13 +178,13 @@ class Master:
     of its own, and a row for each part: it is there where the part reads it."""
 
     stages: Sequence[PartProblem]
-    weights: Price
+    weights: DualPrice
     limits: dict[int, float]                                # criterion -> budget
     scale: float
     most: float                                             # error of one method
     sizes: Mapping[Shared, float] = field(default_factory=dict)         # bytes of what parts share
     columns: list[Column] = field(default_factory=list)
-    seen: set[Any] = field(default_factory=set)
+    seen: set[Hashable] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         last = max(stage.span[1] for stage in self.stages)
@@ -258,39 +259,35 @@ class Master:
             most, ends = vstack([*([spent] if self.limits else []), self.linked(self.readers(), len(self.limits))]), \
                 np.r_[np.ones(len(self.limits)), np.zeros(len(self.links))]
         found = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
-        if found.x is None:
-            raise Infeasible("no program leads through the whole model")
-        rents = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale
+        if found.x is None: raise Infeasible("no program leads through the whole model")
+        links = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale
                  for link, row in self.links.items()}
         price = list(self.weights)
         for (criterion, limit), marginal in zip(self.limits.items(), found.ineqlin.marginals, strict=False):
             price[criterion] += max(0.0, -marginal) * self.scale / (limit or 1.0)
         own, over = len(self.columns), len(self.columns) + len(self.sizes)
         return Dual(found.fun * self.scale, float(found.x[over:].sum()), (price[0], price[1], price[2]),
-                    found.eqlin.marginals * self.scale, found.x[:own], rents)
+                    found.eqlin.marginals * self.scale, found.x[:own], links)
 
     def reduced(self, column: Column, dual: Dual) -> float:
         """What one more of it would add to the value of the relaxation, as a share of the whole."""
         left, reached = self.ends(column.stage)
         worth = (dual.worth[reached] if reached is not None else 0.0) - (dual.worth[left] if left is not None else 0.0)
-        rent = sum(dual.rents[self.stages[column.stage].number, content] for content in column.shared)
-        return float(column.spent @ dual.price + rent - worth) / self.scale
+        paid = sum(dual.links[self.stages[column.stage].number, content] for content in column.shared)
+        return float(column.spent @ dual.price + paid - worth) / self.scale
 
     def integer(self, time_limit: float) -> list[Column] | None:
         """The cheapest path within the budgets over the columns there are; none where there is none."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import LinearConstraint
         cost, spent = self.costs()
         flow, needed = self.flow()
-        whole = np.r_[np.full(len(self.columns), 1.0), np.zeros(self.beside)]
+        whole = np.r_[np.ones(len(self.columns)), np.zeros(self.beside)]
         most = np.r_[np.ones(len(self.columns) + len(self.sizes)), np.zeros(len(self.limits))]
         rules = [LinearConstraint(flow, needed, needed)]
         rules += [LinearConstraint(spent, -np.inf, 1.0)] if self.limits else []
-        rules += [LinearConstraint(self.linked(self.readers(), len(self.limits)), -np.inf, 0.0)] if self.links else []
-        found = milp(cost, constraints=rules, integrality=whole, bounds=Bounds(0, most),
-                     options=dict(time_limit=time_limit, mip_rel_gap=1e-4))
-        if found.x is None:
-            return None
-        chosen = [column for column, share in zip(self.columns, found.x, strict=False) if share > 0.5]
+        rules += self.link_rules(self.readers(), len(self.limits))
+        if (shares := solve_whole(cost, rules, whole, (0, most), time_limit)) is None: return None
+        chosen = [column for column, share in zip(self.columns, shares, strict=False) if share > 0.5]
         return sorted(chosen, key=lambda column: self.stages[column.stage].span)
 
     def rounded(self, dual: Dual) -> list[Column]:
@@ -304,43 +301,36 @@ class Master:
             row = self.ends(path[-1].stage)[1]
         return path
 
-    def polished(self, path: Sequence[Column], time_limit: float) -> list[Column] | None:
-        """The same shapes with the cheapest methods within the budgets: a knapsack over every use at once."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-        tables = [self.stages[column.stage].table(column.shape) for column in path]
-        offers = [(at, use, method, spent) for at, (_, table) in enumerate(tables) for use, row in enumerate(table)
-                  for method, spent in enumerate(row) if spent[2] <= self.most]
-        if not offers:
-            return list(path)
-        one = {key: row for row, key in enumerate(dict.fromkeys(offer[:2] for offer in offers))}
-        held = [(0.0, size, 0.0) for size in self.sizes.values()]
-        spent = np.array([*(offer[3] for offer in offers), *held])
+    def reassign_methods(self, path: Sequence[Column], time_limit: float) -> list[Column] | None:
+        """The shapes of a path with the cheapest methods within the budgets: a knapsack over every use at once. None
+        where there is none."""
+        from scipy.optimize import LinearConstraint
+        stages = [self.stages[column.stage] for column in path]
+        tables = [stage.table(column.shape) for stage, column in zip(stages, path, strict=True)]
+        offers = [Offer(at, use, method, spent) for at, (_, table) in enumerate(tables)
+                  for use, row in enumerate(table) for method, spent in enumerate(row) if spent[2] <= self.most]
+        if not offers: return list(path)
+        spent = np.array([*(offer.spent for offer in offers), *((0.0, size, 0.0) for size in self.sizes.values())])
         fixed = np.sum([table[0] for table in tables], axis=0)
-        choose = csr_array((np.ones(len(offers)), ([one[offer[:2]] for offer in offers], range(len(offers)))),
-                           shape=(len(one), len(spent)))
-        rules = [LinearConstraint(choose, 1.0, 1.0)]
-        if self.links:
-            stages = [self.stages[column.stage] for column in path]
-            reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method))
-                     for at, use, method, _ in offers]
-            rules.append(LinearConstraint(self.linked(reads, 0), -np.inf, 0.0))
+        reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method))
+                 for at, use, method, _ in offers] if self.links else []
+        rules = [LinearConstraint(choose_one(offers, len(spent)), 1.0, 1.0), *self.link_rules(reads, 0)]
         rules += [LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf,
                                    1.0 - fixed[criterion] / (limit or 1.0))
                   for criterion, limit in self.limits.items()]
-        given = frozenset().union(*(self.stages[column.stage].given(column.shape) for column in path))
-        least = np.r_[np.zeros(len(offers)), [float(content in given) for content in self.sizes]]
-        whole = np.r_[np.ones(len(offers)), np.zeros(len(held))]
-        found = milp(spent @ self.weights / self.scale, constraints=rules, integrality=whole, bounds=Bounds(least, 1),
-                     options=dict(time_limit=time_limit, mip_rel_gap=1e-4))
-        if found.x is None:
-            return None
-        taken: list[list[int]] = [[] for _ in path]
-        for (at, _, method, _), share in zip(offers, found.x, strict=False):
-            if share > 0.5:
-                taken[at].append(method)
-        return [self.stages[column.stage].made(column.stage, column.shape, tuple(methods))
-                for column, methods in zip(path, taken, strict=True)]
+        there = frozenset().union(*(stage.given(column.shape) for stage, column in zip(stages, path, strict=True)))
+        least = np.r_[np.zeros(len(offers)), [float(content in there) for content in self.sizes]]
+        whole = np.r_[np.ones(len(offers)), np.zeros(len(self.sizes))]
+        cost = spent @ self.weights / self.scale
+        if (shares := solve_whole(cost, rules, whole, (least, 1), time_limit)) is None: return None
+        taken = [offer for offer, share in zip(offers, shares, strict=False) if share > 0.5]
+        return [stage.made(column.stage, column.shape, tuple(each.method for each in taken if each.at == at))
+                for at, (stage, column) in enumerate(zip(stages, path, strict=True))]
+
+    def link_rules(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> list[Any]:
+        """That readers read what is there alone; nothing where nothing is shared."""
+        from scipy.optimize import LinearConstraint
+        return [LinearConstraint(self.linked(readers, spare), -np.inf, 0.0)] if self.links else []
 
     def cost(self, path: Sequence[Column] | None) -> float:
         """What a path costs; infinite where it is over a budget."""
@@ -350,3 +340,29 @@ class Master:
         spent[1] += sum(self.sizes[content] for content in frozenset().union(*(column.shared for column in path)))
         within = all(spent[criterion] <= limit * (1 + 1e-9) for criterion, limit in self.limits.items())
         return float(spent @ self.weights) if within else inf
+
+
+class Offer(NamedTuple):
+    """What a use of a weight in a column of a path may be stored by, and what that spends."""
+
+    at: int
+    use: int
+    method: int
+    spent: np.ndarray
+
+
+def choose_one(offers: Sequence[Offer], variables: int) -> Any:
+    """A row for each use, with a 1 for each of its offers, which are the first of so many variables."""
+    from scipy.sparse import csr_array
+    row = {key: number for number, key in enumerate(dict.fromkeys(offer[:2] for offer in offers))}
+    return csr_array((np.ones(len(offers)), ([row[offer[:2]] for offer in offers], range(len(offers)))),
+                     shape=(len(row), variables))
+
+
+def solve_whole(cost: np.ndarray, rules: Sequence[Any], whole: np.ndarray, bounds: tuple[Any, Any],
+                time_limit: float) -> Any:
+    """The cheapest values of variables between their bounds, those that are `whole` in whole numbers; None where none
+    was found."""
+    from scipy.optimize import Bounds, milp
+    return milp(cost, constraints=rules, integrality=whole, bounds=Bounds(*bounds),
+                options=dict(time_limit=time_limit, mip_rel_gap=1e-4)).x

@@ -1,4 +1,4 @@
-"""The front: programs that nothing beats in time, memory and error at once, found over a ladder of errors."""
+"""The front: programs that nothing beats in time, memory and error at once, found over several levels of error."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +8,7 @@ import numpy as np
 from opmatrix.display.progress import unheard
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from rewrites.approximate.trials import LARGE
 from rewrites.compiler.approximation import by
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
@@ -15,15 +16,12 @@ from rewrites.lower.lower import is_plain
 from rewrites.pareto.proposals import Choices, chosen_methods, undominated
 from rewrites.verify.differences import Change
 
-LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
-OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the
-                                                             # smallest
+ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
+OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))          # of seconds, bytes, error: the fastest, the smallest
 CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
 MEASURED_POINTS = 7                                         # points of the front that are verified and measured
-LARGE, FEWER = 2 ** 28, 4                                   # bytes of an exact program that takes seconds to fit and to
-                                                            # verify; points then
-TRUST = 1.2                                                 # times what its error surely is where it is chosen a
-                                                            # program is planned to have
+FEWER = 4                                                   # points of a large program
+TRUST = 1.2                                                 # planned error over what it surely is on rows that choose
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
 
@@ -43,8 +41,7 @@ class Front:
     def __post_init__(self) -> None:
         self.wanted = [self.exact.run(batch) for batch in self.rows]
         self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
-        self.bound: float | None = None                     # seconds that no program within the error asked for is
-                                                            # below
+        self.bound: float | None = None                     # seconds that no program within the error takes less than
 
     def errors(self, program: Program, most: float) -> tuple[float, float]:
         """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
@@ -57,10 +54,10 @@ class Front:
         return found
 
     def points(self, error: float, memory: float | None, progress: Any = unheard) -> list[Structure]:
-        """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the
+        """The fastest and the smallest at every level of error and at the one asked for; there the bound of the
         fastest is proved. Where no error is allowed there are the exact ones alone."""
         large = self.exact.stored_bytes > LARGE
-        limits = sorted({*(LADDER[1::2] if large else LADDER), error}) if error else []
+        limits = sorted({*(ERROR_LEVELS[1::2] if large else ERROR_LEVELS), error}) if error else []
         asked = [(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
                  for limit in limits for weights in OBJECTIVES]
         if memory is not None:                              # the fastest that fits, whatever its error
@@ -119,9 +116,9 @@ def describe_methods(structure: Structure) -> str:
 
 
 def count_methods(structure: Structure) -> dict[str, int]:
-    """How many detours of each kind there are, and how many weights each format that is not plain, or approximation of
-    a user, stores."""
-    formats = [*(each.what for each in structure.detours.values()), *map(by, chosen_methods(structure))]
+    """How many block substitutions of each kind there are, and how many weights each format that is not plain, or
+    approximation of a user, stores."""
+    formats = [*(each.what for each in structure.substitutions.values()), *map(by, chosen_methods(structure))]
     return {name: formats.count(name) for name in dict.fromkeys(formats) if not is_plain(name)}
 
 

@@ -1,39 +1,31 @@
-"""Approximations: spectra propose them for every weight of the exact program, the model itself says what each costs in
-error, and a search over whole programs chooses structure and methods within budgets of error and memory."""
-from collections.abc import Callable, Iterator, Sequence
+"""The choices of the search within budgets: methods that spectra proposed for every weight of the exact program, with
+the errors that the model itself said each has."""
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
-from formats import FORMATS
 from opmatrix.files.storage import own_functions
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.spectra import Limits, propose
+from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
-from opmatrix.spectra.propose import Proposals
-from rewrites.approximate.error_cache import Measured, errors_file, recall, save_errors
-from rewrites.approximate.sites import Site, Source, gathered_rows, observe, sites, stored_for
-from rewrites.approximate.trials import changed, sample
+from rewrites.approximate.error_cache import errors_file, recall, save_errors
+from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
+from rewrites.approximate.trials import sample
+from rewrites.approximate.weight_errors import measure_weights
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.fit import Fitter, WeightKey
-from rewrites.compiler.search import Space, Structure
+from rewrites.compiler.search import SearchSpace, Structure
 from rewrites.lower.lower import Lowering, Method, Use
-from rewrites.lower.mixed import Mean
 from rewrites.lower.narrowing import narrowed
-from rewrites.lower.price import Prices, stored_bytes
-from rewrites.lower.representations import Representable, keeps_width
+from rewrites.lower.representations import Representable
 from rewrites.pareto.budgets import Budgets
-from rewrites.verify.differences import difference
-
-SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
-COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice as many as
-                                                            # it has rows
 
 
 @dataclass
@@ -41,19 +33,20 @@ class Choices:
     """All programs of a space where a weight may be stored by what was `measured` for the leaves that it is made of,
     each method with the squared error that it alone brings about."""
 
-    space: Space
+    space: SearchSpace
     measured: dict[frozenset[str], Sequence[Method]]
     fit: Batch
     representable: Representable
     own: dict[str, Approximation] = field(default_factory=dict)
-    seen: dict[Source, Seen] = field(default_factory=dict)  # of what programs multiply weights by
-    fitters: dict[Any, Fitter] = field(default_factory=dict)
-    directions: dict[Any, np.ndarray] = field(default_factory=dict)         # of low rank, which fitters share
-    fitted: dict[Any, WeakValueDictionary[Any, Any]] = field(default_factory=dict)      # constants of programs in use
+    seen: dict[ValueKey, Seen] = field(default_factory=dict)  # of what programs multiply weights by
+    fitters: dict[Hashable, Fitter] = field(default_factory=dict)
+    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)    # of low rank
+    fitted: dict[Hashable, WeakValueDictionary[Any, Any]] = field(default_factory=dict)    # constants in use
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)     # where they come from
 
     @cached_property
     def budgets(self) -> Budgets:
+        """The search within budgets, which all choices share."""
         return Budgets(self.space, self.methods)
 
     def methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
@@ -65,7 +58,7 @@ class Choices:
         leaves = frozenset(keys(lowering, use.weight))
         if (own := self.measured.get(leaves)) is None:
             inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
-            own = [*summed([*inside.values()])] if frozenset().union(*inside) == leaves else ()
+            own = [*add_errors([*inside.values()])] if frozenset().union(*inside) == leaves else ()
         return *exact, *(method for method in own if lowering.holdable(use, method)
                          and (not lowering.gathers(use) or lowering.gatherable(use, method)))
 
@@ -88,7 +81,7 @@ class Choices:
 
     def fitter(self, structure: Structure, meta: dict[str, Any]) -> Fitter:
         """What fits the weights of a structure."""
-        kept, shape = self.kept(structure), uses(structure)
+        kept, shape = self.kept(structure), list_uses(structure)
         if shape not in self.fitters:
             multiplied = inputs(structure)
             if not self.seen.keys() >= {*multiplied.values()}:
@@ -103,7 +96,7 @@ class Choices:
         go."""
         for each in (self.seen, self.directions, self.fitters): each.clear()
 
-    def observe(self, exact: Program, found: Sequence[Site]) -> None:
+    def observe(self, exact: Program, found: Sequence[WeightSite]) -> None:
         """What weights are multiplied by, as far as no program before had the same value."""
         names = {site.value: site.x for site in found if site.x and site.value not in self.seen}
         seen = observe(exact, [*names.values()], self.fit)
@@ -115,7 +108,7 @@ def keys(lowering: Lowering, cls: int) -> Iterator[str]:
     return (data.key for data in lowering.arrays(cls))
 
 
-def summed(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:
+def add_errors(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:
     """The methods that were measured for every set, each with the sum of its errors."""
     errors: dict[Method, list[float]] = {}
     for methods in sets:
@@ -124,57 +117,24 @@ def summed(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:
     return (method._replace(error=sum(each)) for method, each in errors.items() if len(each) == len(sets))
 
 
-def uses(structure: Structure) -> tuple[Any, ...]:
+def list_uses(structure: Structure) -> tuple[Hashable, ...]:
     """The border states and the uses of weights of a program, whatever they are stored by."""
-    return (*structure.route, *((number, node.cls) for number, extraction in zip(structure.numbers,
-                                                                                 structure.extractions, strict=True)
-                                for node in extraction.nodes if isinstance(node.cls, Use)))
+    return (*structure.route, *((number, use) for number, _, use, _ in structure.uses()))
 
 
-def inputs(structure: Structure) -> dict[WeightKey, Source]:
+def inputs(structure: Structure) -> dict[WeightKey, ValueKey]:
     """What a program multiplies each weight by."""
-    found = {}
-    for number, extraction, lowering in zip(structure.numbers, structure.extractions, structure.lowerings, strict=True):
-        for use in (node.cls for node in extraction.nodes if isinstance(node.cls, Use)):
-            if use.layout != "stack" and not lowering.gathers(use):
-                found[number, use.weight, use.layout] = number, structure.before(number), use.x
-    return found
+    return {(number, use.weight, use.layout): (number, structure.before(number), use.x)
+            for number, lowering, use, _ in structure.uses()
+            if use.layout != "stack" and not lowering.gathers(use)}
 
 
 def chosen_methods(structure: Structure) -> Iterator[Method]:
     """The method of every weight of a program."""
-    return (node.label for extraction in structure.extractions for node in extraction.nodes
-            if isinstance(node.cls, Use) and isinstance(node.label, Method))
+    return (method for *_, method in structure.uses() if isinstance(method, Method))
 
 
-def methods(site: Site, numbers: np.ndarray, seen: Seen | None, prices: Prices | Mean, limits: Limits) -> Proposals:
-    """What the spectra propose for a weight, and the cost repays, in the metric of its inputs' norms: the model itself
-    says later what each really costs. A table that is gathered from may be stored narrower. Spectra look at some of the
-    columns of a weight that is far wider than high."""
-    if site.x is None:
-        def gathered(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
-            return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
-        sample = propose(numbers[:SAMPLED_ROWS], None, limits, gathered)
-        return Proposals(tuple(each for each in sample if FORMATS[each.method].rowwise))
-    n, p = numbers.shape
-
-    def price(name: str, parameters: dict[str, Any], *_: int) -> tuple[float, float]:
-        key = tuple(parameters.items())
-        return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
-    some = numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
-    return propose(some, None if seen is None else seen.diagonal, limits, price)
-
-
-def shareable(site: Site, numbers: np.ndarray, limits: Limits) -> Iterator[Method]:
-    """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses
-    together."""
-    for name, form in FORMATS.items():
-        if site.x is None and form.panelled and form.proposed:
-            found = (Method(name, tuple(options.items())) for options in form.choices(*numbers.T.shape))
-            yield from (method for method in found if keeps_width(method, limits.narrowest))
-
-
-def propose_methods(space: Space, structure: Structure, program: Program, emitter: Emitter,
+def propose_methods(space: SearchSpace, structure: Structure, program: Program, emitter: Emitter,
                     representable: Representable, fit: Batch,
                     batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
                     own: Sequence[Approximation] = ()) -> Choices:
@@ -193,42 +153,13 @@ def propose_methods(space: Space, structure: Structure, program: Program, emitte
     if (measured := recall(file, [site.name for site in found]) if lasting else None) is None:
         choices.observe(program, found)
         fitting = Fitter({each.key: choices.seen[each.value] for each in found if each.x}, choices.own)
-        measured = proposed(program, found, prices, batch, limits, fitting, progress)
+        measured = measure_weights(program, found, prices, batch, limits, fitting, progress)
         if lasting:
             save_errors(file, measured)
     for site in found:
         leaves = frozenset(keys(structure.lowering(site.part), site.stored.weight))
         choices.measured.setdefault(leaves, measured[site.name])
     return choices
-
-
-def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, batch: Batch, limits: Limits,
-             fitter: Fitter,
-             progress: Callable[[int, int], None]) -> Measured:
-    """The methods that spectra propose for each weight, with the squared error that each alone brings about. Weights
-    are met in the order in which the program reads them: what comes before one is computed once for all, and nothing is
-    kept of it afterwards."""
-    wanted, values = program.run(batch), list[Any]()
-    measured: Measured = {}
-    for done, (first, site) in enumerate(sorted(((site.readers(program)[0], site) for site in found),
-                                                key=lambda pair: pair[0])):
-        progress(done, len(found))
-        if site.name in measured: continue
-        for _ in program.schedule.walk(batch, values, first): pass
-        numbers = site.numbers()
-        offered = methods(site, numbers, fitter.seen.get(site.key), prices, limits)
-        own = [method for each in fitter.own.values() if site.x for method in each.methods(numbers)
-               if keeps_width(method, limits.narrowest)]
-        tried = [*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own,
-                 *shareable(site, numbers, limits)]
-        rows = slice(None) if site.x else gathered_rows(site, program, batch)
-        outputs = changed(program, site, [partial(stored_for, site, numbers, fitter, each, rows) for each in tried],
-                          values, batch)
-        measured[site.name] = [each._replace(error=difference(rows, wanted) ** 2 / site.products)
-                               for each, rows in zip(tried, outputs, strict=True)]
-        fitter.directions.clear()
-    progress(len(found), len(found))
-    return measured
 
 
 def undominated(points: Sequence[Structure]) -> Iterator[Structure]:

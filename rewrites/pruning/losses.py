@@ -12,9 +12,9 @@ from formats.core.errors import InputError
 from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Batch
-from rewrites.pareto.block_errors import changed_by, walked
-from rewrites.pruning.removing import WHAT, Level, every_pair, fit_removals
-from rewrites.pruning.structured import Pair, pairs
+from rewrites.approximate.block_errors import relative_change, residual_stream
+from rewrites.pruning.removing import WHAT, Level, every_coupled, fit_removals
+from rewrites.pruning.structured import CoupledWeights, coupled_weights
 
 STEPS = tuple(step / 8 for step in range(1, 8))             # shares of a pair's groups that are tried
 SHARES = 0.2, 0.35, 0.45, 0.525, 0.6, 0.7                  # of all numbers that the last step of each pair lets go
@@ -38,35 +38,35 @@ class Curve(NamedTuple):
     losses: tuple[Loss, ...]
 
 
-def trials(model: Operator) -> int:
+def count_trials(model: Operator) -> int:
     """How many passes by kernels, about, the curves of a model take."""
-    return ORACLE * len(STEPS) * len(every_pair(model))
+    return ORACLE * len(STEPS) * len(every_coupled(model))
 
 
 def curves(model: Operator, what: Sequence[str], fit: Batch, judged: Batch) -> Iterator[Curve]:
     """The curve of each pair of a model, in order; flat for what is to stay. Fitted to one batch, measured on another
     one."""
     every = [*factors(model)]
-    stream, x = walked([[factor] for factor in every], judged), entered(model, fit, dtype=np.float32)
+    stream, x = residual_stream([[factor] for factor in every], judged), entered(model, fit, dtype=np.float32)
     for number, factor in enumerate(every):
-        for pair in pairs(factor):
-            found = [Loss(pair.groups, 0, 0.0)]
-            lefts = lesser(pair) if pair.what in what else []
+        for pair in coupled_weights(factor):
+            losses = [Loss(pair.groups, 0, 0.0)]
+            lefts = fewer_groups(pair) if pair.what in what else []
             for removal, bias, cut in fit_removals(pair, lefts, apply_factor(pair.before, x).array) if lefts else ():
                 node = pair.cut(removal.left, removal.weight, bias)
                 behind = [substitute(factor, {pair.node: node}), *every[number + 1:]]
-                off = changed_by(behind, stream[number], stream[-1])
-                found.append(Loss(cut.left, numbers(pair.node) - numbers(node), off ** 2))
-            yield Curve(pair.what, pair.groups, tuple(found))
+                off = relative_change(behind, stream[number], stream[-1])
+                losses.append(Loss(cut.left, count_numbers(pair.node) - count_numbers(node), off ** 2))
+            yield Curve(pair.what, pair.groups, tuple(losses))
         x = apply_factor(factor, x)
 
 
-def lesser(pair: Pair) -> list[int]:
+def fewer_groups(pair: CoupledWeights) -> list[int]:
     """How many groups are left of a pair, falling."""
     return [left for left in dict.fromkeys(Level(step, step).left(pair) for step in STEPS) if left < pair.groups]
 
 
-def numbers(term: Operator) -> int:
+def count_numbers(term: Operator) -> int:
     """How many numbers the weights of a term have."""
     return sum(prod(each.args[0].shape) for each in term.walk() if each.kind.name == "weight")
 
@@ -94,7 +94,7 @@ def cheapest_level(found: Sequence[Curve], least: float) -> Level:
 
 
 def share_gone(found: Sequence[Curve], kept: Sequence[int], what: str) -> float:
-    """Of all groups of a kind."""
+    """The share of all groups of a kind that goes."""
     groups = [(curve.groups, left) for curve, left in zip(found, kept, strict=True) if curve.what == what]
     total = sum(count for count, _ in groups)
     return sum(count - left for count, left in groups) / total if total else 0.0

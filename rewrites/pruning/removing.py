@@ -13,8 +13,9 @@ from opmatrix.algebra.oracles import apply_factor, dense, entered, factors
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Batch
 from opmatrix.spectra.gram import Gram
+from opmatrix.spectra.measures import Doubles
 from opmatrix.spectra.removal import Removal, removals
-from rewrites.pruning.structured import HEADS, UNITS, Numbers, Pair, pairs
+from rewrites.pruning.structured import HEADS, UNITS, CoupledWeights, coupled_weights
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
@@ -32,14 +33,14 @@ class Level(NamedTuple):
     heads: float = 0.0
     kept: tuple[int, ...] = ()
 
-    def left(self, pair: Pair) -> int:
+    def left(self, pair: CoupledWeights) -> int:
         """How many groups of a pair's columns stay: of units a multiple of what kernels take at once, or of a quarter
         of them."""
         share, count = (self.units if pair.what == UNITS else self.heads), pair.groups
         step = min(PANEL_COLUMNS, max(1, count // 4)) if pair.what == UNITS else 1
         return min(count, max(step, step * round(count * (1 - share) / step)))
 
-    def lefts(self, every: Sequence[Pair]) -> list[int]:
+    def lefts(self, every: Sequence[CoupledWeights]) -> list[int]:
         """How many groups each pair of a model keeps."""
         return [*self.kept] or [self.left(pair) for pair in every]
 
@@ -48,7 +49,7 @@ class Level(NamedTuple):
                          if share)
 
 
-class Cut(NamedTuple):
+class RemovedGroups(NamedTuple):
     """What was removed before one weight: so many groups are left of so many, and the output of that weight changes
     by `error`, relative, on the rows that it was fitted to; `singular` where these leave directions of its inputs
     out."""
@@ -73,7 +74,7 @@ class Removed:
     level: Level
     model: Operator
     zeroed: Operator
-    cuts: tuple[Cut, ...]
+    cuts: tuple[RemovedGroups, ...]
     rows: int
     metric: str = field(default="gram")
 
@@ -99,16 +100,16 @@ class Removed:
                           *(f"  {cut}" for cut in self.cuts)])
 
 
-def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0]) -> Removed:
+def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0]) -> Removed:
     """The model with as much removed as a level says, fitted to the rows of a batch. Raises InputError where a weight
     has more inputs than there are rows."""
     x = entered(model, batch, dtype=np.float32)
-    small, zeroed, cuts = list[Operator](), list[Operator](), list[Cut]()
-    lefts = iter(level.lefts(every_pair(model)))
+    small, zeroed, cuts = list[Operator](), list[Operator](), list[RemovedGroups]()
+    lefts = iter(level.lefts(every_coupled(model)))
     for factor in factors(model):
         whole = factor
-        for at in range(sum(1 for _ in pairs(factor))):
-            pair, twin = ([*pairs(each)][at] for each in (factor, whole))
+        for at in range(sum(1 for _ in coupled_weights(factor))):
+            pair, twin = ([*coupled_weights(each)][at] for each in (factor, whole))
             if (left := next(lefts)) == pair.groups: continue
             rows = apply_factor(pair.before, x).array
             found, bias, cut = next(fit_removals(pair, [left], rows, metric))
@@ -121,8 +122,8 @@ def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0
     return Removed(level, reduce(matmul, small), reduce(matmul, zeroed), tuple(cuts), batch.rows, metric)
 
 
-def fit_removals(pair: Pair, lefts: Sequence[int], rows: np.ndarray,
-                 metric: str = METRICS[0]) -> Iterator[tuple[Removal, Numbers | None, Cut]]:
+def fit_removals(pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray,
+                 metric: str = METRICS[0]) -> Iterator[tuple[Removal, Doubles | None, RemovedGroups]]:
     """The weight of a pair with so many groups of inputs left, falling, fitted to what it reads, (rows, n), and its
     bias. What is lost on average goes to the bias, if there is one, so that OBS has to keep the rest alone: its metric
     is the covariance then."""
@@ -138,7 +139,7 @@ def fit_removals(pair: Pair, lefts: Sequence[int], rows: np.ndarray,
         bias = None if pair.bias is None else np.asarray(pair.bias.array, np.float64)
         if bias is not None and metric == "gram":
             bias = bias + gram.total / gram.rows @ (pair.weight.array - found.whole(n))
-        yield found, bias, Cut(name, pair.what, left, pair.groups, found.error, damped)
+        yield found, bias, RemovedGroups(name, pair.what, left, pair.groups, found.error, damped)
 
 
 def singular(gram: np.ndarray) -> bool:
@@ -156,5 +157,6 @@ def check_removal(what: Sequence[str], file: object) -> None:
         raise InputError(f"--calibrate {file}: it fits what is left by --remove: give that, too")
 
 
-def every_pair(model: Operator) -> list[Pair]:
-    return [pair for factor in factors(model) for pair in pairs(factor)]
+def every_coupled(model: Operator) -> list[CoupledWeights]:
+    """The coupled weights of a whole model, in order."""
+    return [pair for factor in factors(model) for pair in coupled_weights(factor)]

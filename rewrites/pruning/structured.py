@@ -3,7 +3,7 @@
 Choosing columns, `x @ P` with one 1 in each column of P, passes whatever treats columns alike
 (rewrites/laws/choosing.py) and folds into the weights before it. So an approximation of one weight alone, D ≈ P Pᵀ Ď
 with rows of zeros, makes its neighbours smaller, and exactly so: nothing else of the model changes."""
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, const, heads, repeat, weight
 from opmatrix.algebra.term import Operator
+from opmatrix.spectra.measures import Doubles
 
 UNITS, HEADS = "units", "heads"                             # what is removed: columns one by one, or by whole heads
 MOVES = "heads", "join", "repeat", "total", "row"           # kinds that move columns, or heads
-Places = NDArray[np.intp]
-Numbers = NDArray[np.float64]
+HEADWISE = "product", "add", "mul", "turn"                  # kinds that take heads one by one
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Pair:
+class CoupledWeights:
     """`node` is `makes @ reads` in a factor of a model: D, in `reads`, multiplies what `makes` gives, which `before`
     leads to from the factor's input. Inputs of D go by `group` columns: 1 for a hidden unit, more for a head, or for
     heads that share keys."""
@@ -33,125 +34,134 @@ class Pair:
     @property
     def makes(self) -> Operator: return self.node.children[0]
     @property
-    def weight(self) -> Data: return split(self.node.children[1])[0]        # type: ignore[index]
+    def weight(self) -> Data: return weight_and_bias(self.node.children[1])[0]        # type: ignore[index]
     @property
-    def bias(self) -> Data | None: return split(self.node.children[1])[1]   # type: ignore[index]
+    def bias(self) -> Data | None: return weight_and_bias(self.node.children[1])[1]   # type: ignore[index]
 
     @property
     def groups(self) -> int:
         return self.weight.shape[0] // self.group
 
-    def cut(self, left: Places, numbers: Numbers, bias: Numbers | None) -> Operator:
+    def cut(self, left: Indices, numbers: Doubles, bias: Doubles | None) -> Operator:
         """The node where D has only these inputs left, with these numbers (len(left), p), and this bias (p,) if any."""
-        made = chosen(self.makes, left)
+        made = choose_columns(self.makes, left)
         assert made is not None
         return made @ self.reads(numbers, bias)
 
-    def zeroed(self, numbers: Numbers, bias: Numbers | None) -> Operator:
+    def zeroed(self, numbers: Doubles, bias: Doubles | None) -> Operator:
         """The node where D has these numbers (n, p), some rows of which may be 0."""
         return self.makes @ self.reads(numbers, bias)
 
-    def reads(self, numbers: Numbers, bias: Numbers | None) -> Operator:
+    def reads(self, numbers: Doubles, bias: Doubles | None) -> Operator:
         matrix: Operator = weight(Data(numbers.astype(np.float32), self.weight.label))
         if bias is None or self.bias is None: return matrix
         shifted: Operator = matrix + const(Data(bias.astype(np.float32), self.bias.label))
         return shifted
 
 
-def pairs(term: Operator, before: Operator = I) -> Iterator[Pair]:
-    """Every pair of a factor, those that others read first."""
+def coupled_weights(term: Operator, before: Operator = I) -> Iterator[CoupledWeights]:
+    """Every pair of weights of a factor that lose columns and rows together, those that others read first."""
     if term.kind.name != "compose":
-        for child in term.children: yield from pairs(child, before)
+        for child in term.children: yield from coupled_weights(child, before)
         return
     makes, reads = term.children
-    yield from pairs(makes, before)
-    yield from pairs(reads, before @ makes)
-    if (found := split(reads)) is not None and (grouped := group(makes, found[0].shape[0])) is not None:
-        if chosen(makes, np.arange(found[0].shape[0])) is not None: yield Pair(term, before @ makes, *grouped)
+    yield from coupled_weights(makes, before)
+    yield from coupled_weights(reads, before @ makes)
+    if (found := weight_and_bias(reads)) is None: return
+    n = found[0].shape[0]
+    if (grouped := group_columns(makes, n)) is not None and choose_columns(makes, np.arange(n)) is not None:
+        yield CoupledWeights(term, before @ makes, *grouped)
 
 
-def split(term: Operator) -> tuple[Data, Data | None] | None:
+def weight_and_bias(term: Operator) -> tuple[Data, Data | None] | None:
     """The matrix and the bias of a weight with or without one; None of anything else."""
     if term.kind.name == "weight": return (term.args[0], None) if len(term.args[0].shape) == 2 else None
     if term.kind.name != "add": return None
     first, second = sorted(term.children, key=lambda each: each.kind.name, reverse=True)
-    matrix = split(first) if first.kind.name == "weight" else None
+    matrix = weight_and_bias(first) if first.kind.name == "weight" else None
     return (matrix[0], second.args[0]) if matrix is not None and second.kind.name == "const" else None
 
 
-def group(term: Operator, n: int) -> tuple[str, int] | None:
+def group_columns(term: Operator, n: int) -> tuple[str, int] | None:
     """What the n columns that a value ends in are, and how many go together: those of a head behind a join, single
     ones behind a function of entries; None where they are neither."""
-    if term.kind.name == "mul": return next(filter(None, (group(each, n) for each in term.children)), None)
+    if term.kind.name == "mul": return next(filter(None, (group_columns(each, n) for each in term.children)), None)
     if term.kind.name != "compose": return None
-    last = term.children[1]
-    if last.kind.name == "join": return HEADS, n // last.args[0] * shared(term.children[0])
+    first, last = term.children
+    if last.kind.name == "join": return HEADS, n // last.args[0] * heads_per_key(first)
     if last.entrywise and not last.linear: return UNITS, 1
-    return group(last, n)
+    return group_columns(last, n)
 
 
-def shared(term: Operator) -> int:
+def heads_per_key(term: Operator) -> int:
     """How many heads of a value share one of keys and values."""
     composed = (each.children for each in term.walk() if each.kind.name == "compose")
     return max((last.args[0] // first.out.heads for first, last in composed if last.kind.name == "repeat"), default=1)
 
 
-def chosen(term: Operator, at: Places) -> Operator | None:
+def choose_columns(term: Operator, at: Indices) -> Operator | None:
     """`term @ P`, where P chooses the columns `at`, without P: weights are smaller. None where P passes something
     only as itself."""
-    args, made = term.args, None
+    made: Operator | None = None
     match term.kind.name:
-        case "weight" if len(args[0].shape) == 2: made = weight(Data(args[0].array[:, at], args[0].label))
-        case "const": made = const(of(args[0], at))
+        case "weight" if len(term.args[0].shape) == 2: made = weight(choose_entries(term.args[0], at))
+        case "const": made = const(choose_entries(term.args[0], at))
         case "add" | "mul":
-            both = [each if each.column else chosen(each, at) for each in term.children]
-            made = None if None in both else term.kind(*both)
-        case "compose" if args[1].kind.name == "join":
-            size = args[0].out.cols
-            kept = at[::size] // size
-            by_head = headed(args[0], kept, args[1].args[0]) if np.array_equal(at, spread(kept, size)) else None
-            made = by_head and by_head @ heads(len(kept)).T
+            made = rebuild(term, [each if each.column else choose_columns(each, at) for each in term.children])
         case "compose":
-            first, last = args
-            made = chosen(first, at) if last.entrywise else chosen(last, at)
-            made = made and (made @ last if last.entrywise else first @ made)
+            first, last = term.children
+            if last.kind.name == "join": made = choose_joined(first, at, last.args[0])
+            elif last.entrywise: made = multiply_both(choose_columns(first, at), last)
+            else: made = multiply_both(first, choose_columns(last, at))
     return made
 
 
-def headed(term: Operator, kept: Places, h: int) -> Operator | None:
+def choose_joined(term: Operator, at: Indices, h: int) -> Operator | None:
+    """The columns `at` of h heads that are joined: whole heads, else None."""
+    size = term.out.cols
+    kept = at[::size] // size
+    if not np.array_equal(at, spread(kept, size)): return None
+    return multiply_both(choose_heads(term, kept, h), heads(len(kept)).T)
+
+
+def choose_heads(term: Operator, kept: Indices, h: int) -> Operator | None:
     """A value of h heads with only these heads, computed head by head from smaller weights; None where heads are not
     apart."""
-    args, made = term.args, None
-    if term.constant and alike(term): return term
-    match term.kind.name:
-        case "product" | "add" | "mul" | "turn":
-            every = [headed(each, kept, h) for each in term.children]
-            made = None if None in every else term.kind(*every, *term.attributes)
-        case "compose" if args[1].kind.name == "heads":
-            made = chosen(args[0], spread(kept, args[0].out.cols // h))
-            made = made and made @ heads(len(kept))
-        case "compose" if args[1].kind.name == "repeat":
-            share = h // (own := args[0].out.heads)
-            whole = np.unique(kept // share)
-            made = headed(args[0], whole, own) if np.array_equal(kept, spread(whole, share)) else None
-            made = made and made @ repeat(len(kept))
-        case "compose" if alike(args[1]):
-            made = headed(args[0], kept, h)
-            made = made and made @ args[1]
-    return made
+    if term.constant and same_for_heads(term): return term
+    if term.kind.name in HEADWISE: return rebuild(term, [choose_heads(each, kept, h) for each in term.children])
+    if term.kind.name != "compose": return None
+    first, last = term.children
+    match last.kind.name:
+        case "heads": return multiply_both(choose_columns(first, spread(kept, first.out.cols // h)), heads(len(kept)))
+        case "repeat":
+            share = h // first.out.heads
+            keys = np.unique(kept // share)
+            if not np.array_equal(kept, spread(keys, share)): return None
+            return multiply_both(choose_heads(first, keys, first.out.heads), repeat(len(kept)))
+    return multiply_both(choose_heads(first, kept, h), last) if same_for_heads(last) else None
 
 
-def spread(groups: Places, size: int) -> Places:
+def multiply_both(first: Operator | None, last: Operator | None) -> Operator | None:
+    """Their product, where both are there."""
+    return None if first is None or last is None else first @ last
+
+
+def rebuild(term: Operator, children: Sequence[Operator | None]) -> Operator | None:
+    """A term with other children, where all are there."""
+    return None if None in children else term.kind(*children, *term.attributes)
+
+
+def spread(groups: Indices, size: int) -> Indices:
     """The columns of groups of so many."""
     return (groups[:, None] * size + np.arange(size)).ravel()
 
 
-def of(row: Data, at: Places) -> Data:
-    """The numbers of a row in some columns; one number stands for any."""
-    return row if row.shape == (1,) else Data(row.array[..., at], row.label)
+def choose_entries(numbers: Data, at: Indices) -> Data:
+    """The numbers of a row or a matrix in some columns; one number stands for any."""
+    return numbers if numbers.shape == (1,) else Data(numbers.array[..., at], numbers.label)
 
 
-def alike(term: Operator) -> bool:
+def same_for_heads(term: Operator) -> bool:
     """Whether an operator does the same to every head."""
     def plain(each: Operator) -> bool: return all(len(each.args[k].shape) < 3 for k in each.kind.data)
     return all(each.kind.name not in MOVES and plain(each) for each in term.walk())

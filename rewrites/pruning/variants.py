@@ -16,18 +16,18 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximate.trials import sample
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.search import Space, Structure, cheapest
+from rewrites.compiler.search import SearchSpace, Structure, cheapest
+from rewrites.derivations.gains import only_narrows
 from rewrites.evaluate.quality import Quality
 from rewrites.extraction import Infeasible
 from rewrites.lower.lower import Method
-from rewrites.lower.representations import only_narrows
-from rewrites.opened import Searched
+from rewrites.lower.representations import Representable
 from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices
-from rewrites.pruning.losses import SHARES, Curve, curves, levels, trials
-from rewrites.pruning.removing import Removed, every_pair, removed
+from rewrites.pruning.losses import SHARES, Curve, count_trials, curves, levels
+from rewrites.pruning.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.verify.differences import difference
-from rewrites.workload.workload import calibration
+from rewrites.workload.workload import Workload, calibration
 
 BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge
 BOTH = (1.0, 5e-11, 0.0)                                    # weights of seconds, bytes, error: 20 MB are worth 1 ms
@@ -40,7 +40,7 @@ class Variant:
     `off` is how far its exact program is from that one's output, relative."""
 
     operator: Operator
-    space: Space
+    space: SearchSpace
     structure: Structure
     program: Program
     emitter: Emitter
@@ -90,7 +90,7 @@ class Outcome(NamedTuple):
     stated: float
 
 
-def carried(choices: Choices, model: Operator, variant: Variant) -> Choices:
+def carry_methods(choices: Choices, model: Operator, variant: Variant) -> Choices:
     """The number types that weights of the whole model were measured by, for what is left of the same weights, with
     the same errors: they decide what is tried, and each program's own error is measured."""
     old, new = leaves(model), leaves(variant.operator)
@@ -107,7 +107,7 @@ def leaves(model: Operator) -> dict[str, str]:
     return {re.sub(r"\W", "_", each.label): each.key for each in data}
 
 
-def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Untried]:
+def list_programs(variant: Variant, front: Front, error: float | None) -> Iterator[Untried]:
     """The exact program of a smaller model, and the fastest, the smallest and one that is both with a little more
     error by methods; where an error is asked for, with what it leaves them."""
     assert variant.choices is not None
@@ -121,49 +121,59 @@ def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Un
             yield Untried(variant, structure, variant.choices.program(structure, front.meta))
 
 
-def smaller(searched: Searched, quality: Quality, what: Sequence[str], file: str | Path | None,
-            progress: Any) -> list[Variant]:
-    """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are fitted
-    to, as far as their exact programs keep the quality."""
-    batch, exact, operator = searched.workload.fit, searched.exact, searched.opened.operator
-    if file is not None: batch = calibration(file, exact.tokenizer, searched.workload, quality.texts)
-    all_steps, losses, kept = len(every_pair(operator)) + len(SHARES), list[Curve](), list[Variant]()
-    judged = sample(exact, searched.workload.choose, trials(operator))
-    for curve in curves(operator, what, batch, judged):
-        losses.append(curve)
-        progress(len(losses), all_steps)
-    for done, level in enumerate(levels(losses, what), len(losses) + 1):
-        made = less(searched, removed(operator, level, batch))
-        if quality.kept(made.program, made.off): kept.append(made)
-        progress(done, all_steps)
-    return kept
+@dataclass
+class Pruning:
+    """What smaller models are made from: a model with its space and exact program, the representations that hold
+    weights as they are, the rows that fit and choose, and the meta of programs."""
 
+    model: Operator
+    space: SearchSpace
+    exact: Program
+    representable: Representable
+    workload: Workload
+    meta: dict[str, Any]
 
-def less(searched: Searched, made: Removed) -> Variant:
-    """A smaller model with its optimum, over graphs that it shares with the whole one."""
-    whole = searched.space
-    space = Space(made.model, whole.laws, whole.machine, whole.extents, like=whole)
-    structure = cheapest(space, searched.opened.representable)
-    program, emitter = structure.program(searched.opened.meta)
-    rows, wanted = (each.run(searched.workload.choose) for each in (program, searched.exact))
-    return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
+    def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
+        """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are
+        fitted to, as far as their exact programs keep the quality."""
+        batch, choose = self.workload.fit, self.workload.choose
+        if file is not None: batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts)
+        all_steps, losses, kept = len(every_coupled(self.model)) + len(SHARES), list[Curve](), list[Variant]()
+        for curve in curves(self.model, what, batch, sample(self.exact, choose, count_trials(self.model))):
+            losses.append(curve)
+            progress(len(losses), all_steps)
+        for done, level in enumerate(levels(losses, what), len(losses) + 1):
+            made = self.prune(level, batch)
+            if quality.kept(made.program, made.off): kept.append(made)
+            progress(done, all_steps)
+        return kept
+
+    def prune(self, level: Level, fit: Batch) -> Variant:
+        """The model with as much removed as a level says, and its optimum, over graphs that it shares with the whole
+        one."""
+        made, whole = remove_groups(self.model, level, fit), self.space
+        space = SearchSpace(made.model, whole.laws, whole.machine, whole.extents, like=whole)
+        structure = cheapest(space, self.representable)
+        program, emitter = structure.program(self.meta)
+        rows, wanted = (each.run(self.workload.choose) for each in (program, self.exact))
+        return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
 
 
 def choose_pruned(variants: Sequence[Variant], front: Front, quality: Quality) -> list[Outcome]:
     """The programs of smaller models that keep the quality, and that no other of them is better than."""
-    return worth([each for variant in variants for each in programs(variant, front, quality.error)],
-                 front, quality) if variants else []
+    return choose_best([each for variant in variants for each in list_programs(variant, front, quality.error)],
+                       front, quality) if variants else []
 
 
-def worth(found: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:
-    """Programs that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
-    the fastest first, and always the smallest. Only what is not beaten is looked at."""
+def choose_best(candidates: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:
+    """The candidates that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so
+    many, the fastest first, and always the smallest. Only what is not beaten is looked at."""
     best, least = list[Outcome](), inf
-    sized = sorted(((each.structure.time, front.bytes(each.program), at) for at, each in enumerate(found)))
+    sized = sorted(((each.structure.time, front.bytes(each.program), at) for at, each in enumerate(candidates)))
     for _, size, at in sized:
         if size >= least: continue
-        joint, stated = front.errors(found[at].program, inf)
-        if quality.kept(found[at].program, stated, size):
-            best.append(Outcome(found[at], joint, stated))
+        joint, stated = front.errors(candidates[at].program, inf)
+        if quality.kept(candidates[at].program, stated, size):
+            best.append(Outcome(candidates[at], joint, stated))
             least = size
     return best if len(best) <= most else [*best[:most - 1], best[-1]]

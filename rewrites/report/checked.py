@@ -11,7 +11,7 @@ from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
 from opmatrix.extents import collect_needs
 from opmatrix.patterns import Batch
-from rewrites.compiler.substitutions import detoured, part_factors
+from rewrites.compiler.substitutions import part_factors, substitute_blocks
 from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare
 from rewrites.opened import Searched
 from rewrites.pareto.proposals import Choices
@@ -122,13 +122,13 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
     for at, point in enumerate(points):
         if not point.methods: continue
         assert point.structure is not None
-        variant, detours = point.variant, [*point.structure.detours.values()]
+        variant, substitutions = point.variant, [*point.structure.substitutions.values()]
         emitter = variant.sources(point.structure, point.program) if variant else choices.sources[point.program]
         wanted, made[at] = variant.verified(few[0]) if variant else (near, {})
         meant = variant.operator if variant else opened.operator
-        if detours:
-            meant = detoured(part_factors(opened.model), detours)
-            wanted, made[at] = dense(meant, few[0]), {"detours": [*map(str, detours)]}
+        if substitutions:
+            meant = substitute_blocks(part_factors(opened.model), substitutions)
+            wanted, made[at] = dense(meant, few[0]), {"detours": [*map(str, substitutions)]}
         same = variant and variant.operator, reading(point.program, point.structure, emitter)
         whose[at] = read.setdefault(same, name := f"structure {at}")
         if whose[at] == name:

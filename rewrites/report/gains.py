@@ -29,9 +29,9 @@ def add_means(imported: Point, fused: Point, points: Sequence[Point], best: Poin
                                                         and only_narrows(point.methods)]
     numbers = choose(narrow) if narrow and best.methods else None
     last = None if best is exact or best is numbers else best
-    detours = best.structure is not None and best.structure.detours
+    substituted = best.structure is not None and best.structure.substitutions
     more = ("+ fewer units and heads" if best.variant else
-            "+ sparsity, rank, fewer layers or keys" if detours else "+ sparsity and rank")
+            "+ sparsity, rank, fewer layers or keys" if substituted else "+ sparsity and rank")
     rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, more: last}
     return [*steps([(name, point.name if point else "", point.rounds_s if point else None)
                     for name, point in rows.items()])]

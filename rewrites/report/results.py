@@ -162,7 +162,7 @@ def describe_point(point: Point, place: Path) -> dict[str, Any]:
     removed = point.variant.removed if point.variant else None
     return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
                              "removed": removed and removed.described(),
-                             "detours": [str(each) for each in point.structure.detours.values()]
+                             "detours": [str(each) for each in point.structure.substitutions.values()]
                              if point.structure else []}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximate.sites import sites
-from rewrites.approximate.trials import changed
+from rewrites.approximate.trials import try_weights
 from rewrites.compiler.search import Structure
 from rewrites.derivations.chain import chain, nearly
 from rewrites.derivations.derivation import Otherwise
@@ -25,7 +25,7 @@ def tell_steps(point: Point, laws: Sequence[Law], choices: Choices | None, few: 
     constants = None if point.variant or choices is None else choices.kept(point.structure)
     stored = otherwise(point.structure, point.program, few, constants)
     before = [point.variant.removed.told()] if point.variant and point.variant.removed else []
-    before += [f"approximation: {each}, alone, on calibration rows" for each in point.structure.detours.values()]
+    before += [f"approximation: {each}, alone, on calibration rows" for each in point.structure.substitutions.values()]
     return "\n".join([*before, derive(point.structure, laws, stored)])
 
 
@@ -51,7 +51,7 @@ def otherwise(structure: Structure, program: Program, held_out: Batch,
         key = site.stored.weight, "columns" if site.stored.layout == TURNED else site.stored.layout
         if key not in found[site.part]: continue
         for _ in own.schedule.walk(held_out, values, first): pass
-        [rows] = changed(own, site, [partial(program.constants.__getitem__, site.constant)], values, held_out)
+        [rows] = try_weights(own, site, [partial(program.constants.__getitem__, site.constant)], values, held_out)
         words, error, _ = found[site.part][key]
         found[site.part][key] = words, error, difference(rows, wanted)
     return found

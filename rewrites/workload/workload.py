@@ -21,7 +21,7 @@ from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, Parts, Reading, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.sparse_attention import LONG, sparser
+from rewrites.compiler.sparse_attention import LONG, sparser_patterns
 from rewrites.graph.layers import Model, find_vocabulary, outputs
 from rewrites.lower.mixed import Mix
 from rewrites.lower.mixed import batches as batches_of
@@ -155,7 +155,8 @@ class Workload:
         """The sizes of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with
         their shares."""
         seen, ports, relations = collect_needs(*outputs(model).values())
-        every = dict.fromkeys([*seen, *(each for one in seen for each in sparser(one, np.diff(self.timed.starts)))])
+        every = dict.fromkeys([*seen, *(each for one in seen
+                                        for each in sparser_patterns(one, np.diff(self.timed.starts)))])
         found = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
         return found if self.mix else found[0][1]
 

@@ -7,7 +7,7 @@ import pytest
 from searched import RAGGED, Round, model, relative
 
 from opmatrix.algebra.oracles import dense
-from rewrites.compiler.search import Space, cheapest
+from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
 from rewrites.graph.interfaces import FULL
 from rewrites.laws import EXACT_LAWS
@@ -27,7 +27,7 @@ class Formats(Round):
         return share * super().seconds(kernel, **size)
 
 
-def space(): return Space(OPERATOR, EXACT_LAWS, Formats(), RAGGED.extents())
+def space(): return SearchSpace(OPERATOR, EXACT_LAWS, Formats(), RAGGED.extents())
 
 
 def offered(lowering, use):

@@ -15,11 +15,18 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.models.transformer import transformer
 from opmatrix.patterns import Batch, sequence
 from rewrites import run
-from rewrites.compiler.search import Space, search
-from rewrites.compiler.substitutions import BESIDE, DROPPED, INNER, detoured, detours, part_factors
+from rewrites.approximate.block_errors import ROUNDING, BlockTrials, measure_blocks
+from rewrites.compiler.search import SearchSpace, search
+from rewrites.compiler.substitutions import (
+    BLOCK_DROPPED,
+    LAYER_DROPPED,
+    PARALLEL,
+    list_substitutions,
+    part_factors,
+    substitute_blocks,
+)
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.representations import Representable
-from rewrites.pareto.block_errors import LEAST, offered, tolled
 from rewrites.pareto.budgets import Budgets
 from rewrites.report.results import save
 
@@ -57,8 +64,8 @@ def apart(second=SECOND):
 def budgets(model, most):
     """What a search within budgets is offered that is off by at most this, and the parts of the model."""
     groups = part_factors(model)
-    space = Space(model, EXACT_LAWS, standin.machine(), BATCH.extents([sequence]))
-    space.detours = tolled(groups, [*detours(groups)], BATCH, most)
+    space = SearchSpace(model, EXACT_LAWS, standin.machine(), BATCH.extents([sequence]))
+    space.substitutions = measure_blocks(groups, [*list_substitutions(groups)], BATCH, most)
     return Budgets(space, Representable()), groups
 
 
@@ -70,9 +77,9 @@ def test_two_layers_that_hardly_add_anything_are_left_out_and_no_program_is_chea
     model = six()
     offers, groups = budgets(model, 0.01)
     found = searched(offers, 0.01)
-    taken = [*found.detours.values()]
-    assert [(each.what, each.first, each.last) for each in taken] == [(DROPPED, 3, 3), (DROPPED, 5, 5)]
-    smaller = detoured(groups, taken)
+    taken = [*found.substitutions.values()]
+    assert [(each.what, each.first, each.last) for each in taken] == [(LAYER_DROPPED, 3, 3), (LAYER_DROPPED, 5, 5)]
+    smaller = substitute_blocks(groups, taken)
     assert found.cost == pytest.approx(search(smaller, EXACT_LAWS, standin.machine(), BATCH.extents([sequence])).time)
     assert found.bound <= found.cost <= found.bound * (1 + 1e-6)
     program, _ = found.program({})
@@ -80,21 +87,21 @@ def test_two_layers_that_hardly_add_anything_are_left_out_and_no_program_is_chea
     off = relative(program.run(BATCH), dense(model, BATCH))
     assert 0 < off < 0.01 and off ** 2 == pytest.approx(found.error, rel=0.5)
     less = searched(offers, 1.01 * max(each.error for each in taken) ** 0.5)
-    assert [each.what for each in less.detours.values()].count(DROPPED) == 1
-    assert not searched(offers, LEAST).detours
+    assert [each.what for each in less.substitutions.values()].count(LAYER_DROPPED) == 1
+    assert not searched(offers, ROUNDING).substitutions
 
 
 def test_layers_run_side_by_side_where_the_second_does_not_see_what_the_first_adds():
     found = searched(budgets(model := apart(), 1e-4)[0], 1e-4)
-    [taken] = found.detours.values()
-    assert (taken.what, taken.first, taken.last) == (BESIDE, 1, 2) and taken.error == LEAST ** 2
+    [taken] = found.substitutions.values()
+    assert (taken.what, taken.first, taken.last) == (PARALLEL, 1, 2) and taken.error == ROUNDING ** 2
     assert found.bound == pytest.approx(found.cost) and relative(found.program({})[0].run(BATCH),
                                                                  dense(model, BATCH)) < 1e-6
-    assert not budgets(apart(FIRST), 1e-4)[0].space.detours    # here the second sees it
+    assert not budgets(apart(FIRST), 1e-4)[0].space.substitutions    # here the second sees it
 
 
-@pytest.mark.parametrize("pre_norm, kinds", [(True, {DROPPED: 3, INNER: 4, BESIDE: 3}),
-                                             (False, {DROPPED: 4, INNER: 4})])
+@pytest.mark.parametrize("pre_norm, kinds", [(True, {LAYER_DROPPED: 3, BLOCK_DROPPED: 4, PARALLEL: 3}),
+                                             (False, {LAYER_DROPPED: 4, BLOCK_DROPPED: 4})])
 def test_what_may_stand_for_layers(pre_norm, kinds):
     """Of two layers: before the norm that follows the last, and with norms behind residuals, which two layers cannot
     share; what is left out leaves the other factors as they are."""
@@ -102,11 +109,11 @@ def test_what_may_stand_for_layers(pre_norm, kinds):
                   num_attention_heads=2, num_key_value_heads=2, head_dim=2, norm="rms", norm_eps=1e-6, bias=False,
                   hidden_act="relu", gated=False, mask="sequence", pre_norm=pre_norm)
     groups = part_factors(transformer(config, random_weights(config, np.random.default_rng(0))))
-    every = [*detours(groups)]
+    every = [*list_substitutions(groups)]
     whats = [each.what for each in every]
     assert {what: whats.count(what) for what in whats} == kinds
     assert every[0].factors == (() if pre_norm else (*groups[1][1:3], *groups[1][4:]))
-    assert detoured(groups, []) is reduce(matmul, [factor for group in groups for factor in group])
+    assert substitute_blocks(groups, []) is reduce(matmul, [factor for group in groups for factor in group])
 
 
 def test_a_run_states_what_it_left_out(monkeypatch, tmp_path):
@@ -114,10 +121,10 @@ def test_a_run_states_what_it_left_out(monkeypatch, tmp_path):
     standin.know_laws(monkeypatch)
     found = run.optimize(model := six(), error=0.01, workload=BATCH, machine=standin.machine(), rounds=1,
                          number_type="float32")
-    point = next(point for point in found.points if point.methods.get(DROPPED) == 2)
-    assert point.name.startswith(f"{DROPPED} x2") and len(point.checks["detours"]) == 2
+    point = next(point for point in found.points if point.methods.get(LAYER_DROPPED) == 2)
+    assert point.name.startswith(f"{LAYER_DROPPED} x2") and len(point.checks["detours"]) == 2
     assert point.checks["structure"]["worst_row"] < 1e-10 and 0 < point.measured_error <= point.stated_error < 0.01
-    assert found.bound == pytest.approx(found.best.predicted_s) and DROPPED in found.best.methods
+    assert found.bound == pytest.approx(found.best.predicted_s) and LAYER_DROPPED in found.best.methods
     save(found, tmp_path / "out")
     assert "approximation: layer dropped: part 4" in (tmp_path / "out" / "derivation.txt").read_text()
     assert len(json.loads((tmp_path / "out" / "report.json").read_text())["front"][found.chosen]["detours"]) == 2
@@ -127,6 +134,7 @@ def test_a_run_states_what_it_left_out(monkeypatch, tmp_path):
 def test_nothing_is_offered_that_changes_more_than_is_allowed():
     groups, program = part_factors(six()), search(six(), (), standin.machine(),
                                                                BATCH.extents([sequence])).program({})[0]
-    few = offered(groups, program, BATCH, 0.01)
-    assert few and len(few) < len([*detours(groups)]) and all(each.error <= 1e-4 for each in few)
-    assert not offered(groups, program, BATCH, 0.0) and not offered([], program, BATCH, 0.01)
+    few = BlockTrials(groups, program, BATCH).measure_errors(0.01)
+    assert few and len(few) < len([*list_substitutions(groups)]) and all(each.error <= 1e-4 for each in few)
+    assert not BlockTrials(groups, program, BATCH).measure_errors(0.0)
+    assert not BlockTrials([], program, BATCH).measure_errors(0.01)

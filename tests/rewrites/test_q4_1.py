@@ -11,7 +11,7 @@ from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.compiler.search import Space, search
+from rewrites.compiler.search import SearchSpace, search
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
 from rewrites.lower.representations import Representable
@@ -79,7 +79,7 @@ def space_of(folder, stem, layers=2):
     more = {f"blk.{l}.{name[6:]}": array for l in range(2, layers) for name, array in ggufs.arrays(l).items()
             if name.startswith("blk.1.")}
     model = open_model(ggufs.write(folder / "small.gguf", {"llama.block_count": layers}, more | tensors)).operator()
-    return Space(model, EXACT_LAWS, standin.machine(), counted([7, 1], patterns(model)))
+    return SearchSpace(model, EXACT_LAWS, standin.machine(), counted([7, 1], patterns(model)))
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ from rewrites import run
 from rewrites.laws import CHOOSING_LAWS
 from rewrites.phases import Report
 from rewrites.pruning import losses
-from rewrites.pruning.losses import STEPS, Curve, Loss, cheapest_level, curves, lesser, levels
-from rewrites.pruning.removing import Level, check_removal, every_pair, removed
-from rewrites.pruning.structured import HEADS, UNITS, pairs, spread
+from rewrites.pruning.losses import STEPS, Curve, Loss, cheapest_level, curves, fewer_groups, levels
+from rewrites.pruning.removing import Level, check_removal, every_coupled, remove_groups
+from rewrites.pruning.structured import HEADS, UNITS, coupled_weights, spread
 from rewrites.report.results import save
 from rewrites.verify.failure import VerificationError
 
@@ -129,8 +129,8 @@ def test_a_weight_with_rows_of_zeros_is_a_smaller_model(seed, family):
     rng, small_, zeroed, whats = np.random.default_rng(seed), [], [], []
     for factor in factors(model):
         less = factor
-        for at in range(sum(1 for _ in pairs(factor))):
-            pair, twin = ([*pairs(each)][at] for each in (less, factor))
+        for at in range(sum(1 for _ in coupled_weights(factor))):
+            pair, twin = ([*coupled_weights(each)][at] for each in (less, factor))
             left = spread(np.sort(rng.permutation(pair.groups)[:pair.groups // 2]), pair.group)
             numbers = np.zeros(pair.weight.shape)
             numbers[left] = rng.normal(size=(len(left), numbers.shape[1]))
@@ -150,8 +150,9 @@ def test_nothing_is_removed_before_what_columns_do_not_pass():
     """The inputs of a weight behind a residual, a norm or nothing are the model's own."""
     rng = np.random.default_rng(0)
     W, D = (Data(rng.normal(size=(6, 6))) for _ in range(2))
-    assert not [*pairs((I + weight(W) @ gelu) @ affine(D, np.zeros(6)))] and not [*pairs(weight(W) @ weight(D))]
-    assert len([*pairs((weight(W) @ gelu) @ weight(D))]) == 1
+    assert not [*coupled_weights((I + weight(W) @ gelu) @ affine(D, np.zeros(6)))]
+    assert not [*coupled_weights(weight(W) @ weight(D))]
+    assert len([*coupled_weights((weight(W) @ gelu) @ weight(D))]) == 1
 
 
 # ---- whole models
@@ -162,19 +163,19 @@ def test_layers_are_fitted_on_what_is_already_smaller_and_beat_wanda_and_magnitu
                             mask="sequence", hidden_act="gelu")
     wanted, off = dense(model, batch), {}
     for metric in ("gram", "diagonal", "none"):
-        found = removed(model, Level(0.5, 0.4), batch, metric)
+        found = remove_groups(model, Level(0.5, 0.4), batch, metric)
         assert [(cut.what, cut.left, cut.groups) for cut in found.cuts] == [(HEADS, 2, 3), (UNITS, 32, 64)] * 2
         assert found.checked(batch) < 1e-12
         off[metric] = np.linalg.norm(dense(found.model, batch) - wanted)
     assert off["gram"] < off["diagonal"] and off["gram"] < off["none"]
-    first = [*factors(removed(model, Level(0.5, 0.4), batch).model)]
-    alone = [*factors(removed(reduce(matmul, [*factors(model)][:len(first) // 2]), Level(0.5, 0.4), batch).model)]
+    first = [*factors(remove_groups(model, Level(0.5, 0.4), batch).model)]
+    alone = [*factors(remove_groups(reduce(matmul, [*factors(model)][:len(first) // 2]), Level(0.5, 0.4), batch).model)]
     assert first[:len(alone)] == alone                      # of what comes later nothing is known
 
 
 def test_a_smaller_model_that_is_another_one_is_named():
     model, batch, _ = small(3, num_hidden_layers=1)
-    found = removed(model, Level(0.5), batch)
+    found = remove_groups(model, Level(0.5), batch)
     wrong = replace(found, model=model)
     with pytest.raises(VerificationError, match="rows of zeros"): wrong.checked(batch)
 
@@ -182,7 +183,7 @@ def test_a_smaller_model_that_is_another_one_is_named():
 def test_too_little_text_is_refused_and_what_cannot_go_too():
     model, batch, _ = small(5, num_hidden_layers=1, intermediate_size=160)
     few = Batch([batch.tokens[:2]])
-    with pytest.raises(InputError, match="2 tokens say too little of the"): removed(model, Level(0.5), few)
+    with pytest.raises(InputError, match="2 tokens say too little of the"): remove_groups(model, Level(0.5), few)
     with pytest.raises(InputError, match="--remove layers: it is one of units, heads"): check_removal(["layers"], None)
     with pytest.raises(InputError, match="none that could go"): levels([*curves(model, [], batch, batch)], [UNITS])
 
@@ -190,14 +191,14 @@ def test_too_little_text_is_refused_and_what_cannot_go_too():
 def test_constant_activations_are_said():
     model, _, _ = small(5, num_hidden_layers=1, intermediate_size=16, num_attention_heads=1, num_key_value_heads=1)
     same = Batch([[1]] * 120)
-    assert "singular, so it was damped" in removed(model, Level(0.5), same).told()
+    assert "singular, so it was damped" in remove_groups(model, Level(0.5), same).told()
 
 
 def test_levels_leave_sizes_that_kernels_take():
     model, _, _ = small(0, num_hidden_layers=1, intermediate_size=1536, num_attention_heads=12, num_key_value_heads=12,
                         head_dim=2)
-    [heads, units] = [pair for factor in factors(model) for pair in pairs(factor)]
-    assert {Level(share).left(units) % 64 for share in STEPS} == {0} and lesser(heads) == [10, 9, 8, 6, 4, 3, 2]
+    [heads, units] = [pair for factor in factors(model) for pair in coupled_weights(factor)]
+    assert {Level(share).left(units) % 64 for share in STEPS} == {0} and fewer_groups(heads) == [10, 9, 8, 6, 4, 3, 2]
     assert [Level(share).left(units) for share in (0, 0.2, 0.5)] == [1536, 1216, 768]
     assert Level(0, 0.1).left(heads) == 11
 
@@ -238,7 +239,7 @@ def test_the_layer_whose_units_do_little_loses_them():
     model, batch, _ = small(11, num_hidden_layers=3, hidden_size=24, intermediate_size=64, num_attention_heads=3,
                                  num_key_value_heads=3, head_dim=8, gated=False, norm="layer", pre_norm=True, bias=True,
                                  mask="sequence", hidden_act="gelu")
-    units = [pair for pair in every_pair(model) if pair.what == UNITS]
+    units = [pair for pair in every_coupled(model) if pair.what == UNITS]
     quiet = units[1].zeroed(units[1].weight.array / 100, units[1].bias.array)
     model = substitute(model, {units[1].node: quiet})
     wanted, found = dense(model, batch), [*curves(model, [UNITS], batch, batch)]
@@ -246,7 +247,7 @@ def test_the_layer_whose_units_do_little_loses_them():
     assert level.kept[0::2] == (3, 3, 3) and level.heads == 0 and level.kept[3] < min(level.kept[1], level.kept[5])
     predicted = sum(next(each.error for each in curve.losses if each.left == left)
                     for curve, left in zip(found, level.kept, strict=True)) ** 0.5
-    off, even = (np.linalg.norm(dense(removed(model, each, batch).model, batch) - wanted) / np.linalg.norm(wanted)
+    off, even = (np.linalg.norm(dense(remove_groups(model, each, batch).model, batch) - wanted) / np.linalg.norm(wanted)
                  for each in (level, Level(level.units)))
     assert off < even / 2 and 0.7 < off / predicted < 1.4
 

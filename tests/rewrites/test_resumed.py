@@ -52,7 +52,8 @@ def test_methods_that_are_tried_side_by_side_give_what_each_gives_alone(rng, mon
         for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
         old = program.constants[site.constant].unpack()
         new = [FORMATS["dense"].pack((old + rng.normal(size=old.shape)).astype(np.float32)) for _ in range(3)]
-        outputs = trials.changed(program, site, [partial(list.__getitem__, new, at) for at in range(3)], values, batch)
+        outputs = trials.try_weights(program, site, [partial(list.__getitem__, new, at) for at in range(3)], values,
+                                     batch)
         for each, rows in zip(new, outputs, strict=True):
             wanted = Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
             np.testing.assert_allclose(rows, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())

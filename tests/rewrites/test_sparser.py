@@ -16,11 +16,19 @@ from opmatrix.files.storage import load
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Batch, causal, coarse, hubs, mask, scattered, sequence, window
 from rewrites import run
-from rewrites.compiler.search import Space, cheapest
-from rewrites.compiler.sparse_attention import KEPT, LEFT_OUT, LONG, SPARSE, sparser, unseeing
-from rewrites.compiler.substitutions import detoured, part_factors
+from rewrites.approximate import block_errors
+from rewrites.approximate.block_errors import SparseAttentionTrials
+from rewrites.compiler.search import SearchSpace, cheapest
+from rewrites.compiler.sparse_attention import (
+    KEPT,
+    LEFT_OUT,
+    LONG,
+    SPARSE,
+    sparse_attention_candidates,
+    sparser_patterns,
+)
+from rewrites.compiler.substitutions import part_factors, substitute_blocks
 from rewrites.laws import EXACT_LAWS
-from rewrites.pareto.block_errors import Unseen
 from rewrites.report.results import save
 from rewrites.report.retelling import tell_steps
 from rewrites.workload.workload import Workload
@@ -53,16 +61,17 @@ def unseen(timed, chosen=None, stated=None):
     """What is tried on the exact program of the model for a batch, where other sentences choose and state."""
     workload = Workload.drawn(model(), timed)
     workload = Workload(**{**vars(workload), "choose": chosen or workload.choose, "state": stated or workload.state})
-    space = Space(model(), EXACT_LAWS, standin.machine(), workload.extents(model()))
+    space = SearchSpace(model(), EXACT_LAWS, standin.machine(), workload.extents(model()))
     program, emitter = cheapest(space).program({})
-    return Unseen(program, emitter.parts, space.prices, workload)
+    return SparseAttentionTrials(part_factors(model()), program, emitter.parts, space.prices, workload)
 
 
 @pytest.mark.parametrize("where", [sequence, sequence & causal], ids=str)
 def test_sparser_patterns_leave_out_scores_of_long_sentences_whatever_their_length(where):
     """They hold what they say at any length, tokens see themselves, and their texts say what they are."""
-    found = [*sparser(where, LENGTHS)]
-    assert len(found) > 2 and not [*sparser(where, LENGTHS - 1)] and not [*sparser(where & window(8), LENGTHS)]
+    found = [*sparser_patterns(where, LENGTHS)]
+    assert len(found) > 2 and not [*sparser_patterns(where, LENGTHS - 1)]
+    assert not [*sparser_patterns(where & window(8), LENGTHS)]
     for each in (where & one for one in SPARSE):
         few, many = each.mask(LONG // 2).unpack(), each.mask(LONG).unpack()
         assert (few == many[:LONG // 2, :LONG // 2]).all() and many.diagonal().all() and each.attends
@@ -84,36 +93,35 @@ def test_bigbird_has_its_blocks(side, near, drawn):
 def test_a_part_that_sees_fewer_keys_is_the_part_with_another_pattern():
     """To the node; parts of several patterns, and of others than of positions, stay as they are."""
     groups = part_factors(model())
-    every = [*unseeing(groups, LENGTHS)]
-    assert len(every) == LAYERS * len([*sparser(sequence & causal, LENGTHS)])
+    every = [*sparse_attention_candidates(groups, LENGTHS)]
+    assert len(every) == LAYERS * len([*sparser_patterns(sequence & causal, LENGTHS)])
     assert [each.first for each in every[:LAYERS]] == [1, 2] and len({each.where for each in every[:LAYERS]}) == 1
     for each in every:
-        if each.first == LAYERS: assert detoured(groups, [each]) is model(sequence & causal, each.where)
+        if each.first == LAYERS: assert substitute_blocks(groups, [each]) is model(sequence & causal, each.where)
     few = mask(np.eye(2), LONG // 2)
-    assert not [*unseeing(part_factors(model(sequence & few & causal & window(3))), LENGTHS)]
-    assert not [*unseeing(groups, LENGTHS - 1)]
+    assert not [*sparse_attention_candidates(part_factors(model(sequence & few & causal & window(3))), LENGTHS)]
+    assert not [*sparse_attention_candidates(groups, LENGTHS - 1)]
 
 
 def test_errors_are_those_of_the_model_with_the_pattern():
     tried = unseen(batch := tokens(LONG), batch, batch)
-    groups = part_factors(model())
-    found, why = tried.offered(groups, 0.5)
-    assert not why and len(found) == len([*unseeing(groups, LENGTHS)])
+    groups, found = part_factors(model()), tried.measure_errors(0.5)
+    assert not tried.unmeasurable and len(found) == len([*sparse_attention_candidates(groups, LENGTHS)])
     wanted = dense(model(), batch)
     for each in found[::3]:
-        off = relative(dense(detoured(groups, [each]), batch), wanted)
+        off = relative(dense(substitute_blocks(groups, [each]), batch), wanted)
         assert each.error ** 0.5 == pytest.approx(off, rel=1e-3, abs=1e-6) and str(each.where) in str(each)
     least = min(each.error for each in found) ** 0.5
-    assert tried.offered(groups, 0.999 * least) == ([], "") and tried.offered(groups, 0) == ([], "")
+    assert not tried.measure_errors(0.999 * least) and not tried.measure_errors(0)
 
 
 def test_nothing_is_tried_where_it_saves_nothing_or_texts_are_too_short_to_say_what_it_changes(monkeypatch):
-    groups, long, short = part_factors(model()), tokens(LONG), tokens(40, 60)
-    monkeypatch.setattr(Unseen, "tolled", lambda *_: pytest.fail("something was measured"))
-    assert unseen(short, long, long).offered(groups, 0.5) == ([], "")
+    long, short = tokens(LONG), tokens(40, 60)
+    monkeypatch.setattr(block_errors, "try_steps", lambda *_: pytest.fail("something was measured"))
+    quick = unseen(short, long, long)
+    assert not quick.measure_errors(0.5) and not quick.unmeasurable
     for tried in (unseen(long, short, long), unseen(long, long, short)):
-        found, why = tried.offered(groups, 0.5)
-        assert not found and f"what fewer keys change in {LONG}: give --text" in why
+        assert not tried.measure_errors(0.5) and f"what fewer keys change in {LONG}: give --text" in tried.unmeasurable
 
 
 def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_path):
@@ -123,7 +131,7 @@ def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_
     asked = dict(workload=tokens(LONG), machine=standin.machine(), rounds=1, number_type="float32")
     found = run.optimize(model(), error=0.1, **asked)
     point = next(point for point in found.points if LEFT_OUT in point.methods)
-    [taken] = point.structure.detours.values()
+    [taken] = point.structure.substitutions.values()
     assert taken.first == 1 and point.measured_error <= point.stated_error < 0.1
     assert point.checks["structure"]["worst_row"] < 1e-10 and point.predicted_s < 0.8 * found.points[0].predicted_s
     save(found, tmp_path / "out")
@@ -132,5 +140,5 @@ def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_
     assert str(taken.where) in str(json.loads((tmp_path / "out" / "report.json").read_text())["front"])
     loaded, batch = load(place), tokens(LONG, 70)
     assert (loaded.run(batch) == point.program.run(batch)).all()
-    assert relative(loaded.run(batch), dense(detoured(part_factors(model()), [taken]), batch)) < 0.1
+    assert relative(loaded.run(batch), dense(substitute_blocks(part_factors(model()), [taken]), batch)) < 0.1
     assert not any(LEFT_OUT in each.methods for each in run.optimize(model(), error=1e-8, **asked).points)

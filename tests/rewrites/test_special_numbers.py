@@ -11,7 +11,7 @@ from opmatrix.algebra.operators import I, affine, const, diag, symbol, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.extents import patterns
 from opmatrix.models import build
-from rewrites.compiler.search import Space, cheapest
+from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.flat import flat
 from rewrites.graph.layers import Explorer, parts
 from rewrites.laws import EXACT_LAWS
@@ -42,7 +42,7 @@ def bert(**changed):
 
 def program(model, explorer, fusion=True):
     """The cheapest program. Equal signatures have one graph and are matched once."""
-    space = Space(model, explorer.laws, Round(), RAGGED.extents(patterns(model)), fusion=fusion)
+    space = SearchSpace(model, explorer.laws, Round(), RAGGED.extents(patterns(model)), fusion=fusion)
     space.explorer, space.first = explorer, MATCHED[fusion]
     return cheapest(space).program({})[0]
 

@@ -18,7 +18,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Limits
 from rewrites.compiler.planned import planned
-from rewrites.compiler.search import Space, search
+from rewrites.compiler.search import SearchSpace, search
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Use
 from rewrites.lower.representations import Representable
@@ -164,7 +164,7 @@ def test_the_search_for_bytes_alone_takes_one_layout():
 @pytest.fixture(scope="module")
 def space():
     operator = model()
-    return Space(operator, EXACT_LAWS, Stages(1e-7), extents(operator))
+    return SearchSpace(operator, EXACT_LAWS, Stages(1e-7), extents(operator))
 
 
 def test_memory_is_what_makes_one_layout_pay(space, tmp_path):
@@ -198,7 +198,7 @@ def test_bounds_hold_for_every_pair_of_layouts(space):
 
 def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path):
     operator = model(hidden_size=64)
-    space = Space(operator, EXACT_LAWS, Stages(1e-7), extents(operator))
+    space = SearchSpace(operator, EXACT_LAWS, Stages(1e-7), extents(operator))
     structure = search(space.model, EXACT_LAWS, space.machine, space.extents)
     program, emitter = structure.program({})
     rng = np.random.default_rng(1)

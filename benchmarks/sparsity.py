@@ -1,8 +1,9 @@
 """Leaving out single entries of a weight, input after input, what is left corrected for it: optimal brain surgeon with
 one inverse for all outputs (SparseGPT: Frantar and Alistarh 2023, arXiv:2301.00774, algorithm 1).
 
-The metric decides what it is, as in removal.py: with the whole Gram of the inputs the rest is corrected; with its
-diagonal nothing can be, and entries go by Wanda's scores (Sun et al. 2023); without one, by magnitude."""
+The metric decides what it is, as in opmatrix/spectra/removal.py: with the whole Gram of the inputs the rest is
+corrected; with its diagonal nothing can be, and entries go by Wanda's scores (Sun et al. 2023); without one, by
+magnitude."""
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ def mark_least(costs: Doubles, share: float) -> NDArray[np.bool_]:
 
 
 def mark_in_groups(costs: Doubles, kept: int) -> NDArray[np.bool_]:
-    """The same of each column of costs (m, p): all but so many."""
+    """Where the least costs of each column (m, p) lie: all but so many."""
     gone = np.zeros(costs.shape, bool)
     np.put_along_axis(gone, np.argsort(costs, axis=0, kind="stable")[:len(costs) - kept], True, 0)
     return gone

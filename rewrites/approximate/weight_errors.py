@@ -1,0 +1,110 @@
+"""What each method of a weight alone does to the output: spectra propose methods, the exact program says what each
+costs in error."""
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.spectra import Limits, propose
+from opmatrix.spectra.propose import Proposals
+from rewrites.approximate.error_cache import Measured
+from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
+from rewrites.approximate.trials import FloatRows, try_weights
+from rewrites.compiler.fit import Fitter
+from rewrites.lower.lower import Method
+from rewrites.lower.mixed import Mean
+from rewrites.lower.price import Prices, stored_bytes
+from rewrites.lower.representations import keeps_width
+from rewrites.verify.differences import difference
+
+SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
+COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice its rows
+
+
+@dataclass
+class WeightTrials:
+    """The methods of one weight, tried on a batch in the program that reads it. `wanted` is the program's output,
+    `values` are those of the steps before the first that reads the weight."""
+
+    program: Program
+    site: WeightSite
+    prices: Prices | Mean
+    limits: Limits
+    fitter: Fitter
+    batch: Batch
+    wanted: FloatRows
+    values: Sequence[FloatRows | None]
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The weight in float64, while it is tried."""
+        return self.site.numbers()
+
+    def candidates(self) -> list[Method]:
+        """What spectra propose, what approximations of a user's make of a weight that is multiplied by, and what a
+        product may store a table by."""
+        proposed = (Method(each.method, tuple(each.parameters.items()), each.fit) for each in self.proposals())
+        own = (method for each in self.fitter.own.values() if self.site.x for method in each.methods(self.numbers)
+               if keeps_width(method, self.limits.narrowest))
+        return [*proposed, *own, *self.shareable()]
+
+    def measure_errors(self, most: float = inf) -> list[Method]:
+        """Each with the squared error that it alone brings about, a share of it for each product that reads the weight;
+        those that change the output by at most `most`, relative."""
+        rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
+        tried = self.candidates()
+        stored = [partial(stored_for, self.site, self.numbers, self.fitter, each, rows) for each in tried]
+        outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
+        changes = [difference(rows, self.wanted) for rows in outputs]
+        return [each._replace(error=change ** 2 / self.site.products)
+                for each, change in zip(tried, changes, strict=True) if not change > most]
+
+    def proposals(self) -> Proposals:
+        """What the spectra propose, and the cost repays, in the metric of its inputs' norms: the model itself says
+        later what each really costs. A table that is gathered from may be stored narrower. Spectra look at some of the
+        columns of a weight that is far wider than high."""
+        numbers, prices = self.numbers, self.prices
+        if self.site.x is None:
+            def price_rows(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
+                return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
+            sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
+            return Proposals(tuple(each for each in sampled if FORMATS[each.method].rowwise))
+        n, p = numbers.shape
+
+        def price(name: str, parameters: dict[str, Any], *_: int) -> tuple[float, float]:
+            key = tuple(parameters.items())
+            return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
+        some = numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
+        seen = self.fitter.seen.get(self.site.key)
+        return propose(some, None if seen is None else seen.diagonal, self.limits, price)
+
+    def shareable(self) -> Iterator[Method]:
+        """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses
+        together."""
+        for name, form in FORMATS.items():
+            if self.site.x is None and form.panelled and form.proposed:
+                found = (Method(name, tuple(options.items())) for options in form.choices(*self.numbers.T.shape))
+                yield from (method for method in found if keeps_width(method, self.limits.narrowest))
+
+
+def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Prices | Mean, batch: Batch, limits: Limits,
+                    fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
+    """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
+    comes before one is computed once for all, and nothing is kept of it afterwards."""
+    wanted, values = program.run(batch), list[FloatRows | None]()
+    measured: Measured = {}
+    for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
+        progress(done, len(sites))
+        if site.name in measured: continue
+        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values)
+        measured[site.name] = trials.measure_errors()
+        fitter.directions.clear()
+    progress(len(sites), len(sites))
+    return measured
