@@ -62,7 +62,8 @@ class Opened:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
         need one another: where a law that makes one is left out, the others keep both their sides."""
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
-            space = SearchSpace(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
+            extents = self.workload.extents(self.model)
+            space = SearchSpace(self.model, laws, self.running, extents, fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return optimum(laws, 10.0)

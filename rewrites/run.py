@@ -210,7 +210,8 @@ def compile_kernels(searched: Searched) -> None:
 def pruning_of(searched: Searched) -> Pruning:
     """What smaller models are made from."""
     opened = searched.opened
-    return Pruning(opened.operator, searched.space, searched.exact, opened.representable, searched.workload, opened.meta)
+    return Pruning(opened.operator, searched.space, searched.exact, opened.representable, searched.workload,
+                   opened.meta)
 
 
 def propose_approximations(searched: Searched, error: float, progress: Tell = unheard,

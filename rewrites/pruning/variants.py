@@ -17,11 +17,10 @@ from opmatrix.program import Program
 from rewrites.approximate.trials import sample
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import SearchSpace, Structure, cheapest
-from rewrites.derivations.gains import only_narrows
 from rewrites.evaluate.quality import Quality
 from rewrites.extraction import Infeasible
 from rewrites.lower.lower import Method
-from rewrites.lower.representations import Representable
+from rewrites.lower.representations import Representable, only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices
 from rewrites.pruning.losses import SHARES, Curve, count_trials, curves, levels
