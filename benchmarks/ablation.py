@@ -11,9 +11,10 @@ from math import exp, log
 from typing import Any
 from unittest.mock import patch
 
-import command
+from lib import command
+from lib.command import Figure, concluded, say, tabled, takes
+
 import scipy.optimize  # noqa: F401  (its import is not extraction's time)
-from command import Figure, concluded, say, tabled, takes
 from extraction import asking, problems
 from search import bert
 

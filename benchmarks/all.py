@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import command
-from command import HERE, Figure, InputError, Parser, listed, named, say, takes
+from lib import command
+from lib.command import HERE, Figure, InputError, Parser, listed, named, say, takes
 
 from formats.disk.files import read_json, replacing
 from formats.machine.quiet import watched
@@ -92,7 +92,7 @@ BENCHMARKS = {
     "interrupts": Benchmark("--count 18", 9, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
-APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy",
+APART = {"paired": "holds two commits against each other",
          "composition": "fits smaller models for minutes, before it measures anything",
          "quality": "fits twelve compressed models, each for a minute",
          "interactions": "fits two dozen compressed models",

@@ -11,9 +11,10 @@ from importlib.util import find_spec
 from itertools import pairwise
 from statistics import geometric_mean, median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
 from formats import kernels
 from formats.core.layout import panels

@@ -16,9 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import command
+from lib import command
+from lib.command import TESTS, Figure, Parser, concluded, count, tabled, takes, whole
+
 import numpy as np
-from command import TESTS, Figure, Parser, concluded, count, tabled, takes, whole
 
 sys.path.insert(0, str(TESTS))
 

@@ -8,9 +8,10 @@ stated errors against those on held-out rows that nothing was fitted to or chose
 import time
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes, whole
+
 import numpy as np
-from command import Figure, Parser, concluded, count, say, tabled, takes, whole
 from random_models import random_config, random_sentences, random_weights
 
 from formats.machine.model import this_machine

@@ -17,9 +17,10 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, number, readable, say, share, tabled, takes
+
 from all import DATA
-from command import Figure, Parser, concluded, count, number, readable, say, share, tabled, takes
 
 from formats.machine.model import this_machine
 from opmatrix.display.progress import unheard

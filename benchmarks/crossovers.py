@@ -5,18 +5,18 @@
                                  OUT.png]
 
 Providers: ours; numpy with the fastest kernels that its BLAS has here; scipy.sparse; MKL by sparse-dot-mkl; torch. Each
-runs in a process of its own and they take turns (benchmarks/race.py); times are medians over rounds, ratios medians of
-the ratios within a round. Then: the density up to which each format beats dense float32, and dense bf16; and the bars.
-The whole grid takes about half an hour, --bars four minutes. A figure against peers counts only where torch, scipy and
-MKL are in the table."""
+runs in a process of its own and they take turns (benchmarks/lib/race.py); times are medians over rounds, ratios medians
+of the ratios within a round. Then: the density up to which each format beats dense float32, and dense bf16; and the
+bars. The whole grid takes about half an hour, --bars four minutes. A figure against peers counts only where torch,
+scipy and MKL are in the table."""
 from itertools import product
 from math import isinf
 from pathlib import Path
 from statistics import median
 
-import command
-from bars import Table, crossovers, plot, sparse_bars
-from command import (
+from lib import command
+from lib.bars import Table, crossovers, plot, sparse_bars
+from lib.command import (
     Figure,
     Parser,
     concluded,
@@ -31,8 +31,8 @@ from command import (
     tablefile,
     takes,
 )
-from matrices import STRUCTURES
-from race import Rider, race
+from lib.matrices import STRUCTURES
+from lib.race import Rider, race
 
 from formats import FORMATS
 from formats.machine import blas, peaks

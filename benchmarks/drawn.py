@@ -19,9 +19,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes, whole
+
 import numpy as np
-from command import Figure, Parser, concluded, count, say, tabled, takes, whole
 from random_operators import Drawn, random_operator
 
 from formats.core.errors import InputError

@@ -9,8 +9,9 @@ import time
 from math import inf, sqrt
 from statistics import median
 
-import command
-from command import Figure, Parser, concluded, count, say, tabled, takes
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes
+
 from scipy.stats import spearmanr
 
 from formats.machine.model import this_machine

@@ -14,9 +14,10 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, folder, positive, tabled, takes
+
 import scipy.optimize  # noqa: F401  (its import is not extraction's time)
-from command import Figure, Parser, concluded, folder, positive, tabled, takes
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text

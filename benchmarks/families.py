@@ -21,10 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import command
+from lib import command
+from lib.command import TESTS, Figure, Parser, concluded, count, listed, named, tabled, takes
+
 import numpy as np
 from berts import change
-from command import TESTS, Figure, Parser, concluded, count, listed, named, tabled, takes
 
 sys.path.insert(0, str(TESTS))
 

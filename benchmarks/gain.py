@@ -5,13 +5,14 @@
 
 All programs and all peers run once in every round, in an order that turns; figures are medians of rounds, ratios
 medians of the rounds' ratios. `chosen` is what `opmatrix optimize --error` would return. Peers run in processes of
-their own, with as many threads (benchmarks/peers.py)."""
+their own, with as many threads (benchmarks/lib/peers.py)."""
 from dataclasses import replace
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
 from opmatrix.display.progress import unheard
@@ -52,7 +53,7 @@ def main() -> None:
 
 def the_peers(directory):
     """Started once for all workloads."""
-    from peers import started
+    from lib.peers import started
     return started(directory)
 
 

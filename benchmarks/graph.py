@@ -6,9 +6,10 @@ against scipy's, each on two threads.
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, cell, concluded, count, spread, tabled, takes
 
 from formats import kernels
 from formats.machine.model import this_machine

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-import command
-from command import ROOT, TESTS, Figure, Parser, concluded, count, named, say, share, tabled, takes
+from lib import command
+from lib.command import ROOT, TESTS, Figure, Parser, concluded, count, named, say, share, tabled, takes
 
 sys.path.insert(0, str(TESTS))
 

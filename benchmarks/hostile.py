@@ -13,8 +13,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import command
-from command import TESTS, Figure, Parser, concluded, count, say, tabled, takes, whole
+from lib import command
+from lib.command import TESTS, Figure, Parser, concluded, count, say, tabled, takes, whole
 
 sys.path.insert(0, str(TESTS))                              # its hostile.py, not this one
 

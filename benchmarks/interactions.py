@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, listed, named, readable, say, tabled, takes
+
 import numpy as np
 from all import DATA
-from command import Figure, Parser, concluded, listed, named, readable, say, tabled, takes
 from composition import halves
 from quality import FFN_LEFT, TECHNIQUES, compressed, joined, matrices, scored
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as enumerate_threads
 
-import command
-from command import Figure, Parser, concluded, count, tabled, takes, whole
+from lib import command
+from lib.command import Figure, Parser, concluded, count, tabled, takes, whole
 
 PHASES = "recording", "preparing", "waiting", "launch", "result"
 HANG = 30                                                   # seconds without an end, of a run that takes milliseconds

@@ -6,9 +6,10 @@ process.
     OUT]"""
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, number, say, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, cell, concluded, count, number, say, spread, tabled, takes
 from random_models import random_weights
 
 from formats.machine.model import this_machine

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
 from formats import Mask, kernels
 from formats.machine.model import this_machine

@@ -12,9 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, concluded, count, say, tabled, takes
 from random_models import random_weights
 
 from formats.machine.model import this_machine

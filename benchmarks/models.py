@@ -24,11 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import command
-import model_tables
-import numpy as np
-import workloads
-from command import (
+from lib import command, model_tables, workloads
+from lib.command import (
     Figure,
     Parser,
     concluded,
@@ -43,8 +40,10 @@ from command import (
     takes,
     within,
 )
-from peers import ENGINES as ALL
-from peers import SETTLE, Absent, Job, Process, made, replaced, version_of
+from lib.peers import ENGINES as ALL
+from lib.peers import SETTLE, Absent, Job, Process, made, replaced, version_of
+
+import numpy as np
 
 from opmatrix.measure import turned, undisturbed
 
@@ -108,7 +107,7 @@ def figures(rows):
         peers, what = [row for row in same if row.engine != "opmatrix"
                        and model_tables.equal(row, rows)], " ".join(ours.race)
         yield Figure(f"{what}: opmatrix", 1e3 * ours.median_s, "ms", spread(ours.rounds))
-        if ours.workload in workloads.TEXTS: continue       # peers have others: benchmarks/model_tables.py
+        if ours.workload in workloads.TEXTS: continue       # peers have others: benchmarks/lib/model_tables.py
         found = model_tables.compared(ours, peers, model_tables.paired, model_tables.seconds)
         ratio, who = found or (None, "none")
         yield Figure(f"{what}: of the fastest peer's ({who})", ratio, "x", most=BARS.get(ours.race, 1),

@@ -15,8 +15,9 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 
-import command
-from command import Figure, Parser, concluded, count, say, tabled, takes
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes
+
 from judge import AXIOMS, TRIED, Verdict, judge
 from law_mutants import Mutant, kernel_mutants, mutants
 

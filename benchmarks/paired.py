@@ -23,14 +23,14 @@ import tempfile
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
-import command
+from lib import command, workloads
+from lib.command import Figure, Parser, concluded, cores, listed, named, pinned, say, tabled, takes, within
+from lib.paired_rows import COLUMNS, EQUAL, REFUSED, Row, told
+from lib.pairing import Others, apart, calm, rounds
+from lib.peers import Absent, Job, Process
+from lib.trees import PACKAGES, PROGRAMS, Fault, Tree, commit, git, priced_alike, shared_errors
+
 import numpy as np
-import workloads
-from command import Figure, Parser, concluded, cores, listed, named, pinned, say, tabled, takes, within
-from paired_rows import COLUMNS, EQUAL, REFUSED, Row, told
-from pairing import Others, apart, calm, rounds
-from peers import Absent, Job, Process
-from trees import PACKAGES, PROGRAMS, Fault, Tree, commit, git, priced_alike, shared_errors
 
 from formats.core.errors import InputError
 from opmatrix.measure import undisturbed

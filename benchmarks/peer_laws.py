@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, readable, say, tabled, takes
+
 import sympy
-from command import Figure, Parser, concluded, readable, say, tabled, takes
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import command
-from command import ROOT, Figure, Parser, concluded, listed, say, tabled, takes
+from lib import command
+from lib.command import ROOT, Figure, Parser, concluded, listed, say, tabled, takes
 
 from opmatrix.display.tables import table
 

@@ -9,8 +9,8 @@ import json
 import subprocess
 import sys
 
-import command
-from command import Figure, Parser, cell, concluded, count, tabled, takes
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, tabled, takes
 
 SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings=4096, hidden_size=8192,
              intermediate_size=28672,

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, folder, say, tabled, takes, whole
+
 import numpy as np
-from command import Figure, Parser, concluded, count, folder, say, tabled, takes, whole
 
 WORDS = "the bank of river runs dry a ? . bank river runs of the dry".split()
 WHOLE = 10                                                  # of so many faults one is met by all of `optimize`

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import command
-from command import Figure, InputError, Parser, concluded, count, readable, say, tabled, takes
+from lib import command
+from lib.command import Figure, InputError, Parser, concluded, count, readable, say, tabled, takes
 
 COLUMNS = ("format", "inputs", "outputs", "rows", "bytes", "skewed", "seconds", "closed_s", "predicted_s", "low_s",
            "high_s",

@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-import command
+from lib import command
+from lib.command import Figure, InputError, Parser, concluded, count, listed, named, shape, tabled, takes
+
 import numpy as np
-from command import Figure, InputError, Parser, concluded, count, listed, named, shape, tabled, takes
 
 from formats import FORMATS
 from formats.core.arrays import aligned, room

@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-import command
-from command import Figure, Parser, concluded, count, say, tabled, takes, whole
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes, whole
+
 from proof_pairs import tabulated
 
 SHARE = 100                                                 # pairs that a process judges before it tells

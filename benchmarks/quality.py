@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, listed, named, readable, say, tabled, takes
+
 import numpy as np
 from all import DATA
-from command import Figure, Parser, concluded, listed, named, readable, say, tabled, takes
 from composition import halves
 from sparsity import Sparsity, sparsify
 

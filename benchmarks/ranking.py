@@ -6,8 +6,9 @@ Alternatives are the import, fusion, the optimum, optima without some laws, and 
 Of these the most are kept whose predicted times differ by a factor of `--apart` from one to the next."""
 from statistics import median
 
-import command
-from command import Figure, Parser, concluded, count, number, say, shown, spread, tabled, takes
+from lib import command
+from lib.command import Figure, Parser, concluded, count, number, say, shown, spread, tabled, takes
+
 from scipy.stats import kendalltau
 
 from formats.machine.model import this_machine

@@ -10,9 +10,10 @@ medians of rounds in which all take turns; a share is the median over rounds."""
 from dataclasses import replace
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, listed, named, shape, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, concluded, count, listed, named, shape, spread, tabled, takes
 
 from formats import FORMATS
 from formats.machine.model import this_machine

@@ -13,10 +13,11 @@ from operator import matmul
 from statistics import median
 from zlib import crc32
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, shown, spread, tabled, takes
+
 import egglog.bindings  # noqa: F401
 import scipy.optimize  # noqa: F401
-from command import Figure, Parser, concluded, count, say, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
 from opmatrix.algebra.data import Promised

@@ -7,9 +7,10 @@ them stands a term that is read in float64; all its other steps are recorded, in
 kernel, called on rows that lie ready. All three take turns in one process, and a ratio is of one round."""
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, cell, concluded, count, spread, tabled, takes
 from programs import Writer, embedding, fused_layer
 
 from formats import Dense

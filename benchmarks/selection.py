@@ -24,8 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import command
-from command import ROOT, Figure, InputError, Parser, concluded, count, folder, say, tabled, takes, whole, within
+from lib import command
+from lib.command import ROOT, Figure, InputError, Parser, concluded, count, folder, say, tabled, takes, whole, within
 
 DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / "dlmc"
 COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
@@ -120,7 +120,8 @@ def read(file):
 
 def make(kind, shape, density):
     """A generated matrix (n, p), its numbers normal."""
-    import matrices
+    from lib import matrices
+
     import numpy as np
     rng = np.random.default_rng([len(kind), *shape, round(1000 * density)])
     W, (n, p) = rng.standard_normal(shape, np.float32), shape

@@ -6,9 +6,10 @@
 Every weight of the layers is pruned by magnitude to the density; what is left is the model, and all programs are exact
 for it. That nothing is made dense is shown by the most bytes that a run allocates beyond its planned buffers, against
 the bytes of the smallest weight that is stored sparse, were it dense."""
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, share, shown, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, concluded, count, say, share, shown, spread, tabled, takes
 
 from formats import FORMATS
 from formats.machine.model import this_machine

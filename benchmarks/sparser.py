@@ -11,9 +11,10 @@ import argparse
 from functools import reduce
 from operator import matmul
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, number, readable, say, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, concluded, count, number, readable, say, tabled, takes
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight

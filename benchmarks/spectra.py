@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, listed, say, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, concluded, count, listed, say, spread, tabled, takes
 
 from formats.core.errors import InputError
 from opmatrix.spectra import Eigenpairs, restarted_arnoldi, unite_and_conquer

@@ -10,9 +10,10 @@ and by their own workload."""
 import sys
 from pathlib import Path
 
-import command
+from lib import command
+from lib.command import Figure, Parser, concluded, count, say, tabled, takes, whole, within
+
 import numpy as np
-from command import Figure, Parser, concluded, count, say, tabled, takes, whole, within
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json

@@ -9,9 +9,10 @@ caches."""
 import os
 from statistics import median
 
-import command
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, listed, number, shape, spread, tabled, takes
+
 import numpy as np
-from command import Figure, Parser, cell, concluded, count, listed, number, shape, spread, tabled, takes
 from products import F4, ours, rounds_of
 
 from formats import FORMATS

@@ -19,9 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import command
-import workloads
-from command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
+from lib import command, workloads
+from lib.command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
 from opmatrix.display.tables import table

@@ -15,7 +15,8 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "benchmarks")]
 
-from command import Parser, readable, say  # noqa: E402
+from lib.command import Parser, readable, say  # noqa: E402
+
 from composition import DATA, halves  # noqa: E402
 from interactions import QUICK_ROWS, Judge, State  # noqa: E402
 from quality import joined  # noqa: E402

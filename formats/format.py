@@ -97,7 +97,6 @@ class Format:
     rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered
     panelled: ClassVar[Panelled | None] = None               # panels of which columns can be gathered
     unit: ClassVar[str] = ""                                 # the number type that its product computes in, if its own
-    rough: ClassVar[bool] = False                            # whether torch rounds what its product gives to bfloat16
     projected: ClassVar[bool] = False                        # whether all of its fits project outputs alike
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
     named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes

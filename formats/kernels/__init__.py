@@ -20,10 +20,7 @@ WHERE = {name: module for module, names in {
                         "product_lowrank_bytes"),
     "products.narrow_blocks": ("product_byte_blocks",),
     "products.narrow_pruned": ("product_pruned_bytes",),
-    "products.places": ("product_csc", "product_coo"),
-    "products.slices": ("product_sell",),
-    "products.bits": ("product_bitmap",),
-    "products.groups": ("product_blockdiagonal", "product_kronecker", "product_lowrank_sparse"),
+    "products.sell_product": ("product_sell",),
     "rows.passes": ("pointwise", "scale", "gather", "embed"),
     "rows.gathering": ("Columns",),
     "products.by_head": ("headwise",),
@@ -41,8 +38,7 @@ STRIP_BORDERS = (*PRODUCT_BORDERS, "products.sparse.STRIP")
 NARROW_BORDERS = (*PRODUCT_BORDERS, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
 BORDERS = {                                                  # constants at which a module's kernels take another path
     "products.linear": (*PRODUCT_BORDERS, "products.linear.REUSED", "products.gemm.TILE_ROWS"),
-    **dict.fromkeys(("products.sparse", "products.places", "products.slices", "products.bits", "products.groups"),
-                    STRIP_BORDERS),
+    **dict.fromkeys(("products.sparse", "products.sell_product"), STRIP_BORDERS),
     **dict.fromkeys(("products.narrow", "products.narrow_blocks", "products.narrow_pruned"), NARROW_BORDERS),
     "products.tiled_blocks": (*PRODUCT_BORDERS, "products.tiled_blocks.TALL"),
     "products.packed_panels": (*PRODUCT_BORDERS, "products.packed_panels.FEW_ROWS"),

@@ -18,7 +18,7 @@ class BF16(Format):
 
     Products of two such numbers are exact in float32, and so are the sums (Kalamkar et al. 2019, arXiv:1905.12322)."""
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
-    unit, rough = "bf16", True
+    unit = "bf16"
     panelled = Panelled(TILE, 2, STEP_INPUTS)
     portion = PANEL
     flops = 2 * T * n * p

@@ -22,7 +22,6 @@ class NM(Format):
     val: f4[p, n / group * kept]
     work = n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)
     named = MappingProxyType({"n": kept, "m": group})
-    rough = True
 
     def fit(W, *, n=2, m=4, scale=None):
         """Keep the n highest |W| (times scale: see `importance`) of every m."""

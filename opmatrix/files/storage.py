@@ -174,8 +174,8 @@ def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Te
         kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
         if not is_printable(name): raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
         if meta != ARRAY and kind not in FORMATS:
-            raise InputError(f"{file}: constants: {name!r}: format {kind!r:.80} is unknown: array, "
-                             f"{', '.join(FORMATS)}")
+            raise InputError(f"{file}: constants: {name!r}: there is no format {kind!r:.80} (any more): make the "
+                             f"program anew; there are array, {', '.join(FORMATS)}")
         keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
         if lost := [key for key in keys if key not in found]:
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")

@@ -2,13 +2,20 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import brief
 
+Config = Mapping[str, Any]                                  # what a model's config.json says, or the value of every key
 MISSING = object()                                          # the default of a key that must be there
 INT32_MAX = 2 ** 31 - 1
+
+
+class At(Protocol):
+    """Gives the array that a checkpoint calls `name`, of that shape."""
+    def __call__(self, name: str, *shape: int) -> Data: ...
 
 
 class Key(NamedTuple):
@@ -37,7 +44,7 @@ class Layout(NamedTuple):
     table: str = ""
     head: str = ""
     trained: tuple[str, ...] = ()
-    positions: Callable[[Mapping[str, Any]], int] = lambda said: int(said["max_position_embeddings"])
+    positions: Callable[[Config], int] = lambda said: int(said["max_position_embeddings"])
     gguf: Mapping[str, str] = MappingProxyType({})
     permuted: tuple[str, ...] = ()
 
@@ -78,13 +85,13 @@ def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Any], Any]:
     key."""
     def made(family: Any) -> Any:
         @wraps(family)
-        def checked(config: Mapping[str, Any], at: Any) -> Any: return family(settings(config, keys), at)
+        def checked(config: Config, at: At) -> Any: return family(settings(config, keys), at)
         checked.keys, checked.layout = keys, layout         # type: ignore[attr-defined]
         return checked
     return made
 
 
-def settings(config: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+def settings(config: Config, keys: Mapping[str, Key]) -> dict[str, Any]:
     """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is
     allowed."""
     found = {}

@@ -97,7 +97,8 @@ def test_damaged_files_are_refused(name):
 
 
 def test_an_unknown_format_is_named():
-    with pytest.raises(FormatError, match="the format 'zip' is unknown; there are dense, packed"):
+    words = r"there is no format 'zip' \(any more\): make anew what stores it; there are dense, packed"
+    with pytest.raises(FormatError, match=words):
         formats.from_arrays({"format": "zip"}, {})
 
 

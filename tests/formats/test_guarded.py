@@ -102,18 +102,6 @@ def test_masks_are_looked_at():
             kernels.attention_blocks(q, q, q, *arrays.values(), np.empty_like(q), 16)
 
 
-def test_experts_are_looked_at_before_anything_is_written():
-    from formats.experts import by_expert, multiply_grouped
-    held, out = [Dense.pack(np.eye(4)), Dense.pack(np.eye(4))], np.zeros((5, 4), np.float32)
-    with pytest.raises(ValueError, match="residual overlaps out"):
-        multiply_grouped(X, [0, 3, 5], held, out, [Epilogue(), Epilogue(residual=out)])
-    memory = np.zeros((6, 4), np.float32)
-    with pytest.raises(ValueError, match="x overlaps out"): multiply_grouped(memory[:5], [0, 3, 5], held, memory[1:])
-    with pytest.raises(ValueError, match="do not divide 5 rows"): multiply_grouped(X, [0, 2.5, 5], held)
-    with pytest.raises(ValueError, match="choice is float64"): by_expert([0.5], 2)
-    assert not out.any() and [len(each) for each in by_expert([], 2)] == [0, 3]
-
-
 def test_no_rows():
     """Every kernel gives as many; a mask has a query."""
     for name, door in guarded.doors().items():

@@ -29,7 +29,7 @@ TILES = np.kron(np.eye(8, 6), normal(16, 16)).astype(np.float32)
 
 @pytest.mark.parametrize("W, inside, outside", [
     (normal(128, 96), {"dense", "packed", "csr"},
-     {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank", "kronecker"}),
+     {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank"}),
     (TWO_OF_FOUR, {"packed", "nm", "csr"}, {"vectorwise", "bf16"}),
     (SHARED, {"packed", "nm", "vectorwise", "csr"}, {"half"}),
     (TILES, {"packed", "block", "csr"}, {"bf16", "int8"}),
@@ -119,7 +119,7 @@ def test_those_that_lie_near_are_timed(monkeypatch):
     is not even packed."""
     W, packed = sparse(128, 96, 0.2), []
     near = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in
-            (("csr", 1.0), ("packed", 1.1), ("dense", 1.3), ("bitmap", 2.0))]
+            (("csr", 1.0), ("packed", 1.1), ("dense", 1.3), ("sell", 2.0))]
     held = Candidate.pack
     monkeypatch.setattr(Candidate, "pack", lambda each, W: packed.append(each.format) or held(each, W))
     kinds = []

@@ -16,8 +16,9 @@ from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
+from lib import command
+
 import all as every
-import command
 from all import BENCHMARKS, Benchmark, Outcome
 
 from formats.core.errors import InputError

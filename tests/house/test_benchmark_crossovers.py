@@ -8,10 +8,9 @@ from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import bars
-import providers
-from bars import Table, crossover, density, paired
-from matrices import STRUCTURES, matrix
+from lib import bars, providers
+from lib.bars import Table, crossover, density, paired
+from lib.matrices import STRUCTURES, matrix
 
 from formats import FORMATS
 

@@ -13,12 +13,9 @@ from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import engines
-import model_tables
+from lib import engines, model_tables, peers, serve, workloads
+
 import models
-import peers
-import serve
-import workloads
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory

@@ -15,14 +15,11 @@ from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import inside
+from lib import inside, pairing, peers, trees, workloads
+from lib.paired_rows import Row, told
+from lib.peers import Absent
+
 import paired
-import pairing
-import peers
-import trees
-import workloads
-from paired_rows import Row, told
-from peers import Absent
 
 from formats.core.errors import InputError
 from formats.machine.model import Machine, here, machine_file

@@ -14,11 +14,12 @@ from forked import Forks
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import command
+from lib import command
+from lib.bars import Table, plot
+from lib.command import HERE, Figure, concluded
+
 import crossovers
 import prediction
-from bars import Table, plot
-from command import HERE, Figure, concluded
 
 from formats.core.errors import InputError
 
@@ -42,7 +43,7 @@ def test_every_benchmark_starts(ran):
 
 def test_no_benchmark_is_called_like_a_package():
     """A script's folder comes first where it looks for modules."""
-    assert not {file.stem for file in HERE.glob("*.py")} & {"formats", "opmatrix", "rewrites"}
+    assert not {file.stem for file in HERE.rglob("*.py")} & {"formats", "opmatrix", "rewrites"}
 
 
 BAD = "this is no such file"

@@ -80,7 +80,7 @@ def follow(page, root):
     catalogue, where = root / "formats/catalogue.py", r"`(.*?)` among its imports, `(.*?)` in `__all__`, and `(\w+)` at"
     line, listed, entry = re.search(f"`formats/catalogue.py`: {where}", text).groups()
     said = catalogue.read_text("utf-8")
-    said = re.sub(r"^from \.vector", f"{line}\nfrom .vector", said, count=1, flags=re.M)
+    said = re.sub(r"^(?=from formats.storage.vector)", f"{line}\n", said, count=1, flags=re.M)
     said = re.sub(r"(__all__ = \[.*?)\]", rf"\1, {listed}]", said, count=1, flags=re.S)
     catalogue.write_text(re.sub(r"(FORMATS: .*?)\)\}", rf"\1, {entry})}}", said, count=1, flags=re.S), "utf-8")
     return ".".join(file.with_suffix("").parts)
@@ -95,7 +95,6 @@ def test_a_new_format_is_where_its_page_puts_it(tmp_path):
               "found.check(np.random.default_rng(0))\nassert all(found.work) and found.__name__ in formats.__all__\n")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert not done.returncode, done.stderr
-    assert f'"{module}"' in (ROOT / "docs/add_a_format.md").read_text("utf-8"), "what mypy is told"
 
 
 def test_no_format_is_forgotten():
@@ -107,7 +106,7 @@ def test_no_format_is_forgotten():
     untyped = {module for each in overrides for module in each["module"] if module.startswith("formats.")}
     tables = (ROOT / "docs/tables.md").read_text("utf-8")
     for name, each in FORMATS.items():
-        assert each.__module__ in untyped or f"{each.__module__.rpartition('.')[0]}.*" in untyped
+        assert f"{each.__module__.rpartition('.')[0]}.*" in untyped
         assert each.__name__ in formats.__all__ and f"| `{name}` |" in tables
         assert all(each.work), f"{name}: a feature that is always 0 cannot be fitted"
 

@@ -322,9 +322,9 @@ DAMAGE = {
     "a step changed": (edit(lambda p: p["steps"][0][2].update(eps=1e-3)), "program.json: hash is '[0-9a-f]{32}', but"),
     "meta changed": (edit(lambda p: p["meta"].update(model="other")), "program.json: hash is"),
     "no hash": (edit(lambda p: p.pop("hash")), "program.json: 'hash' is missing"),
-    "an unknown format": (edit(lambda p: p["constants"]["word"].update(format="zip")),
-                          "program.json: constants: 'word': format 'zip' is unknown"),
-    "a constant is no object": (edit(lambda p: p["constants"].update(word=3)), "'word': format 'None' is unknown"),
+    "a format of before": (edit(lambda p: p["constants"]["word"].update(format="coo")), "program.json: constants: "
+                           r"'word': there is no format 'coo' \(any more\): make the program anew; there are array, "),
+    "a constant is no object": (edit(lambda p: p["constants"].update(word=3)), "'word': there is no format 'None'"),
     "a shape changed": (edit(lambda p: p["constants"]["word"].update(shape=[24, 41])),
                         r"weights.safetensors: constant 'word': dense.w"),
     "a constant more": (edit(lambda p: p["constants"].update(more={"format": "array"})),

@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from contextvars import ContextVar, copy_context
 from functools import cached_property
@@ -107,7 +107,7 @@ def provide(functions: Iterable[Function], progress: Callable[[str, float], None
             progress(*told)
 
 
-def provided(functions: Iterable[Function], others: bool) -> Iterator[tuple[str, float]]:
+def provided(functions: Iterable[Function], others: bool) -> Generator[tuple[str, float]]:
     """(name, seconds) of each function once it has its address."""
     begun, missing = time.perf_counter(), []
     for each in dict.fromkeys(functions):
@@ -131,12 +131,13 @@ def calling(count: int) -> Any:
     """An intrinsic that calls the C function at an address with so many arguments."""
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
     @intrinsic
-    def call(typing, address, *arguments):
-        def code(context, builder, signature, values):
-            function, arguments = values[0], cgutils.unpack_tuple(builder, values[1])
+    def call(typing: Any, address: Any, *arguments: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            function, arguments = values[0], cgutils.unpack_tuple(builder, values[1])      # type: ignore[no-untyped-call]
             builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
             return context.get_dummy_value()
-        return types.void(types.int64, types.StarArgTuple([types.int64] * count)), code
+        several = types.StarArgTuple([types.int64] * count)                            # type: ignore[no-untyped-call]
+        return types.void(types.int64, several), code
     return call
 
 

@@ -61,7 +61,7 @@ def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
     orders = [[*names[first // count:], *names[:first // count]] for first in range(0, count * len(names), len(names))]
     with claiming() as claims, tempfile.TemporaryFile() as said:
         command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
-        processes: list[subprocess.Popen] = []
+        processes: list[subprocess.Popen[bytes]] = []
         try:
             with UNFORKED:                                   # a forked process would hold the sink, and answers never
                                                              # end
@@ -116,7 +116,7 @@ def leave_unemitted() -> None:
         def _finalize_specific(self) -> None: pass
 
         def get_pointer_to_function(self, name: str) -> int:
-            self._ensure_finalized()
+            self._ensure_finalized()                         # type: ignore[no-untyped-call]
             return 0
     JITCPUCodegen._library_class = Unemitted
     for unneeded in ("_add_module", "set_env"): setattr(JITCPUCodegen, unneeded, lambda *_: None)
@@ -127,7 +127,7 @@ def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
     spare directory, if it is."""
     signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
-    made = cfunc(signature, **OPTIONS)(function.body)
+    made: Any = cfunc(signature, **OPTIONS)(function.body)
     module = llvm.parse_bitcode(made._library._final_module.as_bitcode())
     absent = []
     for each in (*module.functions, *module.global_variables):

@@ -9,7 +9,7 @@ import ctypes
 import mmap
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import pairwise
 from struct import Struct
@@ -32,7 +32,7 @@ PAGE, MAX_OBJECT_BYTES = mmap.PAGESIZE, 1 << 26              # bytes; of all tha
 # of table 4.9, those that need no table of the linker's own: what is written (S: symbol, A: addend, P: place), and
 # where it must fit.
 # A function of PLT32 is called where it is.
-RELOCATIONS = {
+RELOCATIONS: dict[int, tuple[Callable[[int, int, int], int], Struct]] = {
     1: (lambda s, a, p: s + a, Struct("<Q")),                # R_X86_64_64
     2: (lambda s, a, p: s + a - p, Struct("<i")),            # R_X86_64_PC32
     4: (lambda s, a, p: s + a - p, Struct("<i")),            # R_X86_64_PLT32

@@ -5,14 +5,16 @@ import time
 from array import array
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .compiled import FUNCTIONS, Kernel, provide
 from .pool import POOL
 
-Record = np.ndarray | array                                 # of arguments: an array of one, or plain words
+if TYPE_CHECKING: Words = array[int]
+else: Words = array                                         # before Python 3.12 it says no type of what it holds
+Record = np.ndarray | Words                                 # of arguments: an array of one, or plain words
 Launch = tuple[Kernel, Record, int]                         # kernel, its record of arguments, items
 ROOM_START, ROOM_STEP = 0x7AAA_5555_AAAA_0000, 0x7AAB_5555_AAAA_0000    # what a recording has in their place
 
@@ -26,11 +28,11 @@ def address(stored: Record | None) -> int:
     if recording := RECORDING.get(): recording.addressed.append(stored)
     if isinstance(stored, array): return stored.buffer_info()[0]
     # of what may be written to, a third of the time; a record's __array_interface__ spells its fields out
-    try: return ctypes.addressof(ctypes.c_char.from_buffer(stored))
+    try: return ctypes.addressof(ctypes.c_char.from_buffer(stored))   # type: ignore[arg-type]
     except (TypeError, ValueError): return int(stored.ctypes.data)
 
 
-def filled(*fields: int) -> array:
+def filled(*fields: int) -> Words:
     """A record of words alone."""
     record = array("q", fields)
     if recording := RECORDING.get(): recording.records.append(record)
@@ -75,7 +77,9 @@ class Room:
 
     def reserve(self, size: int, workers: int) -> tuple[int, int]:
         """At least this many bytes for each of so many workers: no more may launch with it."""
-        if recording := RECORDING.get(): return recording.reserve(size)
+        if recording := RECORDING.get():
+            marks: tuple[int, int] = recording.reserve(size)
+            return marks
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
         if (memory := self.memory).size < (whole := step * workers + 64):
             self.memory = memory = np.empty(0, np.uint8)                        # what nobody uses any more is freed
@@ -97,7 +101,9 @@ ROOM, ARENA = Room(), Room()                                # of kernels; of rec
 def launch(workers: int, *stages: Launch) -> None:
     """Run stages in order, each on so many threads, for which the caller reserved what they need under the pool's
     lock."""
-    if recording := RECORDING.get(): return recording.stages.extend(stages)
+    if recording := RECORDING.get():
+        recording.stages.extend(stages)
+        return
     with POOL.lock:
         for kernel, arguments, items in stages:
             if items == 1: kernel.call(0, 0, address(arguments))

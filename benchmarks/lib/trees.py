@@ -16,13 +16,13 @@ import venv
 from functools import cached_property
 from pathlib import Path
 
-from engines import ROWS, SEARCH
+from lib.engines import ROWS, SEARCH
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
 from formats.machine.threads import command_line_environment
 
-ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
+ROOT, LIB = Path(__file__).parents[2], Path(__file__).parent
 PACKAGES = "formats", "opmatrix", "rewrites"
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}      # Python 3.11.4 and later
 FILES = *PACKAGES, "pyproject.toml", "README.md", "LICENSE"
@@ -85,7 +85,7 @@ class Tree:
 
     def ask(self, word, /, **arguments):
         """What inside.py answers in this tree's environment. Raises Fault where it fails, or another tree answers."""
-        said = json.loads(told(self, [str(HERE / "inside.py"), word, json.dumps(arguments)]).splitlines()[-1])
+        said = json.loads(told(self, [str(LIB / "inside.py"), word, json.dumps(arguments)]).splitlines()[-1])
         self.checked(said["origins"])
         return said["answer"]
 

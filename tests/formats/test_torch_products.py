@@ -1,4 +1,5 @@
-"""Provider torch: the same numbers as our kernels, within the same bounds, over the same memory."""
+"""Torch gives what our kernels give, within the same bounds, over the same memory."""
+import os
 import subprocess
 import sys
 import warnings
@@ -9,10 +10,10 @@ from children import ROOT
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 
+import torch_products as provider  # noqa: E402
+from torch_products import PRODUCTS, Held, Unavailable  # noqa: E402
+
 from formats import FORMATS, Epilogue, kernels  # noqa: E402
-from formats.providers import Unavailable  # noqa: E402
-from formats.providers import torch as provider  # noqa: E402
-from formats.providers.torch import PRODUCTS, Held  # noqa: E402
 
 HERE = [name for name in PRODUCTS if name != "nm"]
 RAGGED = {"block": [{"tile": (16, 16)}, {"tile": (8, 8)}, {"tile": (5, 5)}]}
@@ -107,8 +108,9 @@ def test_what_there_is_not_says_so(rng, monkeypatch):
 
 
 def test_torch_is_imported_at_first_use():
-    asked = "import sys, formats.providers.torch; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
+    asked = "import sys, torch_products; assert 'torch' not in sys.modules"
+    places = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", asked], cwd=ROOT / "tests", check=True, env=places)
 
 
 @GPU

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from command import HERE, ROOT, cores
-from engines import ENGINES
+from lib.command import LIB, ROOT, cores
+from lib.engines import ENGINES
 
 from formats.disk.cache import cache_directory
 from opmatrix.files.storage import VERSION
@@ -72,7 +72,7 @@ class Process:
         file.write_text(json.dumps(asdict(job)))
         own = os.environ | dict.fromkeys(THREADS, str(job.threads)) | QUIET | job.environment
         begun = time.monotonic()
-        self.process = subprocess.Popen([job.python, str(HERE / "serve.py"), what, str(file)], text=True, env=own,
+        self.process = subprocess.Popen([job.python, str(LIB / "serve.py"), what, str(file)], text=True, env=own,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
         try:
             self.said = self.answer()

@@ -2,7 +2,7 @@
 from dataclasses import dataclass, field
 from statistics import median
 
-from pairing import LOUD, ROOM, interval, verdict
+from lib.pairing import LOUD, ROOM, interval, verdict
 
 from opmatrix.display.tables import table
 

@@ -2,7 +2,7 @@
 from importlib.util import find_spec
 from statistics import geometric_mean, median
 
-from workloads import FRESH, TEXTS
+from lib.workloads import FRESH, TEXTS
 
 from formats.machine.model import cpu
 from opmatrix.display.tables import table

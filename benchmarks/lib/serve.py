@@ -1,9 +1,9 @@
 """An engine at work in a process of its own.
 
-    python benchmarks/serve.py prepare JOB      makes what the engine loads, and ends
-    python benchmarks/serve.py tune JOB         decides what depends on the workload, fills the engine's caches, and
+    python benchmarks/lib/serve.py prepare JOB      makes what the engine loads, and ends
+    python benchmarks/lib/serve.py tune JOB         decides what depends on the workload, fills the engine's caches, and
                                                 ends
-    python benchmarks/serve.py serve JOB        loads it, runs the first batch, then answers lines of JSON
+    python benchmarks/lib/serve.py serve JOB        loads it, runs the first batch, then answers lines of JSON
 
 A job is a file of JSON (see peers.Job). Nothing is imported here that the engine does not need itself, so that the time
 to the first result and the resident memory are the engine's own."""
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-HERE = Path(__file__).parent
+HERE = str(Path(__file__).parents[1]), str(Path(__file__).parent)      # benchmarks, and this folder
 LONG = 0.25                                                 # seconds after which a call needs no other to warm it up
 MOST = 200                                                  # calls of a turn
 
@@ -111,8 +111,8 @@ def main(what, file):
     os.dup2(2, 1)
     try:
         job = SimpleNamespace(**json.loads(Path(file).read_text()))
-        sys.path[:] = [*filter(None, [job.tree]), *(path for path in sys.path if path != str(HERE)), str(HERE)]
-        import engines
+        sys.path[:] = [*filter(None, [job.tree]), *(path for path in sys.path if path not in HERE), HERE[0]]
+        from lib import engines
         if what == "prepare": return say(replies, answer=engines.ENGINES[job.engine].prepare(job))
         tuned = engines.ENGINES[job.engine].tune(job) if what == "tune" else None
         server = Server(job, engines)

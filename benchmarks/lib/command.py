@@ -1,4 +1,4 @@
-"""What the commands of this folder share. Imported first, it finds the packages of this tree, and keeps BLAS to one
+"""What all benchmarks share. Imported first, it finds the packages of this tree, and keeps BLAS to one
 thread where a benchmark runs. Options are refused in a line, seconds are foretold, figures are judged by their bars."""
 import argparse
 import csv
@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+LIB = Path(__file__).resolve().parent
+HERE = LIB.parent
 ROOT = HERE.parent
 TESTS = ROOT / "tests"
 if str(ROOT) not in sys.path: sys.path.insert(0, str(ROOT))  # before an installed opmatrix
@@ -22,7 +23,7 @@ from formats.core.errors import InputError  # noqa: E402
 from formats.disk.files import open_regular, replacing  # noqa: E402
 from formats.machine.threads import command_line_environment  # noqa: E402
 
-if Path(sys.argv[0]).resolve().parent == HERE:               # not where a test imports this
+if Path(sys.argv[0]).resolve().parent in (HERE, LIB):        # not where a test imports this
     os.environ |= command_line_environment() | os.environ
 
 BEGUN = time.monotonic()

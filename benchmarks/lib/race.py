@@ -1,7 +1,7 @@
 """A race of providers: each runs in a process of its own, for idle pools of threads spin and slow each other, and the
 processes take turns, so that what else the machine does meets all of them. A process is asked in lines of JSON:
 
-    python benchmarks/race.py PROVIDER"""
+    python benchmarks/lib/race.py PROVIDER"""
 import json
 import os
 import subprocess
@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import command  # noqa: F401
+if __name__ == "__main__": sys.path[0] = str(Path(__file__).parents[1])
 
-HERE = Path(__file__).parent
+from lib import command  # noqa: F401
+
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 LINGER = {"OPENBLAS_THREAD_TIMEOUT": "22", "KMP_BLOCKTIME": "2"}         # idle pools stop spinning within two
                                                                          # milliseconds
@@ -52,14 +53,14 @@ class Server:
     """What runs in the process: candidates for one matrix, timed when it is their turn."""
 
     def __init__(self, provider):
-        import providers
+        from lib import providers
         self.providers, self.provider = providers, provider
 
     def versions(self): return self.providers.VERSIONS[self.provider]()
 
     def load(self, shape, structure, density, only):
         """The candidates for this matrix: format, bytes, error. Of ours `only` those whose names begin so, or all."""
-        from matrices import matrix
+        from lib.matrices import matrix
         self.candidates = []                                 # before the next ones are made
         self.candidates = [*self.providers.PROVIDERS[self.provider](matrix(*shape, structure, density), only)]
         return [candidate[:3] for candidate in self.candidates]

@@ -1,4 +1,4 @@
-"""Provider torch: products of stored formats, and attention, by PyTorch (optional: `pip install torch`).
+"""Products of stored formats, and attention, by PyTorch, over the same arrays: another opinion of our kernels.
 
 On the CPU arrays are shared, not copied, wherever torch can read them as they lie. What runs on CUDA alone, and CUDA
 itself, is UNTESTED: nobody has run it on such a device."""
@@ -14,9 +14,13 @@ from formats.core.activation import COMPILED
 from formats.core.arrays import Floats, by_rows
 from formats.core.epilogue import NOTHING, Epilogue
 from formats.format import Format
-from formats.providers import Unavailable
 
 Product = Callable[[Any], Any]                               # a tensor (T, n) to a tensor (T, p)
+ROUNDED = "bf16", "nm"                                       # torch rounds what these products give to bfloat16
+
+
+class Unavailable(RuntimeError):
+    """Torch is not installed, a device is not there, or a format has no product: says which."""
 
 
 def torch_here(device: str = "cpu") -> Any:
@@ -132,7 +136,7 @@ class Held:
         """Entrywise bound on what torch's product may be off by: that of the format, and what rounding bfloat16 results
         adds."""
         error = self.packed.bound(x)
-        if not self.packed.rough: return error
+        if self.packed.name not in ROUNDED: return error
         size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.packed.unpack().astype(np.float64))
         return error + 2.0 ** -7 * (size + error)
 

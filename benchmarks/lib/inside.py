@@ -1,6 +1,6 @@
 """What is asked of a tree in its own environment (see trees.py): a word and its arguments in, a line of JSON out.
 
-    ENVIRONMENT/bin/python -P benchmarks/inside.py WORD JSON
+    ENVIRONMENT/bin/python -P benchmarks/lib/inside.py WORD JSON
 
 Nothing of this folder is imported here: what answers is the tree, whichever it is."""
 import hashlib

@@ -17,7 +17,7 @@ from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import sentences
 from rewrites.evaluate.pairs import SentencePairs
 
-DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
+DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[3] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"
 TEXTS = "file", "padded", "sorted"                           # the sentence pairs: as they are, for peers by file, for
                                                              # peers by length
