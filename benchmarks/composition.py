@@ -21,9 +21,9 @@ import command
 from all import DATA
 from command import Figure, Parser, concluded, count, number, readable, say, share, tabled, takes
 
-from formats.machine.model import this_machine
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
+from opmatrix.pricing import this_machine
 from rewrites.compiler.search import Space
 from rewrites.derivations.gains import only_narrows
 from rewrites.evaluate.goals import ANY, goals

@@ -20,7 +20,6 @@ from all import DATA
 from command import Figure, Parser, concluded, listed, named, readable, say, tabled, takes
 from composition import halves
 
-from formats.machine.model import this_machine
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, const, weight
 from opmatrix.algebra.oracles import apply_factor, entered, factors
@@ -28,6 +27,7 @@ from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.pipelines.pooling import normalise_rows
+from opmatrix.pricing import this_machine
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
 from opmatrix.spectra.sparsity import Sparsity, sparsify
 from rewrites.compiler.search import Space, cheapest

@@ -10,10 +10,10 @@ import command
 from command import Figure, Parser, concluded, count, number, say, shown, spread, tabled, takes
 from scipy.stats import kendalltau
 
-from formats.machine.model import this_machine
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians
+from opmatrix.pricing import this_machine
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.phases import Report

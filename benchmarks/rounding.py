@@ -15,11 +15,11 @@ import numpy as np
 from command import Figure, Parser, concluded, count, listed, named, shape, spread, tabled, takes
 
 from formats import FORMATS
-from formats.machine.model import this_machine
 from opmatrix.display.tables import ms, table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from rewrites.approximate.sites import fitter, sites
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
