@@ -18,9 +18,9 @@ import scipy.optimize  # noqa: F401  (its import is not extraction's time)
 from extraction import asking, problems
 from search import bert
 
-from formats.machine.model import this_machine
 from opmatrix.display.tables import table
 from opmatrix.extents import counted
+from opmatrix.pricing import this_machine
 from rewrites.compiler import search as compiler
 from rewrites.extraction import cuts, extract, verify
 from rewrites.extraction.bounding import Search

@@ -168,8 +168,8 @@ def listing(names: list[str]) -> int:
 def prepared() -> dict[str, str]:
     """What the page says of the machine, once its kernels, its calibration and the model are there."""
     from formats import kernels
-    from formats.machine.model import this_machine
     from opmatrix.files.checkpoint import open_model
+    from opmatrix.pricing import this_machine
     from rewrites.cli.examine import examined
     say("kernels, calibration, model")
     kernels.warm()

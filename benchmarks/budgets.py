@@ -14,11 +14,11 @@ from lib.command import Figure, Parser, concluded, count, say, tabled, takes, wh
 import numpy as np
 from random_models import random_config, random_sentences, random_weights
 
-from formats.machine.model import this_machine
 from opmatrix.algebra.oracles import dense
 from opmatrix.measure import peak
 from opmatrix.models.transformer import transformer
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS

@@ -22,10 +22,10 @@ from lib.command import Figure, Parser, concluded, count, number, readable, say,
 
 from all import DATA
 
-from formats.machine.model import this_machine
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
+from opmatrix.pricing import this_machine
 from rewrites.compiler.search import SearchSpace
 from rewrites.evaluate.goals import ANY, goals
 from rewrites.evaluate.pairs import SentencePairs, score_pairs

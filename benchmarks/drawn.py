@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 @cache
 def machine():
     """As `optimize` prices for, once a process."""
-    from formats.machine.model import this_machine
+    from opmatrix.pricing import this_machine
     return this_machine(lambda *done: None)
 
 

@@ -14,9 +14,9 @@ from lib.command import Figure, Parser, concluded, count, say, tabled, takes
 
 from scipy.stats import spearmanr
 
-from formats.machine.model import this_machine
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
+from opmatrix.pricing import this_machine
 from opmatrix.spectra import Limits
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS

@@ -14,12 +14,12 @@ from lib.command import Figure, Parser, concluded, count, number, say, shape, sh
 
 import numpy as np
 
-from formats.machine.model import this_machine
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds, turned, undisturbed
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from rewrites.evaluate.goals import goals
 from rewrites.laws import EXACT_LAWS
 from rewrites.opened import Opened, search_exact

@@ -12,7 +12,6 @@ from lib.command import Figure, Parser, cell, concluded, count, spread, tabled, 
 import numpy as np
 
 from formats import kernels
-from formats.machine.model import this_machine
 from formats.machine.threads import limit
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
@@ -21,6 +20,7 @@ from opmatrix.algebra.term import formula
 from opmatrix.extents import collect_needs
 from opmatrix.measure import measure
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

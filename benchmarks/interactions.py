@@ -25,12 +25,12 @@ from composition import halves
 from quality import FFN_LEFT, TECHNIQUES, compressed, joined, matrices, scored
 
 from formats import FORMATS
-from formats.machine.model import this_machine
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.evaluate.pairs import SentencePairs
 from rewrites.laws import EXACT_LAWS

@@ -22,7 +22,6 @@ from lib.command import Figure, Parser, cell, concluded, count, say, spread, tab
 import numpy as np
 
 from formats import Mask, kernels
-from formats.machine.model import this_machine
 from formats.machine.threads import threads
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
@@ -31,6 +30,7 @@ from opmatrix.algebra.term import formula
 from opmatrix.extents import patterns
 from opmatrix.measure import measure, medians
 from opmatrix.patterns import Batch, causal, mask, sequence, window
+from opmatrix.pricing import this_machine
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -19,7 +19,7 @@ SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings
              gated=True, bias=False, mask="sequence & causal", positions="rotary", head="own")
 CODE = """
 import json, resource, sys, time
-from formats.machine.datasheets import datasheet
+from opmatrix.pricing import datasheet
 from rewrites.compiler.planned import planned
 config, machine, tokens = json.loads(sys.argv[1]), datasheet(sys.argv[2]), int(sys.argv[3])
 start = time.perf_counter()

@@ -53,7 +53,8 @@ def another(file):
 def calibrated(file, full):
     """Calibrates, and saves what was found."""
     from formats.machine.calibration import calibrate
-    calibrate(full=full).save(file)
+    from formats.machine.prices import FORMAT_CATALOGUE
+    calibrate(FORMAT_CATALOGUE, full=full).save(file)
 
 
 def measured(file, count):
@@ -62,7 +63,8 @@ def measured(file, count):
     from formats.machine import calibration
     from formats.machine.features import weigh_format
     from formats.machine.model import Machine, NotThisMachine
-    try: machine, numbers = Machine.load(file), calibration.Numbers()
+    from formats.machine.prices import FORMAT_CATALOGUE
+    try: machine, numbers = Machine.load(file, FORMAT_CATALOGUE), calibration.Numbers()
     except NotThisMachine as error:
         raise InputError(f"--machine {error}: give what `opmatrix calibrate` saved here") from None
     table = []
@@ -70,7 +72,7 @@ def measured(file, count):
         for skew, share in ((0.0, -(-count // 2)), (0.7, count // 2)):
             plan = calibration.Effort(share, 4, LARGEST, 700, ARITHMETIC, 1e9, 1e9)
             cases = [*calibration.products([name], plan, numbers, start=5000 + count * (skew > 0), skew=skew)]
-            first, again = (calibration.measured(cases, most=1e9) for _ in range(2))
+            first, again = (calibration.measured(FORMAT_CATALOGUE, cases, most=1e9) for _ in range(2))
             for (kernel, sizes, seconds), (*_, other) in zip(first, again, strict=True):
                 prices = machine.closed(kernel,
                                         **sizes), machine.seconds(kernel, **sizes), *machine.between(kernel, **sizes)

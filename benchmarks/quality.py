@@ -22,7 +22,6 @@ from all import DATA
 from composition import halves
 from sparsity import Sparsity, sparsify
 
-from formats.machine.model import this_machine
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, const, weight
 from opmatrix.algebra.oracles import apply_factor, entered, factors
@@ -30,6 +29,7 @@ from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.pipelines.pooling import normalise_rows
+from opmatrix.pricing import this_machine
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
 from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.evaluate.pairs import SentencePairs, score_pairs

@@ -11,10 +11,10 @@ from lib.command import Figure, Parser, concluded, count, number, say, shown, sp
 
 from scipy.stats import kendalltau
 
-from formats.machine.model import this_machine
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians
+from opmatrix.pricing import this_machine
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.opened import Opened, search_exact

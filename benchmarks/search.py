@@ -19,13 +19,13 @@ from lib.command import Figure, Parser, concluded, count, say, shown, spread, ta
 import egglog.bindings  # noqa: F401
 import scipy.optimize  # noqa: F401
 
-from formats.machine.model import this_machine
 from opmatrix.algebra.data import Promised
 from opmatrix.display.tables import table
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
+from opmatrix.pricing import this_machine
 from rewrites.compiler.search import SearchSpace, search
 from rewrites.extraction import Infeasible
 from rewrites.flat import factors

@@ -133,12 +133,14 @@ def make(kind, shape, density):
 def calibrate(given, room):
     """As `opmatrix calibrate` does."""
     from formats.machine.calibration import calibrate
-    calibrate(full=not given.quick, blas=True).save(room / "machine.model")
+    from formats.machine.prices import FORMAT_CATALOGUE
+    calibrate(FORMAT_CATALOGUE, full=not given.quick, blas=True).save(room / "machine.model")
 
 
 def machine(room):
     from formats.machine.model import Machine
-    return Machine.load(room / "machine.model")
+    from formats.machine.prices import FORMAT_CATALOGUE
+    return Machine.load(room / "machine.model", FORMAT_CATALOGUE)
 
 
 def oracle(given, room):
@@ -146,7 +148,7 @@ def oracle(given, room):
     import numpy as np
 
     from formats import FormatError
-    from formats.select import Blas, candidates
+    from formats.select import NumpyProduct, candidates
     found, known = {}, machine(room)
     for name, structure, matrix, asked in cases(given):
         W = matrix()
@@ -159,7 +161,7 @@ def oracle(given, room):
                 try: packed[str(each)] = packed.get(str(each)) or each.pack(W)
                 except FormatError: continue                # it held the sample, but not the rest
             here = {str(each) for each in offered[rows]} & set(packed)
-            entries = {label: packed[label].matmul for label in here} | {"blas": Blas(W).matmul}
+            entries = {label: packed[label].matmul for label in here} | {"blas": NumpyProduct(W).matmul}
             taken = timed(entries, W.shape, rows, SLOW, TURNS)
             found[f"{name} | {rows}"] = {
                 "seconds": taken, "structure": structure, "density": np.count_nonzero(W) / W.size, "error": error,
@@ -189,7 +191,7 @@ def choose(given, room):
 
 def pay(given, room):
     """{case: {label: seconds}} of what was chosen and of what may be the fastest."""
-    from formats.select import Blas, Candidate
+    from formats.select import Candidate, NumpyProduct
     every, chosen = (json.loads((room / name).read_text()) for name in ("oracle.json", "choose.json"))
     found = {}
     for name, _, matrix, asked in cases(given):
@@ -203,7 +205,8 @@ def pay(given, room):
                 name_of, options = known["options"][label]
                 packed[label] = Candidate(name_of, tuple((key, plain(value)) for key, value in options), 0, 0, 0,
                                           0).pack(W)
-            entries = {label: packed[label].matmul if label != "blas" else Blas(W).matmul for label in sorted(wanted)}
+            entries = {label: (packed[label] if label != "blas" else NumpyProduct(W)).matmul
+                       for label in sorted(wanted)}
             found[case] = timed(entries, W.shape, rows, 1e9, TURNS)
     (room / f"pay{len([*room.glob('pay*.json')])}.json").write_text(json.dumps(found))
 
@@ -313,7 +316,7 @@ def versions(blas):
     import platform
     from importlib.metadata import version
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "llvmlite"))
-    from formats.machine.model import cpu
+    from formats.machine.host import cpu
     return f"{cpu()}, python {platform.python_version()}, {packages}, OpenBLAS {blas.core or 'as it chooses'}"
 
 

@@ -12,7 +12,6 @@ from lib.command import Figure, Parser, concluded, count, say, share, shown, spr
 import numpy as np
 
 from formats import FORMATS
-from formats.machine.model import this_machine
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.display.tables import table
@@ -20,6 +19,7 @@ from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method, plainly

@@ -22,8 +22,8 @@ from interactions import QUICK_ROWS, Judge, State  # noqa: E402
 from quality import joined  # noqa: E402
 
 from formats.disk.files import replacing  # noqa: E402
-from formats.machine.model import this_machine  # noqa: E402
 from opmatrix.files.checkpoint import open_model  # noqa: E402
+from opmatrix.pricing import this_machine  # noqa: E402
 from rewrites.approximate.sites import sites  # noqa: E402
 from rewrites.evaluate.pairs import SentencePairs  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402

@@ -246,7 +246,7 @@ class Format:
         return storable(np.array(self.declared.unpack(self.shape, *self._stored, **self.remembered)))
 
     def wide(self) -> NDArray[np.float64]:
-        """The same in float64."""
+        """The dense matrix (n, p), float64, newly made."""
         return storable(self.declared.unpack(self.shape, *self._stored, **self.remembered)).astype(np.float64)
 
     def transpose(self) -> "Format":
@@ -372,6 +372,11 @@ class Format:
         """Its row in the table of formats: name, arrays, bytes, and the first line of its docstring."""
         arrays = ", ".join(f"{name}: {array}" for name, array in cls.fields.items())
         return f"{cls.name} | {arrays} | {cls.bytes} | {(cls.__doc__ or '').splitlines()[0]}"
+
+    @classmethod
+    def rounds_otherwise(cls) -> bool:
+        """Whether what it multiplies is rounded in a way of its own."""
+        return cls.operands is not Format.operands
 
     @classmethod
     def check(cls, rng: "np.random.Generator") -> None:

@@ -18,7 +18,8 @@ from formats import FORMATS, Format, FormatError
 from formats.core.arrays import Floats, as_matrix, room
 from formats.core.sizes import T
 from formats.machine.features import quantile, weigh_format
-from formats.machine.prices import price
+from formats.machine.local import learning, local_machine
+from formats.machine.prices import FORMAT_CATALOGUE
 from formats.machine.quiet import timed
 
 INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)         # a sample: so many groups of inputs and of outputs, of so
@@ -60,7 +61,7 @@ class Candidate:
 
     def pack(self, W: ArrayLike) -> Any:
         """W, stored so: rounded where the format rounds. FormatError where it cannot hold it."""
-        if self.format == "blas": return Blas(as_weights(W))
+        if self.format == "blas": return NumpyProduct(as_weights(W))
         form = FORMATS[self.format]
         return (form.approximate if approximates(form) else form.pack)(as_weights(W), **dict(self.options))
 
@@ -74,7 +75,7 @@ class Candidate:
         return f"{self.format}({inside})" if inside else self.format
 
 
-class Blas:
+class NumpyProduct:
     """W (n, p) as it lies, multiplied by numpy: no format, but in the race where a machine was calibrated for it."""
 
     def __init__(self, W: Floats) -> None:
@@ -96,7 +97,7 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
         raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
     if not 0 <= error < 1:
         raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
-    machine, W = machine or load_prices(), as_weights(W)
+    machine, W = machine or local_machine(FORMAT_CATALOGUE), as_weights(W)
     found = candidates(W, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)
     exact = [recount(machine, W, each, rows, products) for each in found if each.cost <= hopeful]
@@ -132,7 +133,7 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
 
 
 def race_candidates(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
-    """Of ranked candidates, the one that prediction and timing together find fastest (`believed`). Those are timed, in
+    """The one of ranked candidates that prediction and timing together find fastest (`believed`). Those are timed, in
     turn, whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
     faster than all joins."""
     left = [each for each in found
@@ -194,12 +195,6 @@ def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belie
 def burst(call: Callable[[], Any]) -> list[float]:
     """Seconds of a few calls within some milliseconds, or of one that takes longer."""
     return timed(call, TURN_SECONDS, 1, 50)
-
-
-def load_prices() -> Prices:
-    """This machine's model."""
-    from formats.machine.model import this_machine
-    return this_machine()
 
 
 def as_weights(W: ArrayLike) -> Floats:
@@ -285,6 +280,6 @@ def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, f
            error: float, conversion: float = 0.0) -> Candidate:
     """The candidate at what the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
-    low, high = machine.between(kernel, **sizes)
+    low, high = learning(lambda: machine.between(kernel, **sizes))
     return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes), low, high,
-                     round(weigh_format(price(kernel).product, sizes)[0]), error, conversion)
+                     round(weigh_format(FORMAT_CATALOGUE[kernel].product, sizes)[0]), error, conversion)

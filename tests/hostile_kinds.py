@@ -11,8 +11,8 @@ from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
 from formats.core.errors import InputError
-from formats.machine.model import Machine, NotThisMachine, Rates, features, here
-from formats.machine.prices import PRICES
+from formats.machine.model import Machine, NotThisMachine, Rates, here
+from formats.machine.prices import FORMAT_CATALOGUE
 from opmatrix.algebra.operators import given, product, softmax, symbol, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Data, formula
@@ -332,11 +332,13 @@ class Calibration(Kind):
     file, refusals = "machine.json", (NotThisMachine,)
 
     def good(self):
-        prices = {kernel: [1e-9] * len(features(kernel)) for kernel in PRICES}
+        declared = FORMAT_CATALOGUE
+        prices = {kernel: [1e-9] * len(declared[kernel].terms) for kernel in declared.common}
         one_row = {"linear.dense": prices["linear.dense"]}
-        Machine(prices, one_row=one_row, **here(), ways={"apart": Rates({"scale": prices["scale"]})}).save(self.path)
+        ways = {"apart": Rates({"linear.half": prices["linear.half"]})}
+        Machine(prices, one_row=one_row, **here(), ways=ways).save(self.path)
 
-    def read(self): return repr(Machine.load(self.path))
+    def read(self): return repr(Machine.load(self.path, FORMAT_CATALOGUE))
 
 
 class Blas(Kind):

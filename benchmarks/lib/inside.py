@@ -24,6 +24,11 @@ def module(name):
     except ModuleNotFoundError: return import_module(MOVED[name])
 
 
+def catalogue():
+    """What a calibration is handed, in a tree since 0.13."""
+    return [import_module("opmatrix.pricing").catalogue()] if find_spec("opmatrix.pricing") else []
+
+
 def origins():
     """Where the three packages come from."""
     return [str(Path(find_spec(name).origin).parent) for name in ("formats", "opmatrix", "rewrites")]
@@ -38,7 +43,7 @@ def priced():
 def unusable(file):
     """Why this tree cannot use a calibration; nothing where it can."""
     model = module("formats.machine.model")
-    try: model.Machine.load(file)
+    try: model.Machine.load(file, *catalogue())
     except (model.NotThisMachine, OSError) as error: return " ".join(str(error).split())
 
 
@@ -46,7 +51,7 @@ def calibrate():
     """Takes a quick calibration, whole, and says where it is kept. It is not marked as taken while busy, or one side
     would take it anew."""
     model, measure = module("formats.machine.model"), module("formats.machine.calibration").calibrate
-    machine = measure(whole=True) if "whole" in signature(measure).parameters else model.this_machine()
+    machine = measure(*catalogue(), whole=True) if "whole" in signature(measure).parameters else model.this_machine()
     (replace(machine, busy="") if hasattr(machine, "busy") else machine).save(model.machine_file())
     return str(model.machine_file())
 

@@ -1,14 +1,15 @@
 """The test that a format has by being declared: it holds what it says, costs what it says, multiplies as it says."""
 import json
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.format import Format
-
 from .epilogue import Epilogue
+
+if TYPE_CHECKING:
+    from formats.format import Format
 
 SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
 DEEP_SHAPE = 200, 18                                         # several groups of inputs
@@ -16,7 +17,7 @@ TESTED_ROWS = 1, 3, 70
 GRIDS = 7, 127                                               # largest whole numbers that int4 and int8 hold
 
 
-def check(F: type[Format], rng: np.random.Generator) -> None:
+def check(F: "type[Format]", rng: np.random.Generator) -> None:
     """Every choice that F offers, on matrices with and without zeros; AssertionError says what failed."""
     for shape, rows in product(SHAPES, TESTED_ROWS):
         for options in F.choices(*shape):
@@ -35,7 +36,7 @@ def must(condition: Any, what: object, options: object, words: str) -> None:
     if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
 
 
-def check_storage(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> Format:
+def check_storage(F: "type[Format]", W: NDArray[np.float32], options: dict[str, Any]) -> "Format":
     """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)
@@ -51,13 +52,13 @@ def check_storage(F: type[Format], W: NDArray[np.float32], options: dict[str, An
     return packed
 
 
-def saved(packed: Format) -> Format:
-    """The same after a journey through JSON and safetensors."""
+def saved(packed: "Format") -> "Format":
+    """A matrix after a journey through JSON and safetensors."""
     from safetensors.numpy import load, save
     return packed.from_arrays(json.loads(json.dumps(packed.meta())), load(save(packed.arrays())))
 
 
-def check_product(packed: Format, x: NDArray[np.float32], rng: np.random.Generator) -> None:
+def check_product(packed: "Format", x: NDArray[np.float32], rng: np.random.Generator) -> None:
     """x @ W, alone and with a whole epilogue, is as near to float64 as rounding allows."""
     outputs = packed.shape[1]
     bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
@@ -71,13 +72,13 @@ def check_product(packed: Format, x: NDArray[np.float32], rng: np.random.Generat
              f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")
 
 
-def check_whole_numbers(F: type[Format], shape: tuple[int, int], rng: np.random.Generator) -> None:
+def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.random.Generator) -> None:
     """Where nothing rounds, not between two products either, results are equal to the bit, so one lost input or row
     shows: W whole on a grid that F keeps, the largest number of every row of x 127, sums below 2^24."""
     for options in F.choices(*shape):
         grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
                  if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
-        must(grids or not F.rounds or F.operands is not Format.operands, F, options, f"no whole numbers up to {GRIDS} "
+        must(grids or not F.rounds or F.rounds_otherwise(), F, options, f"no whole numbers up to {GRIDS} "
                                                                                      "are kept")
         for W, rows in product(grids, TESTED_ROWS):
             x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)

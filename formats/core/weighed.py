@@ -15,19 +15,19 @@ class Spectrum(Protocol):
         """(n, p)."""
     @property
     def gram(self) -> NDArray[np.float64]:
-        """Of its inputs, (n, n), or its diagonal, (n,)."""
+        """The Gram matrix of its inputs, (n, n), or its diagonal, (n,)."""
     @property
     def squares(self) -> NDArray[np.float64]:
-        """Of its inputs: the diagonal of the Gram matrix, (n,)."""
+        """The diagonal of the Gram matrix of its inputs, (n,)."""
     @property
     def energy(self) -> float:
-        """Of the output: the sum of its squares."""
+        """The sum of the squares of the output."""
     @property
     def errors(self) -> NDArray[np.float64]:
-        """Of the output, by the best matrix of rank 0, 1, …"""
+        """What the best matrix of rank 0, 1, … leaves out of the output."""
     @property
     def shares(self) -> NDArray[np.float64]:
-        """Of each number: the share of the output, squared, that is lost without it, were inputs orthogonal."""
+        """The share of the output, squared, that is lost without each number, were inputs orthogonal."""
     def ranks(self) -> list[int]:
         """At which the error crosses a level that is looked at."""
     def densities(self, tile: tuple[int, int] | None = None) -> list[float]:

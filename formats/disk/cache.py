@@ -127,17 +127,6 @@ def put(file: Path, content: bytes) -> None:
         out.write(content)
 
 
-def try_put(file: Path, content: bytes, what: str) -> bool:
-    """`put`, and whether it could be: where it could not, that is said."""
-    try: put(file, content)
-    except (OSError, InputError) as error:
-        unkept(what, file.parent, error)
-        return False
-    from .holdings import ENTRY_KINDS, evict_oldest
-    if file.parent.name in ENTRY_KINDS: evict_oldest(file.parent, ENTRY_KINDS[file.parent.name])
-    return True
-
-
 def unkept(what: str, directory: Path, error: Exception) -> None:
     """Say that something is not kept in a directory, and why."""
     say(f"{what}: not kept: {why(directory, error)}")

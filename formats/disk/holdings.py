@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cache import guarded, location, make_directory
+from formats.core.errors import InputError
+
+from .cache import guarded, location, make_directory, put, unkept
 
 try: fcntl: Any = importlib.import_module("fcntl")
 except ImportError: fcntl = None                             # as on Windows
@@ -76,6 +78,17 @@ def holdings(others: Iterable[str] = ()) -> dict[str, tuple[int, int]]:
     places = {name: location() / name for name in (*ENTRY_KINDS, *BENCHMARKS, BASE, *others)}
     return {name: (len(list_entries(place)), count_bytes(place)) for name, place in places.items()
             if os.path.isdir(place)}
+
+
+def try_put(file: Path, content: bytes, what: str) -> bool:
+    """Write a file of the cache, where no more stay than its directory's kind says; whether it could be written: where
+    it could not, that is said."""
+    try: put(file, content)
+    except (OSError, InputError) as error:
+        unkept(what, file.parent, error)
+        return False
+    if kind := ENTRY_KINDS.get(file.parent.name): evict_oldest(file.parent, kind)
+    return True
 
 
 # ---- what goes

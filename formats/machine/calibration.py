@@ -15,13 +15,13 @@ import numpy as np
 from formats import FORMATS, Format, FormatError, kernels
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.replay import clock
-from formats.machine.features import FAR, count_uncached, even, quantile, weigh_format
-from formats.machine.model import CALLED, WAYS, Machine, Rates, evaluate_features, here
+from formats.machine.features import FAR, count_uncached, even, locate_call, quantile, weigh_format
+from formats.machine.model import FROM_PYTHON, WAYS, Machine, Rates, here
 from formats.machine.peaks import vector_rate
-from formats.machine.predictor import fitted
-from formats.machine.prices import ALL_PRICES, EPILOGUE, LATER, NARROW_SUFFIX, PRICES, price, staged
+from formats.machine.predictor import fit_correction
+from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
 from formats.machine.quiet import Watch, timed
-from formats.machine.running import BEGINNINGS, Case, Measurements, allocate_both, forgotten, inside
+from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside
 from formats.machine.threads import threads
 
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
@@ -156,14 +156,14 @@ def rows_of(i: int, count: int, most: int) -> list[int]:
     return sorted(T for T in found if T <= max(most, 1))
 
 
-def others(grid: Grid, numbers: Numbers, names: Iterable[str] = PRICES) -> Iterator[Case]:
+def others(catalogue: Catalogue, grid: Grid, numbers: Numbers, names: Iterable[str]) -> Iterator[Case]:
     """The cases that these prices declare."""
     for name in names:
-        for sizes, call in price(name).cases(grid, numbers): yield name, sizes, call
+        for sizes, call in catalogue[name].cases(grid, numbers): yield name, sizes, call
 
 
-def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0,
-             watch: Watch | None = None, firsts: list[float] | None = None) -> Measurements:
+def measured(catalogue: Catalogue, cases: list[Case], progress: Callable[..., None] = lambda *_: None,
+             most: float = 10.0, watch: Watch | None = None, firsts: list[float] | None = None) -> Measurements:
     """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
     more are begun than `most` seconds allow. All runs are handed to the watch; to `firsts`, of what has no weight, what
     the first of a turn took more, as others ran before it."""
@@ -176,7 +176,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         call()
         first = time.perf_counter() - begun
         runs[done % len(cases)] += (taken := timed(call, CASE_SECONDS, *RUNS))
-        if firsts is not None and not price(kernel).product: firsts.append(first - quantile(taken, 0.25))
+        if firsts is not None and not catalogue[kernel].product: firsts.append(first - quantile(taken, 0.25))
         progress(done + 1, steps)
     progress(steps, steps)
     if watch: watch.note(runs)
@@ -217,14 +217,14 @@ def slopes(rows: Measurements, form: str) -> dict[str, float]:
     return {name: max((total[name] - total[""]) / count, MIN_SECONDS) for name in EPILOGUE}
 
 
-def fit(kernel: str, rows: Measurements, far: bool = False) -> list[float]:
+def fit(catalogue: Catalogue, kernel: str, rows: Measurements, far: bool = False) -> list[float]:
     """Coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times so
     that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are
     known, and there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
     from scipy.optimize import nnls
     taken = np.array([row[2] for row in rows])
-    values = np.array([(*evaluate_features(kernel, sizes), *([count_uncached(kernel, sizes)] if far else []))
-                       for _, sizes, _ in rows])
+    values = np.array([(*catalogue.evaluate_features(kernel, sizes),
+                        *([count_uncached(catalogue[kernel], sizes)] if far else [])) for _, sizes, _ in rows])
     relative, long = values / taken[:, None], (taken / taken.min()) ** DURATION_POWER
     scale, weight = relative.max(0), long
     for _ in range(6):
@@ -233,15 +233,15 @@ def fit(kernel: str, rows: Measurements, far: bool = False) -> list[float]:
     return [float(a) for a in found]
 
 
-def closed(found: dict[str, Measurements]) -> Rates:
-    """The closed forms of what was measured."""
-    products = {kernel: rows for kernel, rows in found.items() if price(kernel).product}
-    one, more = ({kernel: fit(kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
+def fit_closed(catalogue: Catalogue, measurements: dict[str, Measurements]) -> Rates:
+    """The closed forms of what was measured, by kernel."""
+    products = {kernel: rows for kernel, rows in measurements.items() if catalogue[kernel].product}
+    one, more = ({kernel: fit(catalogue, kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
                   for kernel, rows in products.items()} for alone in (True, False))
-    others = {kernel: fit(kernel, rows) for kernel, rows in found.items() if kernel not in products}
+    others = {kernel: fit(catalogue, kernel, rows) for kernel, rows in measurements.items() if kernel not in products}
     return Rates(others | {kernel: each[:-1] for kernel, each in more.items()},
                  one_row={kernel: each[:-1] for kernel, each in one.items()},
-                 far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products})
+                 far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products}, catalogue=catalogue)
 
 
 def residuals(rates: Rates, rows: Measurements) -> list[float]:
@@ -249,45 +249,51 @@ def residuals(rates: Rates, rows: Measurements) -> list[float]:
     return [log(taken / rates.closed(kernel, **sizes)) for kernel, sizes, taken in rows]
 
 
-def rated(rows: Measurements) -> Rates:
+def fit_rates(catalogue: Catalogue, rows: Measurements) -> Rates:
     """Closed forms, and what they leave out where weights come from memory, as they do in most models."""
-    found: dict[str, Measurements] = {}
-    for row in rows: found.setdefault(row[0], []).append(row)
-    plain = closed(found)
-    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows))
-                   for kernel, rows in ((kernel, [row for row in rows if row[1].get(FAR, 1.0)])
-                                        for kernel, rows in found.items())}
+    by_kernel: dict[str, Measurements] = {}
+    for row in rows: by_kernel.setdefault(row[0], []).append(row)
+    plain, corrections = fit_closed(catalogue, by_kernel), {}
+    for kernel, measurements in by_kernel.items():
+        price, far = catalogue[kernel], [row for row in measurements if row[1].get(FAR, 1.0)]
+        corrections[kernel] = fit_correction([locate_call(price, sizes) for _, sizes, _ in far], residuals(plain, far),
+                                             bool(price.product))
     return replace(plain, corrections=corrections,
                    interval={kernel: each.alone for kernel, each in corrections.items()})
 
 
-def calibrate(progress: Callable[..., None] = lambda *_: None, whole: bool = False, full: bool = False,
-              blas: bool = False) -> Machine:
-    """Begins to measure this machine: what is never recorded, so always called from Python; all else is measured when
-    somebody first asks for it. Or measures it whole, in 24 seconds at most, or full, with what searches seldom ask for,
-    in a minute and a half. With `blas` also float32 products by numpy, which nothing but `formats.select` asks for.
-    What is taken on a busy machine is marked so."""
+def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: None, whole: bool = False,
+              full: bool = False, blas: bool = False) -> Machine:
+    """Begins to measure what a catalogue declares: what is never recorded, so always called from Python; all else is
+    measured when somebody first asks for it. Or measures it whole, in 24 seconds at most, or full, with what searches
+    seldom ask for, in a minute and a half. With `blas` also float32 products by numpy, which nothing but
+    `formats.select` asks for. What is taken on a busy machine is marked so."""
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
     whole = whole or full or not clock()
-    names = [name for name, each in PRICES.items() if whole or not each.recorded] + [*(LATER if full else ())]
+    names = [name for name in catalogue.common if whole or not catalogue[name].recorded]
+    if full: names += catalogue.lazy
+    if not names: return Machine({}, **here(), ways={way: Rates({}, catalogue=catalogue) for way in WAYS if clock()},
+                                 catalogue=catalogue)
     if whole: kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     firsts: list[float] = []
     # of what is never recorded Python is the most, and calls differ on a quiet machine, too
-    found = by_calls(names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
+    rates = by_calls(catalogue, names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     inside_plan = INSIDE_FULL if full else INSIDE
-    ways = {way: in_runs(way, progress, inside_plan, names) if whole else Rates({}) for way in WAYS if clock()}
+    ways = {way: in_runs(catalogue, way, progress, inside_plan, names) if whole else Rates({}, catalogue=catalogue)
+            for way in WAYS if clock()}
     cold = max(0.0, quantile(firsts, 0.5)) if firsts else 0.0
-    return Machine(**vars(found) | {"cold": cold}, **here(), ways=ways, busy=watch.seen())
+    return Machine(**vars(rates) | {"cold": cold}, **here(), ways=ways, busy=watch.seen())
 
 
-def by_calls(names: Collection[str], plan: Effort, numbers: Numbers, progress: Callable[..., None], seconds: float,
-             watch: Watch | None = None, firsts: list[float] | None = None, blas: bool = False) -> Rates:
+def by_calls(catalogue: Catalogue, names: Collection[str], plan: Effort, numbers: Numbers,
+             progress: Callable[..., None], seconds: float, watch: Watch | None = None,
+             firsts: list[float] | None = None, blas: bool = False) -> Rates:
     """The rates of calls from Python, of these kernels, and of stages behind products where they are among them."""
-    cases = [*products(formats_of(names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
-             *others(GRID, numbers, names)]
-    rates = rated(measured(cases, progress, seconds, watch, firsts))
-    if not any(price(name).rides for name in names): return rates
+    cases = [*products(formats_of(catalogue, names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
+             *others(catalogue, GRID, numbers, names)]
+    rates = fit_rates(catalogue, measured(catalogue, cases, progress, seconds, watch, firsts))
+    if not any(catalogue[name].rides for name in names): return rates
     return replace(rates, coefficients=rates.coefficients | along(rates, lambda form: fused(numbers, form)))
 
 
@@ -298,42 +304,47 @@ def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, l
             for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
 
 
-def formats_of(names: Iterable[str]) -> list[str]:
+def formats_of(catalogue: Catalogue, names: Iterable[str]) -> list[str]:
     """The formats whose products these prices are."""
-    return [price(name).product for name in names if price(name).product]
+    return [catalogue[name].product for name in names if catalogue[name].product]
 
 
-def in_runs(way: str, progress: Callable[..., None], plan: Effort, names: Collection[str]) -> Rates:
+def in_runs(catalogue: Catalogue, way: str, progress: Callable[..., None], plan: Effort,
+            names: Collection[str]) -> Rates:
     """The rates of those of these kernels that are recorded, inside runs of this way, and of stages behind products
     where they are among them."""
-    numbers, rides = Numbers(1 << 20), any(price(name).rides for name in names)
+    numbers, rides = Numbers(1 << 20), any(catalogue[name].rides for name in names)
     cases, reads = list[Case](), list[int]()
-    for case in chain(others(REPLAYED, numbers, [name for name in names if price(name).recorded]),
-                      products(formats_of(names), plan, numbers),
+    for case in chain(others(catalogue, REPLAYED, numbers, [name for name in names if catalogue[name].recorded]),
+                      products(formats_of(catalogue, names), plan, numbers),
                       *(riding(numbers, form) for form in RIDDEN if rides)):
-        for each in from_memory_and_caches(case):
+        for each in from_memory_and_caches(catalogue, case):
             cases.append(each)
             reads.append(numbers.read)
     rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress, reads)
     workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
-    rates = rated([(kernel, even(kernel, sizes, workers), taken) for kernel, sizes, taken in rows
-                   if kernel in ALL_PRICES])
+    rates = fit_rates(catalogue, [(kernel, even(catalogue[kernel], sizes, workers), taken)
+                                  for kernel, sizes, taken in rows if kernel in catalogue])
     ridden = along(rates, lambda form: slopes(rows, form)) if rides else {}
-    start = sum(forgotten(begun(sentences)) for begun in BEGINNINGS) if rides else 0.0
+    start = sum(cold_cache_seconds(begun(sentences)) for begun in catalogue.startup_cases) if rides else 0.0
     return replace(rates, coefficients=rates.coefficients | ridden, start=start)
 
 
-def from_memory_and_caches(case: Case) -> list[Case]:
+def from_memory_and_caches(catalogue: Catalogue, case: Case) -> list[Case]:
     """A product once with its weight in memory, and once more with it in the caches; anything else as it is."""
     kernel, sizes, call = case
-    name = price(kernel).product if kernel in ALL_PRICES else ""
+    name = catalogue[kernel].product if kernel in catalogue else ""
     return [(kernel, sizes | {FAR: far}, call) for far in (weigh_format(name, sizes)[0], 0.0)] if name else [case]
 
 
-def calibrate_more(names: Collection[str], way: str, progress: Callable[..., None] = lambda *_: None) -> Machine:
+def calibrate_more(catalogue: Catalogue, names: Collection[str], way: str = FROM_PYTHON,
+                   progress: Callable[..., None] = lambda *_: None) -> Machine:
     """The rates of these kernels in one way, in a few seconds: of what nobody asked for when a calibration was
     taken."""
     watch = Watch()
-    if way != CALLED: return Machine({}, **here(), ways={way: in_runs(way, progress, INSIDE, names)}, busy=watch.seen())
-    rates = by_calls(names, QUICK, Numbers(), progress, MORE * (1 + len(formats_of(names)) / 4), watch)
+    if way != FROM_PYTHON:
+        ways = {way: in_runs(catalogue, way, progress, INSIDE, names)}
+        return Machine({}, **here(), ways=ways, busy=watch.seen(), catalogue=catalogue)
+    seconds = MORE * (1 + len(formats_of(catalogue, names)) / 4)
+    rates = by_calls(catalogue, names, QUICK, Numbers(), progress, seconds, watch)
     return Machine(**vars(rates), **here(), busy=watch.seen())

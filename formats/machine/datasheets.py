@@ -6,7 +6,7 @@ What comes out is a lower bound, never a measurement: where a machine is at hand
 (formats/machine/model.py)."""
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
@@ -18,7 +18,7 @@ from formats import FORMATS
 from formats.core.sizes import nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
-from formats.machine.prices import Tile, Work, price, up
+from formats.machine.prices import FORMAT_CATALOGUE, Catalogue, Price, Tile, Work, up
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
@@ -31,7 +31,7 @@ class Datasheet:
     """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
-    state."""
+    state. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -41,6 +41,7 @@ class Datasheet:
     sparse: tuple[int, int] | None = None
     activations: str = "float32"
     launch: float = 0.0
+    catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.activations not in BYTES:
@@ -57,17 +58,24 @@ class Datasheet:
     def seconds(self, kernel: str, **sizes: float) -> float:
         """The least seconds that one call can take; KeyError and ValueError as of a calibrated machine."""
         parts = self.roofline(kernel, **sizes)
-        return max(parts.values()) + (0.0 if price(kernel).rides else self.launch)
+        return max(parts.values()) + (0.0 if self.catalogue[kernel].rides else self.launch)
 
     def roofline(self, kernel: str, **sizes: float) -> dict[str, float]:
         """Seconds of the matrix unit, of the vector unit and of memory: they work at the same time."""
         rate, unit, tile = self.dense(kernel)
-        matrix, vector, numbers, stored = count_work(kernel, tile, self.sparse, sizes)
+        matrix, vector, numbers, stored = self.count_work(kernel, tile, sizes)
         size = numbers * BYTES[self.activations] + stored
         found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations),
                  "memory": size / self.bandwidth(size)}
         found[unit] += matrix / rate
         return found
+
+    def count_work(self, kernel: str, tile: Tile, sizes: Mapping[str, float]) -> tuple[float, ...]:
+        """A kernel's work at these sizes; ValueError names a size that is missing."""
+        names, function = compiled(self.catalogue[kernel], tile, self.sparse)
+        if missing := [name for name in names if name not in sizes]:
+            raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+        return tuple(map(float, function(*(sizes[name] for name in names))))
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """A lower bound, and no upper one."""
@@ -76,7 +84,7 @@ class Datasheet:
     def dense(self, kernel: str) -> tuple[float, str, Tile]:
         """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one
         that the matrix unit has; on the vector unit, which has no tiles, where there is none."""
-        number = own = number_type(price(kernel).product, self.activations)
+        number = own = number_type(self.catalogue[kernel].product, self.activations)
         while number not in self.matrix and number in WIDER: number = WIDER[number]
         return (self.matrix[number], "matrix",
                 self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
@@ -93,11 +101,11 @@ class Datasheet:
     def expression(self, kernel: str) -> sympy.Expr:
         """`seconds` from the last level of memory, as an expression in the sizes."""
         rate, unit, tile = self.dense(kernel)
-        matrix, vector, numbers, stored = work(kernel, tile, self.sparse)
+        matrix, vector, numbers, stored = work(self.catalogue[kernel], tile, self.sparse)
         on_vector = vector / self.vector_rate(self.activations)
         units = [matrix / rate + on_vector] if unit == "vector" else [matrix / rate, on_vector]
         memory = (numbers * BYTES[self.activations] + stored) / self.memory[-1][2]
-        return sympy.Max(*units, memory) + (0.0 if price(kernel).rides else self.launch)
+        return sympy.Max(*units, memory) + (0.0 if self.catalogue[kernel].rides else self.launch)
 
 
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
@@ -107,7 +115,8 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
         try:
             given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
             found[name] = Datasheet(name=name,
-                                    **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None})
+                                    **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None,
+                                               "catalogue": FORMAT_CATALOGUE})
         except (TypeError, KeyError, AttributeError) as error: raise ValueError(f"{file}: {name}: {error}") from None
     return found
 
@@ -118,10 +127,10 @@ def load_bundled() -> dict[str, Datasheet]:
     return datasheets()
 
 
-def datasheet(name: str) -> Datasheet:
-    """A machine by name, in any case of letters; ValueError names those there are."""
+def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
+    """A machine by name, in any case of letters, for the kernels of a catalogue; ValueError names those there are."""
     for known_name, machine in load_bundled().items():
-        if known_name.lower() == name.lower(): return machine
+        if known_name.lower() == name.lower(): return replace(machine, catalogue=catalogue)
     raise ValueError(f"no data sheet of {name!r}; there are {', '.join(load_bundled())}")
 
 
@@ -134,10 +143,9 @@ def number_type(form: str, activations: str) -> str:
 # ---- what a kernel does
 
 @lru_cache(1024)
-def work(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> Work:
+def work(price: Price, tile: Tile, sparse: tuple[int, int] | None) -> Work:
     """Operations on the matrix unit in whole tiles, on the vector unit, activations moved, stored bytes."""
-    declared = price(kernel)
-    found = product_work(FORMATS[declared.product], tile, sparse) if declared.product else declared.work(tile)
+    found = product_work(FORMATS[price.product], tile, sparse) if price.product else price.work(tile)
     return Work(*map(sympy.sympify, found))
 
 
@@ -179,17 +187,8 @@ def indexed(form: type[Format], arrays: list[Any]) -> bool:
 
 
 @lru_cache(1024)
-def compiled(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., Any]]:
+def compiled(price: Price, tile: Tile, sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., Any]]:
     """The names of the sizes of a kernel's work, and a function of them."""
-    expressions = tuple(work(kernel, tile, sparse))
+    expressions = tuple(work(price, tile, sparse))
     symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
     return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")
-
-
-def count_work(kernel: str, tile: Tile, sparse: tuple[int, int] | None,
-               sizes: Mapping[str, float]) -> tuple[float, ...]:
-    """A kernel's work at these sizes; ValueError names a size that is missing."""
-    names, function = compiled(kernel, tile, sparse)
-    if missing := [name for name in names if name not in sizes]:
-        raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
-    return tuple(map(float, function(*(sizes[name] for name in names))))

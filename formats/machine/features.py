@@ -9,7 +9,7 @@ import sympy
 from formats import FORMATS
 from formats.core import sizes
 from formats.machine.host import caches
-from formats.machine.prices import price
+from formats.machine.prices import Price
 
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
 FAR = "far"                                                 # among sizes: bytes of the weight that come from memory
@@ -17,8 +17,8 @@ FAR = "far"                                                 # among sizes: bytes
 
 @cache
 def readings(name: str) -> tuple[tuple[str, ...], Any, tuple[str, ...]]:
-    """Of a format: the names of its sizes, (bytes, flops a row) as a function of them, and the sizes of its structure
-    (tile, group, rank), which are not counts."""
+    """The names of a format's sizes, (bytes, flops a row) as a function of them, and the sizes of its structure (tile,
+    group, rank), which are not counts."""
     form = FORMATS[name]
     found = {symbol for array in form.fields.values() for axis in array.shape for symbol in axis.free_symbols}
     symbols = sorted(found | {n, p} | (form.flops.free_symbols - {T}) | form.bytes.free_symbols, key=str)
@@ -34,36 +34,30 @@ def weigh_format(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
     return max(float(size), 1.0), max(float(flops) / 2, 1.0)
 
 
-def locate_call(kernel: str, sizes: Mapping[str, float]) -> list[float]:
+def locate_call(price: Price, sizes: Mapping[str, float]) -> list[float]:
     """Where a call lies among others: octaves of its rows and sizes; of a product, of its bytes a number of W, too."""
-    if not (name := price(kernel).product): return [log2(max(sizes[each], 1e-9)) for each in others(kernel)]
+    if not (name := price.product): return [log2(max(sizes[each], 1e-9)) for each in price.compiled[0]]
     share = weigh_format(name, sizes)[0] / (sizes["n"] * sizes["p"])
     return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
             *(log2(max(sizes[each], 1)) for each in readings(name)[2])]
 
 
-@cache
-def others(kernel: str) -> tuple[str, ...]:
-    from formats.machine.model import compiled
-    return compiled(kernel)[0]
-
-
-def even(kernel: str, sizes: Mapping[str, float], workers: int) -> dict[str, float]:
-    """Of a product that all workers share, the sizes of the part that the busiest has, times the workers: rows, or
-    where there are few, columns, are handed out by portions, which do not always come out even."""
+def even(price: Price, sizes: Mapping[str, float], workers: int) -> dict[str, float]:
+    """The sizes of a call that all workers share; of a product those of the part that the busiest has, times the
+    workers: rows, or where there are few, columns, are handed out by portions, which do not always come out even."""
     from formats.kernels.products.linear import split_work  # with what launches, which not all need that ask for prices
-    if workers == 1 or not (name := price(kernel).product): return dict(sizes)
+    if workers == 1 or not (name := price.product): return dict(sizes)
     T, p = max(ceil(sizes["T"]), 1), int(sizes["p"])
     rows, columns = split_work(T, p, workers, FORMATS[name].portion)
     if rows == T: return dict(sizes) | {"p": workers * columns}
     return dict(sizes) | {"T": workers * rows * ceil(T / rows / workers)}
 
 
-def count_uncached(kernel: str, sizes: Mapping[str, float]) -> float:
+def count_uncached(price: Price, sizes: Mapping[str, float]) -> float:
     """Bytes of a product's weight that come from memory: as `FAR` among the sizes says, of a run; else what the second
     cache does not keep from call to call, nearly none of a small weight, nearly all of a large one."""
     if FAR in sizes: return sizes[FAR]
-    size = weigh_format(price(kernel).product, sizes)[0]
+    size = weigh_format(price.product, sizes)[0]
     return size * size / (size + second_cache())
 
 

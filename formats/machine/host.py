@@ -1,6 +1,7 @@
 """What a process may use of the machine that it is on: cores, quotas, memory, clocks. Nothing is measured, and what a
 system does not tell is None."""
 import os
+import platform
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Host:
 
     @property
     def cores(self) -> int:
-        """Of the allowed processors, those that share no core with another of them."""
+        """The allowed processors that share no core with another of them."""
         shared = {each & self.allowed for each in self.siblings}
         return len(shared) or len(self.allowed)
 
@@ -131,6 +132,11 @@ def cpuinfo(root: Path = Path("/")) -> dict[str, str]:
             key, _, value = line.partition(":")
             found[key.strip()] = value.strip()
     return found
+
+
+def cpu() -> str:
+    """The processor's own name."""
+    return cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 @cache

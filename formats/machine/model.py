@@ -1,13 +1,11 @@
 """A machine prices kernels: seconds are a nonnegative combination of features, each an expression in named sizes (the
 closed form), times a factor for what that leaves out (formats/machine/predictor.py). A short calibration
-(formats/machine/calibration.py) fits both; a file of JSON keeps them."""
+(formats/machine/calibration.py) fits both; a file of JSON keeps them (formats/machine/local.py)."""
 import hashlib
 import json
-import os
-import platform
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property, partial
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from importlib.metadata import version
 from math import exp, isfinite
 from pathlib import Path
@@ -16,50 +14,37 @@ from typing import Any, Self
 import sympy
 
 from formats.core.errors import InputError
-from formats.disk.cache import location, recall, say, try_put
+from formats.disk.cache import location, recall
 from formats.disk.files import parse_json, shown
-from formats.machine.features import count_uncached
-from formats.machine.host import Host, caches, cpuinfo
+from formats.disk.holdings import try_put
+from formats.machine.features import count_uncached, locate_call
+from formats.machine.host import Host, caches, cpu
 from formats.machine.predictor import Correction
-from formats.machine.prices import ALL_PRICES, LATER, PRICES, price
-from formats.machine.quiet import probe
+from formats.machine.prices import FORMAT_CATALOGUE, Catalogue
 from formats.machine.switches import switched_off
 
 FEATURES_VERSION = 12                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
 WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at
                                                             # one
-CALLED = "called"                                           # from Python
+FROM_PYTHON = "called"                                      # outside a run
 MAX_LOG, MIN_DEVIATION = 20, 1e-3                           # of a correction: no logarithm is larger, no deviation
                                                             # smaller
 SAID = 1000                                                 # characters of what was seen, fewer
 DEFAULT_HALF_WIDTH = 0.3                                    # half the width of an interval that nobody measured
 
 
-def features(kernel: str) -> tuple[sympy.Expr, ...]:
-    """The features of a kernel, 1 for the call among them; KeyError names the kernels there are."""
-    found = price(kernel)
-    given = found.features() if callable(found.features) else found.features
-    return tuple(map(sympy.sympify, given if found.rides else (*given, 1)))
-
-
-@cache
-def compiled(kernel: str) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
-    """The names of the sizes that a kernel's features need, and a function of them."""
-    symbols = sorted({symbol for feature in features(kernel) for symbol in feature.free_symbols}, key=str)
-    return tuple(map(str, symbols)), sympy.lambdify(symbols, features(kernel), "math")
-
-
-def evaluate_features(kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
-    """The features of a kernel at these sizes; ValueError names a size that is missing."""
-    names, function = compiled(kernel)
-    if missing := [name for name in names if name not in sizes]:
-        raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
-    return tuple(map(float, function(*(sizes[name] for name in names))))
-
-
 class NotThisMachine(ValueError):
     """A file that does not hold the prices of this machine: names the file, and what is wrong with it."""
+
+
+class UnknownPrice(KeyError):
+    """A kernel that a machine was not measured for, in a way of running: whoever asks may have it measured
+    (formats.machine.local.learn) and ask again."""
+
+    def __init__(self, machine: "Machine", kernel: str, way: str) -> None:
+        super().__init__(f"nobody measured {kernel} ({way}) on {machine.name or 'this machine'}")
+        self.machine, self.kernel, self.way = machine, kernel, way
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,7 @@ class Rates:
     own, as they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row
     and with more. `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of
     calls. `start`: seconds of a run beside its kernels, `cold` those that a kernel takes more where others ran before
-    it."""
+    it. `catalogue` declares the kernels."""
 
     coefficients: dict[str, list[float]]
     interval: dict[str, float] = field(default_factory=dict)
@@ -77,13 +62,14 @@ class Rates:
     far: dict[str, list[float]] = field(default_factory=dict)
     start: float = 0.0
     cold: float = 0.0
+    catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
     def also(self, other: "Rates") -> Self:
-        """With the rates of kernels that others have."""
+        """These rates, and those of kernels that others have."""
         return replace(self, **{name: getattr(self, name) | getattr(other, name) for name in TABLES})
 
     def holding(self, kernel: str) -> "Rates":
-        """Those in which the rates of this kernel stand."""
+        """The rates in which those of this kernel stand."""
         return self
 
     def seconds(self, kernel: str, **sizes: float) -> float:
@@ -91,51 +77,60 @@ class Rates:
         if (own := self.holding(kernel)) is not self: return own.seconds(kernel, **sizes)
         plain = self.closed(kernel, **sizes)
         if kernel not in self.corrections: return plain
-        return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MAX_LOG), MAX_LOG))
+        left = self.corrections[kernel](locate_call(self.catalogue[kernel], sizes))
+        return plain * exp(min(max(left, -MAX_LOG), MAX_LOG))
 
     def closed(self, kernel: str, **sizes: float) -> float:
         """The closed form alone."""
         if (own := self.holding(kernel)) is not self: return own.closed(kernel, **sizes)
         one = sizes.get("T") == 1
         near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
-        far = self.far[kernel][0 if one else 1] * count_uncached(kernel, sizes) if kernel in self.far else 0.0
-        return sum(a * b for a, b in zip(near, evaluate_features(kernel, sizes), strict=True)) + far
+        far = self.far[kernel][0 if one else 1] * count_uncached(self.catalogue[kernel], sizes) \
+            if kernel in self.far else 0.0
+        return sum(a * b for a, b in zip(near, self.catalogue.evaluate_features(kernel, sizes), strict=True)) + far
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
         if (own := self.holding(kernel)) is not self: return own.between(kernel, **sizes)
         known = self.corrections.get(kernel)
-        wide = self.interval.get(kernel, DEFAULT_HALF_WIDTH) if known is None else known.deviation(kernel, sizes)
+        wide = self.interval.get(kernel, DEFAULT_HALF_WIDTH) if known is None \
+            else known.deviation(locate_call(self.catalogue[kernel], sizes))
         middle = self.seconds(kernel, **sizes)
         return middle * exp(-wide), middle * exp(wide)
 
     def expression(self, kernel: str) -> sympy.Expr:
         """The closed form as an expression in the sizes, for more rows than one and weights in the cache."""
-        terms = zip(self.coefficients[kernel], features(kernel), strict=True)
+        terms = zip(self.coefficients[kernel], self.catalogue[kernel].terms, strict=True)
         return sympy.Add(*(sympy.Float(a, 4) * feature for a, feature in terms))
 
     @property
     def wrong(self) -> list[str]:
         """What these are no rates of: names of kernels."""
-        found = [kernel for kernel, each in self.coefficients.items() if not prices(each, len(features(kernel)))]
-        found += [kernel for kernel, each in self.corrections.items() if not corrects(kernel, each)]
-        found += [kernel for kernel, each in self.one_row.items()
-                  if not prices([*each, 1e-12], len(features(kernel)) + 1)]
-        found += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
-        found += [kernel for kernel, each in self.interval.items() if not (is_finite(each) and 0 <= each < MAX_LOG)]
-        return found + [name for name in ("start", "cold")
+        counts = {kernel: len(self.catalogue[kernel].terms) for kernel in (*self.coefficients, *self.one_row)}
+        wrong = [kernel for kernel, each in self.coefficients.items() if not prices(each, counts[kernel])]
+        wrong += [kernel for kernel, each in self.corrections.items()
+                  if kernel not in self.catalogue or not corrects(each)]
+        wrong += [kernel for kernel, each in self.one_row.items() if not prices([*each, 1e-12], counts[kernel] + 1)]
+        wrong += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
+        wrong += [kernel for kernel, each in self.interval.items() if not (is_finite(each) and 0 <= each < MAX_LOG)]
+        return wrong + [name for name in ("start", "cold")
                         if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)]
 
 
 TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
 
 
-def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of rates from JSON, without kernels that nobody declared here."""
-    others = given["coefficients"].keys() - ALL_PRICES.keys()
+def record(value: Any) -> dict[str, Any]:
+    """The fields of rates or of a correction as JSON has them: without the catalogue."""
+    return {each.name: getattr(value, each.name) for each in fields(value) if each.name != "catalogue"}
+
+
+def read_rates(given: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
+    """The fields of rates from JSON, without kernels that the catalogue does not declare."""
+    others = {kernel for kernel in given["coefficients"] if kernel not in catalogue}
     known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
-    return dict(given) | known | {"corrections": {kernel: Correction(**each)
-                                                  for kernel, each in known["corrections"].items()}}
+    return dict(given) | known | {"catalogue": catalogue, "corrections": {
+        kernel: Correction(**each) for kernel, each in known["corrections"].items()}}
 
 
 @dataclass(frozen=True)
@@ -153,15 +148,16 @@ class Machine(Rates):
 
     def save(self, file: Path) -> bool:
         """Kept whole or not at all; whether it could be, which is said where it could not."""
-        return try_put(file, json.dumps(asdict(self), indent=1).encode(), KEPT_CONTENT)
+        return try_put(file, json.dumps(self, default=record, indent=1).encode(), KEPT_CONTENT)
 
     @classmethod
-    def load(cls, file: Path, wanted: Collection[str] = (), way: str = CALLED) -> "Machine":
-        """With rates of these kernels at least, in this way. Raises NotThisMachine where the file is not what `save`
-        writes here: another machine, version, damage, or others could have written it."""
+    def load(cls, file: Path, catalogue: Catalogue, wanted: Collection[str] = (),
+             way: str = FROM_PYTHON) -> "Machine":
+        """The rates of kernels of a catalogue, of these at least, in this way. Raises NotThisMachine where the file is
+        not what `save` writes here: another machine, version, damage, or others could have written it."""
         try:
-            read = read_rates(parse_json(recall(file), shown(file)))
-            read["ways"] = {way: Rates(**read_rates(each)) for way, each in read["ways"].items()}
+            read = read_rates(parse_json(recall(file), shown(file)), catalogue)
+            read["ways"] = {way: Rates(**read_rates(each, catalogue)) for way, each in read["ways"].items()}
             found = cls(**read)
             wrong = [kernel for kernel in wanted if kernel not in found.rates(way).coefficients]
             wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
@@ -176,34 +172,33 @@ class Machine(Rates):
         if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
 
-    def holding(self, kernel: str, way: str = CALLED, progress: Callable[..., None] = lambda *_: None) -> Rates:
-        """The rates in which those of this kernel stand, called from Python or inside a run. What nobody asked for
-        before is measured, where this machine is the one at hand: with all that every search meets, or alone."""
+    def holding(self, kernel: str, way: str = FROM_PYTHON) -> Rates:
+        """The rates in which those of this kernel stand, called from Python or inside a run; of one that is never
+        recorded those of the way, without it. Raises UnknownPrice where it was not measured: nothing is measured
+        here."""
         own = self.rates(way)
         if kernel in own.coefficients: return own
-        if (way, kernel) not in self.more:
-            names = [name for name in ([kernel] if kernel in LATER else PRICES)
-                     if name not in own.coefficients and (way == CALLED or price(name).recorded)]
-            if kernel not in names or self.identity != identity(): return self.more.setdefault((way, kernel), own)
-            from formats.machine.calibration import calibrate_more
-            measure = partial(calibrate_more, names, way)
-            kept = kept_or(beside([way, *names]), measure, progress, names, way)
-            if kept.busy: self.marks.append(kept.busy)
-            found = kept.rates(way)
-            self.more.update(dict.fromkeys([(way, name) for name in names], found))
-        return self.more[way, kernel]
+        if (way, kernel) in self.more: return self.more[way, kernel]
+        declared = self.catalogue[kernel]
+        if way != FROM_PYTHON and not declared.recorded: return own
+        raise UnknownPrice(self, kernel, way)
 
     def rates(self, way: str) -> Rates:
-        """Those that are here, of calls or in a way of running."""
-        return self if way == CALLED else self.ways[way]
+        """The rates that are here, of calls or in a way of running."""
+        return self if way == FROM_PYTHON else self.ways[way]
 
-    def opened(self, way: str, progress: Callable[..., None] = lambda *_: None) -> Rates:
-        """The rates of a way of running, with what every search meets."""
-        return self.holding(next(iter(PRICES)), way, progress)
+    def opened(self, way: str) -> Rates:
+        """The rates of a way of running, with what every search meets. Raises UnknownPrice."""
+        return self.holding(next(name for name in self.catalogue.common if self.catalogue[name].recorded), way)
+
+    def add(self, names: Iterable[str], way: str, measured: "Machine") -> None:
+        """Have the rates of these kernels in this way, which were measured later."""
+        if measured.busy: self.marks.append(measured.busy)
+        self.more.update(dict.fromkeys([(way, name) for name in names], measured.rates(way)))
 
     @cached_property
     def more(self) -> dict[tuple[str, str], Rates]:
-        """The rates of what was first met later, by way and kernel, each kept in a file beside the calibration."""
+        """The rates of what was measured later, by way and kernel, each kept in a file beside the calibration."""
         return {}
 
     @cached_property
@@ -227,21 +222,16 @@ def prices(coefficients: Any, count: int) -> bool:
     return len(coefficients) == count and all(is_finite(a) and 0 <= a < 1 for a in coefficients) and any(coefficients)
 
 
-def corrects(kernel: str, correction: Correction) -> bool:
-    """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every
+def corrects(correction: Correction) -> bool:
+    """Whether this is a correction: finite numbers, a length for every axis, something left at every
     place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
-    right = kernel in ALL_PRICES and all(is_finite(each) and abs(each) < MAX_LOG for each in numbers)
+    right = all(is_finite(each) and abs(each) < MAX_LOG for each in numbers)
     return (right and all(map(is_finite, scale))
             and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION
             and len(places) == len(left)
             and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
-
-
-def cpu() -> str:
-    """The processor's own name."""
-    return cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def identity() -> tuple[Any, ...]:
@@ -278,31 +268,3 @@ def current(file: Path) -> bool:
     try: kept = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
     except InputError: return False
     return isinstance(kept, dict) and kept.get("versions") == dict(versions)
-
-
-def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """This machine's model: read from the cache, else begun and kept there; what it is asked for is measured when it is
-    first asked, and kept beside it. What cannot be read, belongs to another machine, or could be somebody else's, is
-    measured again, and that is said; so is what cannot be kept. What was measured while the machine was busy is
-    measured again as soon as it is quiet; until then it is used, with its mark (`marks`)."""
-    from formats.machine.calibration import calibrate
-    return kept_or(machine_file(), calibrate, progress)
-
-
-def beside(names: Iterable[str]) -> Path:
-    """Where the rates of kernels are kept that were measured after the machine's model."""
-    return machine_file().with_suffix(f".{digested(' '.join(names))}.json")
-
-
-def kept_or(file: Path, measure: Callable[..., Machine], progress: Callable[..., None], wanted: Collection[str] = (),
-            way: str = CALLED) -> Machine:
-    """What is kept in a file, of these kernels in this way, or else measured and kept there."""
-    if os.path.lexists(file):
-        try: machine = Machine.load(file, wanted, way)
-        except NotThisMachine as error: say(f"measured again: {error}")
-        else:
-            if not machine.busy or probe(): return machine
-            say("measured again: prices that were measured while the machine was busy, as it is quiet now")
-    machine = measure(progress=progress)
-    machine.save(file)
-    return machine

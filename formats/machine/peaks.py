@@ -15,8 +15,8 @@ import numpy as np
 
 from formats import FORMATS
 from formats.core.arrays import room
-from formats.disk.cache import try_put
-from formats.machine.host import caches, uncached
+from formats.disk.holdings import try_put
+from formats.machine.host import caches, cpu, uncached
 from formats.machine.threads import limit, threads
 
 SIDE, PRODUCT_ROWS = 512, 256                                # of the products that find these rates: a millisecond or
@@ -56,7 +56,6 @@ class Peaks:
 
 def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
     """All of them, in ten seconds or so; progress(done, of)."""
-    from formats.machine.model import cpu
     present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
     kinds, levels = [*present], [*memory_levels()]
     steps = len(kinds) + len(levels) + 2

@@ -1,16 +1,15 @@
 """What a machine's closed form leaves out, as a factor: kriging, that is regression by a Gaussian process (Rasmussen
 and Williams 2006, chapter 2), from what its calibration measured near by, its settings chosen by leaving one out (eqs.
 5.10 to 5.12)."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import product as combine
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.features import locate_call, quantile
-from formats.machine.prices import price
+from formats.machine.features import quantile
 
 ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
@@ -21,7 +20,7 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Correction:
-    """Of one kernel on one machine: what its closed form leaves out at the places that were measured.
+    """What the closed form of one kernel on one machine leaves out at the places that were measured.
 
     `scale` are the lengths, along each axis of a place, over which calls are alike; `noise` and `amplitude` are of
     logarithms of seconds; `spread` widens the deviation until the interval holds 90 % of cases that were left out, and
@@ -34,14 +33,14 @@ class Correction:
     places: list[list[float]] = field(default_factory=list)
     left: list[float] = field(default_factory=list)
 
-    def __call__(self, kernel: str, sizes: Mapping[str, float]) -> float:
-        """The logarithm of the factor."""
-        return float(self.alike(locate_call(kernel, sizes)) @ self.solved[1]) if self.places else 0.0
+    def __call__(self, place: Sequence[float]) -> float:
+        """The logarithm of the factor at a place."""
+        return float(self.alike(place) @ self.solved[1]) if self.places else 0.0
 
-    def deviation(self, kernel: str, sizes: Mapping[str, float]) -> float:
+    def deviation(self, place: Sequence[float]) -> float:
         """Half the width of the interval, as a logarithm: wide where nothing near was measured."""
         if not self.places: return max(self.spread * self.noise, MIN_DEVIATION)
-        near = self.alike(locate_call(kernel, sizes))
+        near = self.alike(place)
         known = min(float(near @ self.solved[0] @ near), self.amplitude ** 2)
         return max(self.spread * float(np.sqrt(self.amplitude ** 2 + self.noise ** 2 - known)), MIN_DEVIATION)
 
@@ -61,14 +60,14 @@ class Correction:
         return inverse, inverse @ np.array(self.left)
 
 
-def fitted(kernel: str, calls: Sequence[Mapping[str, float]], residuals: Sequence[float]) -> Correction:
-    """The correction that predicts best what is left out, one call at a time: residuals are logarithms of measured over
-    closed form."""
-    places, left = np.array([locate_call(kernel, sizes) for sizes in calls]), np.array(residuals)
+def fit_correction(calls: Sequence[Sequence[float]], residuals: Sequence[float], product: bool) -> Correction:
+    """The correction that predicts best what is left out, one call at a time, at the places of calls of a product or
+    not: residuals are logarithms of measured over closed form."""
+    places, left = np.array(calls), np.array(residuals)
     squared, amplitude = np.square(places[:, None] - places[None]), float(np.sqrt(np.mean(np.square(left)))) + 1e-6
     best: tuple[float, Correction] | None = None
-    for rows, sides, share in product(ROW_SCALES, SIDE_SCALES, NOISE):
-        scale = axes(kernel, places.shape[1], rows, sides)
+    for rows, sides, share in combine(ROW_SCALES, SIDE_SCALES, NOISE):
+        scale = scale_axes(product, places.shape[1], rows, sides)
         covariance = amplitude ** 2 * np.exp(-0.5 * (squared / np.square(scale)).sum(2))
         score, off, error = left_out(covariance, share, left)
         if best is None or score < best[0]:
@@ -79,9 +78,9 @@ def fitted(kernel: str, calls: Sequence[Mapping[str, float]], residuals: Sequenc
     return best[1]
 
 
-def axes(kernel: str, width: int, rows: float, sides: float) -> list[float]:
+def scale_axes(product: bool, width: int, rows: float, sides: float) -> list[float]:
     """Lengths: a product of one row is unlike one of two; a number's bytes count double."""
-    if not price(kernel).product: return [sides] * width
+    if not product: return [sides] * width
     return [rows, 0.5, sides, sides, sides / 2, *[sides] * (width - 5)]
 
 

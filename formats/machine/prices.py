@@ -1,10 +1,9 @@
 """What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are
-read. Products and what rides along with them stand here; kernels of programs enter theirs
-(opmatrix/runtime/kernel.py)."""
-from collections import ChainMap
+read; and the catalogue of all of them, which is handed to calibrations and to machines. Products and what rides along
+with them stand here; the catalogue that has the kernels of programs, too, is opmatrix/pricing.py's."""
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,10 +15,13 @@ from formats.core.sizes import T, ceiling, p, size
 from formats.core.stage import ROW_FIELDS, STAGES, VECTORS, Stage
 
 if TYPE_CHECKING:
+    import sympy
+
     from formats.machine.calibration import Grid, Numbers
 
 S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head; heads, and columns of one
 Timed = tuple[dict[str, float], Callable[[], Any]]          # the sizes of a call, and the call
+StartupCase = Callable[[int], Callable[[], Any]]            # for so many sentences, a run of almost nothing
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
 NARROW_SUFFIX = ".narrow"                                   # behind a product that rounds what it multiplies: no more
                                                             # exact than it
@@ -35,11 +37,11 @@ class Work(NamedTuple):
 
 
 def untimed(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """Of what is timed in another way."""
+    """No cases: a product or a stage is timed in another way."""
     return iter(())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Price:
     """`features`: what the seconds of a call grow with, expressions in named sizes, or a function that gives them. Each
     gets a coefficient by calibration, and so does the call itself, unless it `rides` along with another. `work` is that
@@ -54,6 +56,54 @@ class Price:
     recorded: bool = True
     product: str = ""
     common: bool = True
+
+    @cached_property
+    def terms(self) -> "tuple[sympy.Expr, ...]":
+        """The features as expressions, 1 for the call among them."""
+        from sympy import sympify
+        declared = self.features() if callable(self.features) else self.features
+        return tuple(map(sympify, declared if self.rides else (*declared, 1)))
+
+    @cached_property
+    def compiled(self) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
+        """The names of the sizes that the features need, and a function of them."""
+        from sympy import lambdify
+        symbols = sorted({symbol for term in self.terms for symbol in term.free_symbols}, key=str)
+        return tuple(map(str, symbols)), lambdify(symbols, self.terms, "math")
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What is measured and priced: `prices` by name, and `startup_cases`, which begin as every run does, so that what
+    a run takes beside its kernels is known. A value: who declares more makes another one."""
+    prices: Mapping[str, Price]
+    startup_cases: tuple[StartupCase, ...] = ()
+    optional: Mapping[str, Price] = field(default_factory=dict)
+
+    def __contains__(self, kernel: str) -> bool: return kernel in self.prices or kernel in self.optional
+
+    def __getitem__(self, kernel: str) -> Price:
+        """The declaration of a price; KeyError names those there are."""
+        if kernel in self.prices: return self.prices[kernel]
+        if kernel in self.optional: return self.optional[kernel]
+        raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(self.prices)}")
+
+    @cached_property
+    def common(self) -> list[str]:
+        """The names of what is measured together, as every search meets it."""
+        return [name for name, each in self.prices.items() if each.common]
+
+    @cached_property
+    def lazy(self) -> list[str]:
+        """The names of what is measured alone, when somebody first asks what it takes."""
+        return [name for name, each in self.prices.items() if not each.common]
+
+    def evaluate_features(self, kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
+        """The features of a kernel at these sizes; ValueError names a size that is missing."""
+        names, function = self[kernel].compiled
+        if missing := [name for name in names if name not in sizes]:
+            raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+        return tuple(map(float, function(*(sizes[name] for name in names))))
 
 
 def staged(stage: type[Stage], x: np.ndarray) -> Epilogue:
@@ -85,31 +135,23 @@ def passing(stage: type[Stage]) -> Price:
                  partial(stage_cases, stage))
 
 
-def price_product(name: str) -> Price:
+def price_product(name: str, common: bool = True) -> Price:
     """x @ W in a format: what it declares."""
-    return Price(lambda: FORMATS[name].work, product=name)
+    return Price(lambda: FORMATS[name].work, product=name, common=common)
 
 
-def price_products(common: bool) -> dict[str, Price]:
-    """Of the formats that every search meets, or of the others."""
-    return {f"linear.{name}": price_product(name) for name, form in FORMATS.items()
+def price_formats(common: bool) -> dict[str, Price]:
+    """Prices of the products of formats that every search meets, or of those of the others."""
+    return {f"linear.{name}": price_product(name, common) for name, form in FORMATS.items()
             if (form.common and (form.proposed or form.plain)) == common}
 
 
-PRICES: dict[str, Price] = {
-    **price_products(common=True),
+# what is priced where there are no programs: products, and stages behind them and alone; numpy's product if asked for
+FORMAT_CATALOGUE = Catalogue({
+    **price_formats(common=True),
     **{f"{name}{behind}": riding(stage) for behind in ("", NARROW_SUFFIX) for name, stage in EPILOGUE.items()},
-    **{f"pointwise.{name}": passing(stage) for name, stage in EPILOGUE.items()}}
-LATER = price_products(common=False)                        # each timed when somebody first asks what they take
-OPTIONAL = {"linear.blas": price_product("dense")}          # timed only where asked for: numpy's product
-ALL_PRICES: Mapping[str, Price] = ChainMap(PRICES, LATER, OPTIONAL)
-
-
-def price(kernel: str) -> Price:
-    """The declaration of a price; KeyError names those there are."""
-    if kernel not in ALL_PRICES:
-        raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES | LATER)}")
-    return ALL_PRICES[kernel]
+    **{f"pointwise.{name}": passing(stage) for name, stage in EPILOGUE.items()},
+    **price_formats(common=False)}, optional={"linear.blas": price_product("dense")})
 
 
 def up(number: Any, side: int) -> Any:

@@ -99,7 +99,7 @@ class Watch:
 
 
 def missing(taken: float, threads: int, processors: int) -> float:
-    """Of the processors that so many threads need, the share that others leave no room for, who take this share of
+    """The share of the processors that so many threads need and others leave no room for, who take this share of
     all."""
     needed = min(threads, processors)
     return max(0.0, taken * processors + needed - processors) / needed

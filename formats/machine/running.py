@@ -17,8 +17,6 @@ from formats.machine.threads import threads
 SCRIPT_CASES = 128                                          # cases of a script: an interrupt waits for its end
 MAX_ROUNDS = 16                                             # at most; three at least
 COLD_RUNS = 15
-# a run of almost nothing for so many sentences: what programs enter here (opmatrix/runtime/cases.py) begins as they do
-BEGINNINGS: list[Callable[[int], Callable[[], Any]]] = []
 Launching = Callable[[], Any]
 Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
@@ -129,7 +127,7 @@ def write_anew(memory: Bytes, count: int, rows: int) -> Launching | None:
     return lambda: kernels.scale(numbers, 1.0, numbers)
 
 
-def forgotten(call: Callable[[], Any]) -> float:
+def cold_cache_seconds(call: Callable[[], Any]) -> float:
     """The median seconds of a call when all caches have forgotten what it needs, and threads look for work."""
     from formats import kernels
     held = np.ones((2, uncached() // 8), np.float32)

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from formats import FORMATS, Format, kernels
+from formats import Format, kernels
 from formats.machine.prices import Timed
-from formats.machine.running import BEGINNINGS
 
 TURNED = 64                                                 # columns of a head that is rotated
 BEYOND = 2 ** 40                                            # as far as anybody sees
@@ -41,7 +40,7 @@ def gather(grid: Any, numbers: Any) -> Iterator[Timed]:
 
 
 def columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
-    """The same from a format's panels."""
+    """Columns of a format's panels as rows, from more than any cache holds."""
     from formats.machine.host import uncached
     held = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
     assert form.panelled is not None
@@ -88,7 +87,7 @@ def sized(lengths: tuple[int, ...], h: int, d: int) -> dict[str, float]:
 
 
 def attention(call: Callable[..., Any]) -> Cases:
-    """Of everybody, of what lies behind, of a window."""
+    """Queries that see everybody, what lies behind them, or a window."""
     def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
         from formats.kernels.mixing.heads import layout
         from formats.masks import attended
@@ -137,17 +136,3 @@ def values(numbers: Any, lengths: tuple[int, ...], h: int, d: int) -> Timed:
 def headwise(numbers: Any, lengths: tuple[int, ...], h: int, d: int) -> Timed:
     a = numbers.some(sum(lengths), h, d), numbers.fresh(h, d, d), numbers.room(sum(lengths), h, d)
     return {"T": len(a[0]), "h": h, "n": d, "p": d}, lambda: kernels.headwise(*a)
-
-
-def beginning(sentences: int) -> Callable[[], Any]:
-    """A run of a program that gathers a row of each sentence: Python before it and after it is all that takes time."""
-    from opmatrix.patterns import Batch
-    from opmatrix.program import Program, Step
-    table = FORMATS["dense"].pack(np.ones((1, 16), np.float32))
-    program = Program([Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x")], {"table": table}, "x")
-    batch = Batch([[0]] * sentences)
-    program.run(batch)                                      # compiles
-    return partial(program.run, batch)
-
-
-BEGINNINGS.append(beginning)

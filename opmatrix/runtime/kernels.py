@@ -14,7 +14,7 @@ from formats.core.epilogue import EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
 from formats.core.sizes import S, T, n, p
 from formats.core.stage import reference
-from formats.machine.prices import LATER, PRICES, S2, Price, Work, d, h, up
+from formats.machine.prices import S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import among
@@ -39,10 +39,9 @@ SCORED = S2 * h * d, S2 * h, T * h * d                      # products, exponent
 
 
 def kernel(**readings: Any):
-    """Enter a function into the table, with its readings (see Declared), and its prices into the machines'."""
+    """Enter a function into the table, with its readings (see Declared)."""
     def enter(function):
-        KERNELS[function.__name__] = declared = Declared(function, **readings)
-        for name, each in declared.prices.items(): (PRICES if each.common else LATER)[name] = each
+        KERNELS[function.__name__] = Declared(function, **readings)
         return function
     return enter
 

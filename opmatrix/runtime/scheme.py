@@ -95,12 +95,12 @@ class Running:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call
         from Python."""
         from formats.machine.features import FAR, even, weigh_format  # with sympy, which nothing that only runs needs
-        from formats.machine.prices import price
+        price = self.machine.catalogue[kernel]
         rates = self.machine.holding(kernel, self.way)
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
             return calls * float(self.machine.seconds(kernel,
-                                                      **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)
-        if name := price(kernel).product: sizes = sizes | {FAR: self.missed * weigh_format(name, sizes)[0]}
-        if self.way == "together": sizes = even(kernel, sizes, self.machine.threads)
+                                                      **sizes)) + (0.0 if price.rides else self.machine.cold)
+        if name := price.product: sizes = sizes | {FAR: self.missed * weigh_format(name, sizes)[0]}
+        if self.way == "together": sizes = even(price, sizes, self.machine.threads)
         return self.times * float(rates.seconds(kernel, **sizes))

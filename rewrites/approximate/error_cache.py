@@ -14,6 +14,7 @@ from formats.core.errors import InputError
 from formats.disk import cache
 from formats.disk.cache import Distrusted
 from formats.disk.files import parse_json
+from formats.disk.holdings import try_put
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
@@ -73,7 +74,7 @@ def option(given: Any) -> bool:
 def save_errors(file: Path, measured: Measured) -> None:
     """Kept whole or not at all; where it cannot be kept, that is said."""
     kept = {name: [list(method) for method in methods] for name, methods in measured.items()}
-    cache.try_put(file, json.dumps(kept).encode(), "measured errors")
+    try_put(file, json.dumps(kept).encode(), "measured errors")
 
 
 def settings(options: Any) -> tuple[tuple[str, Any], ...]:

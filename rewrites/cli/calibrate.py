@@ -9,6 +9,7 @@ from formats.machine.model import Machine, machine_file
 from formats.machine.peaks import Peaks
 from formats.machine.quiet import describe_noise
 from opmatrix.display.tables import table
+from opmatrix.pricing import catalogue
 from rewrites.cli import environment
 from rewrites.phases import Report
 
@@ -23,7 +24,7 @@ def calibrate_machine(report: Report) -> str:
     start = time.perf_counter()
     with report.phase("peaks") as progress: found = peaks.measure_peaks(progress)
     with report.phase("BLAS") as progress: setting = blas.fastest(progress)
-    with report.phase("kernels") as progress: machine = calibrate(progress, full=True)
+    with report.phase("kernels") as progress: machine = calibrate(catalogue(), progress, full=True)
     target = machine_file()
     kept = machine.save(target), found.save(
         target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)

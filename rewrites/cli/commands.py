@@ -100,8 +100,8 @@ def optimize(
 
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
     """What programs of a model would take on a machine from its data sheet."""
-    from formats.machine.datasheets import datasheet
     from opmatrix.files.checkpoint import open_model
+    from opmatrix.pricing import datasheet
     from rewrites.cli.predict import predicted
     from rewrites.compiler.planned import shapes
     from rewrites.phases import silence_stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 from formats.core.errors import InputError
 from formats.disk import cache
 from formats.disk.files import parse_json
+from formats.disk.holdings import try_put
 from formats.machine.blas import CORE_VARIABLE, CORES
 from formats.machine.threads import command_line_environment
 
@@ -34,7 +35,7 @@ def remember(core: str, rates: dict[str, float]) -> bool:
     """Keeps the fastest setting ("": the library's own choice) for later commands; whether it could be kept, which is
     said where it could not."""
     kept = {"processor": processor(), "core": core, "rates": rates}
-    return cache.try_put(file(), json.dumps(kept, indent=1).encode(), "the setting of BLAS")
+    return try_put(file(), json.dumps(kept, indent=1).encode(), "the setting of BLAS")
 
 
 def file() -> Path:

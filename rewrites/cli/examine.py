@@ -52,7 +52,7 @@ def examined(environment: Mapping[str, str] = os.environ) -> Facts:
     """This process's facts."""
     from formats.kernels.engine.native import FEATURES as FOUND
     from formats.kernels.simd.amx import MATRIX
-    from formats.machine.model import cpu
+    from formats.machine.host import cpu
     from formats.machine.threads import threads
     names = tuple(dict.fromkeys(name for feature, name in FEATURES.items() if feature in FOUND.split(",")))
     return Facts(Host.here(), environment, cpu(), (*names, *(["AMX"] if MATRIX else [])), MATRIX, threads(),
@@ -67,12 +67,13 @@ def examine_cache() -> dict[str, Any]:
     from formats.kernels.engine.objects import CODES, home
     from formats.machine.model import Machine, NotThisMachine, machine_file
     from opmatrix.files.fetch import MODELS
+    from opmatrix.pricing import catalogue
     unkept, distrusted, calibrated = "", False, False
     try:
         place = guarded(make_directory(location()))
         if not os.access(place, os.W_OK): unkept = why(place, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     except (OSError, Distrusted) as error: unkept, distrusted = why(location(), error), isinstance(error, Distrusted)
-    with suppress(NotThisMachine): calibrated = bool(Machine.load(machine_file()))
+    with suppress(NotThisMachine): calibrated = bool(Machine.load(machine_file(), catalogue()))
     return {"cache": location(), "unkept": unkept, "distrusted": distrusted, "calibrated": calibrated,
             "kernels": len(list_entries(home(), CODES)), "holds": holdings(MODELS)}
 

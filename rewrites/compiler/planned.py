@@ -45,11 +45,11 @@ class PlannedModel:
 
 def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Sequence[int] = (128,)) -> PlannedModel:
     """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
-    (`formats.machine.datasheets.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised
+    (`opmatrix.pricing.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised
     weights are taken to have no special numbers. The program is priced, planned and printed; to run or save it raises
     InputError, as does a configuration that is none.
 
-        >>> from formats.machine.datasheets import datasheet
+        >>> from opmatrix.pricing import datasheet
         >>> print(planned("config.json", datasheet("H100"), [512]))                                # doctest: +SKIP"""
     start = time.perf_counter()
     model = shapes(config)

@@ -15,6 +15,7 @@ from opmatrix.display.tables import megabytes, ms, percent, table
 from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import open_model
 from opmatrix.patterns import Batch
+from opmatrix.pricing import this_machine
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.scheme import Running
@@ -384,9 +385,7 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
              machine: Machine | None = None) -> Schedule:
     """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is
     timed, fitted and verified on. Raises InputError for what comes from outside."""
-    if machine is None:
-        from formats.machine.model import this_machine
-        machine = this_machine()
+    machine = machine or this_machine()
     if isinstance(model, Operator):
         check_possible(model)
         if batch is None:

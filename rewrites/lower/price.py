@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
 from formats.core.arrays import FormatError
+from formats.machine.local import learning
 from opmatrix.extents import Extents, Pairs
 from opmatrix.runtime import costs
 from opmatrix.runtime.costs import Costs
@@ -71,15 +72,15 @@ class Prices:
     @property
     def start(self) -> float:
         """Seconds of a run beside its kernels, as far as the machine knows them."""
-        return float(getattr(self.machine, "start", 0.0))
+        return learning(lambda: float(getattr(self.machine, "start", 0.0)))
 
     def beside(self, program: "Program") -> float:
         """Seconds of a program's run beside its kernels: each of its recordings begins as a run does."""
         return self.start * max(1, program.schedule.recordings)
 
     def seconds(self, costs: Costs) -> float:
-        """What the machine predicts for these kernels."""
-        return sum(self.machine.seconds(name, **sizes) for name, sizes in costs)
+        """What the machine predicts for these kernels, after what it lacks was measured."""
+        return learning(lambda: sum(self.machine.seconds(name, **sizes) for name, sizes in costs))
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
                rows: Any = None) -> float:

@@ -1,15 +1,18 @@
 """A model as it comes, a checkpoint, an operator or several outputs by name, with what its programs are made cheapest
 for."""
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from formats.core.errors import InputError
+from formats.machine.local import learning
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
+from opmatrix.pricing import this_machine
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.graph.layers import Model, check_possible, find_vocabulary, outputs
@@ -60,10 +63,9 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def calibrated(progress: Tell, *batches: Batch) -> Any:
     """This machine's model, from the cache or measured now, with what runs of these batches take."""
-    from formats.machine.model import this_machine
     machine = this_machine(progress)
     ways = {Running.of(machine, batch.starts).way for batch in batches} if machine.ways else ()
-    for way in sorted(ways): machine.opened(way, progress)
+    for way in sorted(ways): learning(partial(machine.opened, way), progress)
     return machine
 
 

@@ -13,9 +13,9 @@ from formats.disk import cache
 from formats.machine import blas, peaks
 from formats.machine.blas import Blas
 from formats.machine.host import caches
-from formats.machine.model import Machine, features, here, machine_file, this_machine
+from formats.machine.model import Machine, here, machine_file
 from formats.machine.peaks import Peaks, Rate
-from formats.machine.prices import PRICES
+from opmatrix.pricing import catalogue, this_machine
 from rewrites.cli import __main__ as cli
 from rewrites.cli import environment
 
@@ -23,7 +23,9 @@ RATES = {"": 1e11, "ZEN": 1.5e11}
 
 
 def machine():
-    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in PRICES}, **here())
+    prices = catalogue()
+    return Machine({kernel: [1e-9] * len(prices[kernel].terms) for kernel in prices.common}, **here(),
+                   catalogue=prices)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(peaks, "measure_peaks", lambda progress: progress(1, 1) or found)
     monkeypatch.setattr(blas, "fastest", lambda progress: progress(1, 1) or Blas("ZEN", RATES))
     runs = []
-    def calibrated(progress, full):
+    def calibrated(catalogue, progress, full):
         progress(1, 1)
         runs.append(full)
         return machine()

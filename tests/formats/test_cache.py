@@ -16,10 +16,10 @@ from formats.disk import cache, holdings
 from formats.disk.cache import Distrusted
 from formats.disk.holdings import DAY, MONTH
 from formats.kernels.engine import objects
-from formats.machine import calibration
+from formats.machine import local
 from formats.machine import model as machines
-from formats.machine.model import Machine, features, this_machine
-from formats.machine.prices import PRICES
+from formats.machine.model import Machine
+from opmatrix.pricing import catalogue, this_machine
 from rewrites.approximate import error_cache as remember
 from rewrites.cli import __main__ as cli
 from rewrites.lower.lower import Method
@@ -153,7 +153,7 @@ os.setuid(int(sys.argv[2]))
 file = Path(sys.argv[1]) / "machines" / "kept.json"
 try: print(cache.recall(file).decode())
 except InputError as error: print(type(error).__name__)
-print(cache.try_put(file, b"new", "numbers"))
+print(holdings.try_put(file, b"new", "numbers"))
 """
 
 
@@ -194,11 +194,13 @@ def unusable(request, tmp_path, monkeypatch):
 
 def known():
     """This machine with coefficients that were not measured."""
-    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in PRICES}, **machines.here())
+    prices = catalogue()
+    return Machine({kernel: [1e-9] * len(prices[kernel].terms) for kernel in prices.common}, **machines.here(),
+                   catalogue=prices)
 
 
 def test_without_a_cache_all_goes_on_with_a_line(unusable, monkeypatch, caplog):
-    monkeypatch.setattr(calibration, "calibrate", lambda progress: known())
+    monkeypatch.setattr(local, "calibrate", lambda catalogue, progress: known())
     assert this_machine() == this_machine() == known()
     assert [line.startswith("opmatrix: the calibration: not kept: ") for line in caplog.messages] == [True]
     measured = {"w": [Method("half", (), "plain", 1e-9)]}
@@ -220,7 +222,7 @@ def test_the_doctor_names_a_cache_that_cannot_be(unusable, monkeypatch, capsys):
 def test_a_full_disk_keeps_what_was_there(home, monkeypatch, caplog):
     def full(number): raise OSError(28, "No space left on device")
     monkeypatch.setattr("os.fsync", full)
-    assert not cache.try_put(kept(home), b"new", "numbers")
+    assert not holdings.try_put(kept(home), b"new", "numbers")
     assert cache.recall(kept(home)) == b"kept" and [path.name for path in kept(home).parent.iterdir()] == ["kept.json"]
     assert "machines: No space left on device: set OPMATRIX_CACHE" in caplog.messages[0]
 
@@ -313,7 +315,7 @@ def test_writing_bounds_what_was_written_before(home, kind, name, monkeypatch):
     (blas := home / kind / "blas.json").write_text("{}")
     old, young = (entry(home / kind / f".{i * 8}.part", age) for i, age in (("0", 2 * DAY), ("1", 60)))
     assert cache.recall(files[4]), "and this is its last use"
-    cache.try_put(home / kind / name.format(9), b"new", "numbers")
+    holdings.try_put(home / kind / name.format(9), b"new", "numbers")
     assert [path.exists() for path in files] == [True, False, False, False, True]
     assert blas.exists() and young.exists() and not old.exists()
 

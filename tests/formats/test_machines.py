@@ -7,17 +7,18 @@ from math import ceil, inf
 import pytest
 
 from formats import FORMATS
-from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheet, datasheets, load_bundled, work
-from formats.machine.model import features
-from formats.machine.prices import EPILOGUE, LATER, PRICES
+from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheets, load_bundled, work
+from formats.machine.prices import EPILOGUE
 from opmatrix.extents import WHOLE, Extents
+from opmatrix.pricing import catalogue, datasheet
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4,
          "S2": 128 * 128,
          "h": 12, "d": 64, "k": 2, "S": 5}
-MACHINES = [*load_bundled().values()]
+PRICES = catalogue()
+MACHINES = [datasheet(name) for name in load_bundled()]
 PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),
-                  (("near", 1e6, 1e13), ("far", 1e11, 1e12)))
+                  (("near", 1e6, 1e13), ("far", 1e11, 1e12)), catalogue=PRICES)
 
 
 def at(**sizes): return SIZES | sizes
@@ -25,7 +26,7 @@ def at(**sizes): return SIZES | sizes
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_every_kernel_has_a_price_that_no_size_lowers(machine):
-    for kernel in PRICES | LATER:
+    for kernel in PRICES.prices:
         prices = [machine.seconds(kernel, **at(T=rows, S2=rows * rows)) for rows in (1, 2, 7, 16, 17, 100, 1000, 5000)]
         assert prices == sorted(prices) and 0 < prices[0] < prices[-1] < inf, kernel
         for size in ("n", "p", "nnz", "blocks", "h", "d"):
@@ -35,7 +36,7 @@ def test_every_kernel_has_a_price_that_no_size_lowers(machine):
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_a_price_is_the_slowest_unit_and_its_expression(machine):
-    for kernel in PRICES | LATER:
+    for kernel in PRICES.prices:
         parts = machine.roofline(kernel, **SIZES)
         assert machine.seconds(kernel, **SIZES) == max(parts.values()) and min(parts.values()) >= 0
         assert machine.between(kernel, **SIZES) == (machine.seconds(kernel, **SIZES), inf)
@@ -153,7 +154,7 @@ def test_tables_are_read_with_mistrust(tmp_path):
 def test_every_machine_says_where_its_numbers_are_from():
     for machine in MACHINES:
         assert len(machine.source) > 40 and machine.matrix["bf16"] > machine.vector["float32"]
-        assert features("linear.dense") and machine.launch == 0, "no data sheet states it"
+        assert PRICES["linear.dense"].terms and machine.launch == 0, "no data sheet states it"
 
 
 def test_a_prediction_compares_and_says_that_nothing_was_run(small):

@@ -25,6 +25,7 @@ from formats.core.errors import InputError
 from formats.machine.model import Machine, here, machine_file
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.patterns import Batch
+from opmatrix.pricing import catalogue
 
 # A clock that goes by the work alone, and results times a factor: whatever the machine does, what is planted is seen.
 PLANTED = """
@@ -154,7 +155,7 @@ def test_a_calibration_is_taken_where_features_and_packages_are_the_same(tmp_pat
     made = lambda **other: Machine(prices, **own | {"versions": own["versions"] | {"kernels": "others"} | other})
     made().save(file := tmp_path / "given.json")
     assert inside.priced()["wrong"] and inside.adopt(str(file)) is None
-    assert Machine.load(machine_file()).coefficients == prices and inside.priced()["wrong"] is None
+    assert Machine.load(machine_file(), catalogue()).coefficients == prices and inside.priced()["wrong"] is None
     machine_file().unlink()
     made(numpy="another").save(file)
     assert "other versions" in inside.adopt(str(file)) and not machine_file().exists()

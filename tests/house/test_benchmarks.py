@@ -200,7 +200,7 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     from formats import FORMATS
     from formats.machine import calibration
     from formats.machine.model import Machine
-    monkeypatch.setattr(Machine, "load", lambda file: standin.machine())
+    monkeypatch.setattr(Machine, "load", lambda file, catalogue: standin.machine())
     monkeypatch.setattr(calibration, "measured",
                         lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})

@@ -11,16 +11,16 @@ import pytest
 from children import ROOT
 
 from formats import FORMATS
-from formats.machine.prices import PRICES
 from opmatrix.algebra import monoids, operators  # noqa: F401, their kinds
 from opmatrix.algebra.term import KINDS, PROPERTIES
+from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.law import Sort
 
 FILES = sorted(path for package in ("formats", "opmatrix", "rewrites") for path in (ROOT / package).rglob("*.py"))
-NAMES = {part for name in (*KERNELS, *FORMATS, *PRICES) for part in (name, name.removeprefix("linear."))}
+NAMES = {part for name in (*KERNELS, *FORMATS, *catalogue().prices) for part in (name, name.removeprefix("linear."))}
 # linear., pointwise., attention.
-FAMILIES = {f"{name.partition('.')[0]}." for name in PRICES if "." in name}
+FAMILIES = {f"{name.partition('.')[0]}." for name in catalogue().prices if "." in name}
 OPERANDS = {name for each in KERNELS.values() for name in (*each.operands, *each.attributes)}
 SORTS = {value.name for value in vars(__import__("rewrites.law").law).values() if isinstance(value, Sort)}
 # bf16 and int8 are number types, too

@@ -10,13 +10,13 @@ from random_models import random_config, random_weights
 from searched import RAGGED, Round, model, structure
 
 from formats.kernels.mixing import attending
-from formats.machine.model import features
 from opmatrix.algebra import shapes
 from opmatrix.algebra.operators import I, product, turn
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import transformer
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import Batch, causal, sequence, window
+from opmatrix.pricing import catalogue
 from rewrites.lower.price import Prices
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=6)
@@ -96,7 +96,7 @@ def test_symbols_make_a_formula(seed, lengths):
     symbols = {key: sympy.Symbol(f"n{at}", positive=True) for at, key in enumerate(numbers)}
     formula, plain = (
         sympy.Add(*(feature.subs({size: sizes[str(size)] for size in feature.free_symbols})
-                    for kernel, sizes in program.cost(extents) for feature in features(kernel)))
+                    for kernel, sizes in program.cost(extents) for feature in catalogue()[kernel].terms))
         for extents in (Extents(symbols), numbers))
     assert formula.free_symbols and formula.subs({symbols[key]: numbers[key] for key in numbers}) == plain
 

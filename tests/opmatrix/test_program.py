@@ -9,7 +9,6 @@ from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
 from formats import CSR, NM, SELL, Block, Dense, Half, LowRank
-from formats.machine.model import evaluate_features
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import relu, symbol, weight
 from opmatrix.algebra.oracles import dense
@@ -18,6 +17,7 @@ from opmatrix.measure import peak
 from opmatrix.models import build
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import New
+from opmatrix.pricing import catalogue
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernel import Declared
@@ -316,7 +316,9 @@ def test_every_step_has_a_price(weights, layer, format):
     program = bert_program(CONFIG | {"num_hidden_layers": 1}, weights, layer, FORMATS[format])
     priced = program.cost(RAGGED)
     assert priced == program.cost(counted([5, 1, 17]))
-    for name, sizes in priced: assert all(0 < feature < np.inf for feature in evaluate_features(name, sizes)), name
+    prices = catalogue()
+    for name, sizes in priced:
+        assert all(0 < feature < np.inf for feature in prices.evaluate_features(name, sizes)), name
     products = [sizes for name, sizes in priced if name == f"linear.{format}"]
     assert sum(sizes["n"] * sizes["p"] for sizes in products) == 24 * 24 * 4 + 2 * 24 * 40
 

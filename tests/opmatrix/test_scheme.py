@@ -14,10 +14,11 @@ from formats.kernels.products.linear import split_work
 from formats.machine.features import FAR, even
 from formats.machine.host import caches
 from formats.machine.model import Rates
-from formats.machine.prices import NARROW_SUFFIX, PRICES
+from formats.machine.prices import NARROW_SUFFIX
 from formats.machine.threads import limit
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
+from opmatrix.pricing import catalogue
 from opmatrix.runtime.scheme import Running, assign_groups, make_groups
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
@@ -41,6 +42,7 @@ class Rate:
 
 def machine(threads=2):
     made = Rate(100.0)
+    made.catalogue = catalogue()
     made.threads, made.cold, made.ways = threads, 0.5, {"apart": Rate(1.0), "together": Rate(10.0)}
     return made
 
@@ -116,7 +118,7 @@ def test_the_search_prices_what_runs(methods, way, batch):
     plain = standin.machine()
     narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates
               for name, rates in plain.coefficients.items()}
-    assert {name for name, each in PRICES.items() if each.rides} < set(narrow)
+    assert {name for name, each in catalogue().prices.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
     running = Running.of(replace(plain, ways=ways, threads=2), batch.starts)
@@ -131,15 +133,17 @@ def test_the_search_prices_what_runs(methods, way, batch):
 def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():
     """Three panels on two workers are as four; what takes 16 columns at a time comes out even; rows are handed out
     where there are many; what is no product stays as it is."""
+    prices = catalogue()
     def shared(kernel, workers=2, **sizes):
-        found = even(kernel, sizes | {"n": 384}, workers)
+        found = even(prices[kernel], sizes | {"n": 384}, workers)
         return found["T"], found["p"]
-    assert even("linear.packed", {"T": 16, "n": 384, "p": 130, "nnz": 7}, 2) == {"T": 16, "n": 384, "p": 256, "nnz": 7}
+    assert even(prices["linear.packed"], {"T": 16, "n": 384, "p": 130, "nnz": 7}, 2) == {
+        "T": 16, "n": 384, "p": 256, "nnz": 7}
     assert shared("linear.packed", T=16, p=1536) == (16, 1536) and shared("linear.packed", T=16, p=192) == (16, 256)
     assert shared("linear.dense", T=16, p=192) == (16, 192) and shared("linear.dense", T=16, p=130) == (16, 160)
     assert shared("linear.packed", T=256, p=192) == (256, 192) and shared("linear.int8", T=601, p=192) == (604, 192)
     assert shared("linear.packed", T=16, p=64) == (16, 128) and shared("linear.packed", 1, T=16, p=130) == (16, 130)
-    assert even("scale", {"T": 3, "p": 130}, 2) == {"T": 3, "p": 130}
+    assert even(catalogue()["scale"], {"T": 3, "p": 130}, 2) == {"T": 3, "p": 130}
     found = machine()
     Running.of(found, starts(16)).seconds("linear.packed", T=16, n=384, p=130)
     (asked,) = found.ways["together"].asked

@@ -131,7 +131,7 @@ IMPOSSIBLE = [
 def test_what_is_not_possible_is_said_at_once(term, says, monkeypatch):
     def never(*_): raise AssertionError("it was searched")
     monkeypatch.setattr("rewrites.graph.layers.flat", never)
-    monkeypatch.setattr("formats.machine.model.this_machine", never)
+    monkeypatch.setattr("rewrites.workload.resolve.this_machine", never)
     for ask in (lambda: om.optimize(term, workload=BATCH), lambda: schedule(term, BATCH, machine=standin.machine()),
                 lambda: search(term, (), standin.machine(), BATCH.extents())):
         with pytest.raises(InputError) as error: ask()

@@ -13,10 +13,10 @@ from searched import Round
 
 from formats import FORMATS
 from formats.core.errors import InputError
-from formats.machine.datasheets import datasheet
 from opmatrix.algebra.data import Promised
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build, promised
+from opmatrix.pricing import datasheet
 from rewrites.cli.commands import app
 from rewrites.compiler.planned import planned
 from rewrites.compiler.search import search
@@ -90,7 +90,7 @@ def test_70_billion_weights_take_less_than_a_gigabyte():
     """Searched, priced, planned and printed in a process of its own, whose memory is looked at."""
     code = f"""
 from pathlib import Path
-from formats.machine.datasheets import datasheet
+from opmatrix.pricing import datasheet
 from rewrites.compiler.planned import planned
 plan = planned({LARGE!r}, datasheet("H100"), [512])
 assert plan.program.steps[-1].kernel == "linear" and len(plan.program.schedule.calls) > 80 * 10 and str(plan)
