@@ -77,6 +77,16 @@ DOOR = {                                                    # and by name: the m
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
+BODIES = {                                                  # of methods that lie in rooms above that of their class
+    "entry": "algebra.entries", "dense": "algebra.oracles", "text": "display.show", "latex": "display.show",
+    "value_text": "display.show", "html": "display.html", "save": "files.saving", "load": "files.storage"}
+
+
+def body(name: str) -> Any:
+    """The function behind a method of terms or programs that prints, computes or stores them, imported when it is first
+    called: neither knows its printer, its interpreter or its files."""
+    return getattr(import_module(f"opmatrix.{BODIES[name]}"), name)
+
 
 def check_package(name: str) -> None:
     """Raises ImportError where the package of that name that Python finds is not the one beside this package."""

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
+from opmatrix import body
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
+from opmatrix.files.mapped import pieces, summed
 from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, mention_length, stream
@@ -283,7 +285,6 @@ class Program:
     @cached_property
     def hash(self) -> str:
         """Of everything but the certificate, which itself holds this hash; see opmatrix.files.mapped."""
-        from opmatrix.files.mapped import pieces, summed
         return summed(json.dumps(self.described(), sort_keys=True),
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
@@ -310,8 +311,7 @@ class Program:
 
     def save(self, directory: str | Path) -> None:
         """Writes the directory, whole or not at all; see opmatrix.files.saving."""
-        from opmatrix.files.saving import save
-        save(self, directory)
+        body("save")(self, directory)
 
     @staticmethod
     def load(directory: str | Path, copy: bool = False) -> "Program":
@@ -320,8 +320,8 @@ class Program:
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
         memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
         replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        from opmatrix.files.storage import load
-        return load(directory, copy)
+        program: Program = body("load")(directory, copy)
+        return program
 
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))

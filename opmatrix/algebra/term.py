@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
+from opmatrix import body
 from opmatrix.algebra.attributes import bind, is_fixed_value, monoid_of, pattern_of, refuse_constant_sum, whole_of
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import H, Needs, Shape, ShapeError, Space, T, brief, untaken
@@ -194,8 +195,8 @@ class Operator:
 
     def __getitem__(self, at: tuple[int, ...]) -> Callable[[Any], Any]:
         """The entry (i, j) of an operator matrix: a function of a number."""
-        from opmatrix.algebra.entries import entry
-        return entry(self, at)
+        found: Callable[[Any], Any] = body("entry")(self, at)
+        return found
 
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{brief(self)} is no list: A[i, j] is an entry, A.shape the sizes, A.walk() its nodes")
@@ -204,8 +205,7 @@ class Operator:
         """At x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a formula a Value."""
         if isinstance(x, Value): return x @ self
         if hasattr(x, "act"): return read(self, x, {})
-        from opmatrix.algebra.oracles import dense
-        return dense(self, x)
+        return body("dense")(self, x)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -233,18 +233,10 @@ class Operator:
                 seen.add(node)
                 yield node
 
-    def __str__(self) -> str:
-        from opmatrix.display.show import text
-        return text(self)
-    def __repr__(self) -> str:
-        from opmatrix.display.show import text
-        return text(self, exact=False)
-    def _repr_latex_(self) -> str:
-        from opmatrix.display.show import latex
-        return f"${latex(self)}$"
-    def _repr_html_(self) -> str:
-        from opmatrix.display.html import html
-        return html(self)
+    def __str__(self) -> str: return str(body("text")(self))
+    def __repr__(self) -> str: return str(body("text")(self, exact=False))
+    def _repr_latex_(self) -> str: return f"${body('latex')(self)}$"
+    def _repr_html_(self) -> str: return str(body("html")(self))
 
 
 def adjoint(term: Operator, n: Any) -> Operator:
@@ -324,9 +316,7 @@ class Value:
                              f"applied to it: {hint}{' gives that of every row' if hint != 'x @ A' else ''}")
 
     def __init__(self, term: Operator) -> None: self.term = term
-    def __repr__(self) -> str:
-        from opmatrix.display.show import value_text
-        return value_text(self.term)
+    def __repr__(self) -> str: return str(body("value_text")(self.term))
     @property
     def shape(self) -> Shape: return self.term.out
     @property
