@@ -15,9 +15,9 @@ from random_models import random_config, random_sentences, random_weights
 
 from formats.machine.model import this_machine
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.measure import peak
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch
 from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS

@@ -14,10 +14,10 @@ import numpy as np
 from command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds, turned, undisturbed
-from opmatrix.patterns import Batch
 from rewrites.laws import EXACT_LAWS
 from rewrites.phases import Report
 from rewrites.run import Run

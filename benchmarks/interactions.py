@@ -27,9 +27,9 @@ from formats import FORMATS
 from formats.machine.model import this_machine
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from rewrites.compiler.search import Space, cheapest
 from rewrites.evaluate.pairs import Pairs
 from rewrites.laws import EXACT_LAWS

@@ -18,9 +18,9 @@ from command import Figure, Parser, concluded, count, say, tabled, takes
 from random_models import random_weights
 
 from formats.machine.model import this_machine
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -16,10 +16,10 @@ from command import Figure, Parser, concluded, count, listed, named, shape, spre
 
 from formats import FORMATS
 from formats.machine.model import this_machine
+from opmatrix.batch import Batch
 from opmatrix.display.tables import ms, table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure
-from opmatrix.patterns import Batch
 from rewrites.approximate.sites import fitter, sites
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method

@@ -24,9 +24,9 @@ import workloads
 from command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.measure import measure
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.laws import EXACT_LAWS

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.operators import *  # noqa: F403
     from opmatrix.algebra.oracles import *  # noqa: F403
     from opmatrix.algebra.term import *  # noqa: F403
+    from opmatrix.batch import *  # noqa: F403
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.storage import load as load
     from opmatrix.models import *  # noqa: F403
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     laws: tuple[_Law, ...]
 
 # all that is public in them
-MODULES = ("algebra.operators", "patterns", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
+MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),

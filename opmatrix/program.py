@@ -14,11 +14,12 @@ from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix import body
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import pieces, summed
 from opmatrix.measure import seconds, undisturbed
-from opmatrix.patterns import Batch, Pattern
+from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
@@ -150,7 +151,8 @@ class Program:
 
     def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
                   rounded: bool = True) -> dict[str, Exact]:
-        """The same of every output by name, and of the next value of every piece of state by the name of its input."""
+        """What `exact` gives of every output by name, and of the next value of every piece of state by the name of its
+        input."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
         found, schedule = self.schedule.meanings(batched(batch), instead, rounded), self.schedule
         state = {schedule.ports[i].name: found[behind] for i, behind in schedule.state.items()}
@@ -182,7 +184,7 @@ class Program:
 
     def stream(self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None,
                skip_bad: bool = False) -> Iterator[Floats]:
-        """The same in blocks (count, n), one after another, in the order of the texts."""
+        """What `embed` gives in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
 
     @property
@@ -253,7 +255,7 @@ class Program:
         return self.schedule.cost(self.extents(batch))
 
     def extents(self, batch: Given | Extents) -> Extents:
-        """Those of a batch, with the patterns of this program; given ones as they are, of which a step may lack one
+        """The extents of a batch, with the patterns of this program; given ones as they are, of which a step may lack one
         (ValueError). Raises TypeError for two numbers."""
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
             raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
@@ -273,7 +275,7 @@ class Program:
         return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
 
     def replace(self, **meta: Any) -> "Program":
-        """The same program with other entries of meta; constants are shared. A certificate is of one program: what
+        """A program that differs in entries of meta; constants are shared. A certificate is of one program: what
         makes it another one takes the certificate away."""
         same = meta.keys() <= {"certificate"}
         kept = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
@@ -284,7 +286,7 @@ class Program:
 
     @cached_property
     def hash(self) -> str:
-        """Of everything but the certificate, which itself holds this hash; see opmatrix.files.mapped."""
+        """The hash of everything but the certificate, which itself holds it; see opmatrix.files.mapped."""
         return summed(json.dumps(self.described(), sort_keys=True),
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 

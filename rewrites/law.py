@@ -35,7 +35,8 @@ from opmatrix.algebra.operators import heads as split
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch, Pattern
+from opmatrix.batch import Batch
+from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, HELD
 from opmatrix.relations import relation as made_relation
 

@@ -26,8 +26,9 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import Dense, dense, entrywise
 from opmatrix.algebra.term import KINDS, Data, formula, read
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
-from opmatrix.patterns import Batch, causal, coarse, everyone, hubs, mask, scattered, sequence, window
+from opmatrix.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.extraction import Infeasible

@@ -48,7 +48,7 @@ def monoid(A: Operator) -> Any:
         case "compose", (_, b): return monoid(b)
         case ("add" | "mul"), (a, b):
             for c in (a, b):
-                if monoid(c) is not monoids.sum: raise no(A, f"{brief(c)} is no sum")
+                if not monoid(c).ordinary: raise no(A, f"{brief(c)} is no sum")
             return monoids.sum
         case "row", (a, b) if monoid(a) is monoid(b): return monoid(a)
         case _ if A.kind.matrix: return monoids.sum
@@ -94,7 +94,7 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
     through: Iterable[int] | None
     if not (obstacle := strange(b, first)): through = range(inner) if isinstance(inner, int) else None
     elif not a.diagonal:
-        what = "not additive" if first is monoids.sum else f"no homomorphism of {first.__name__}"
+        what = "not additive" if first.ordinary else f"no homomorphism of {first.__name__}"
         raise no(A, f"{brief(obstacle)} is {what} and {brief(a)} is not diagonal, so their product has no entries")
     elif not keeps_unit(b, first):
         raise no(A, f"{brief(b)} does not map the unit of {first.__name__} to that of {last.__name__}")
@@ -116,7 +116,7 @@ def strange(b: Operator, over: Any) -> Operator | None:
     match b.kind.name, b.args:
         case "compose", (c, d): return strange(c, over) or strange(d, over)
         case "over", (c, m): return None if m is over and (w := list_numbers(c)) and all(map(m.distributes, w)) else b
-    return None if over is monoids.sum and b.linear else b
+    return None if over.ordinary and b.linear else b
 
 def list_numbers(c: Operator) -> list[float]:
     """The entries of a matrix of numbers, as far as they differ; none where entries are functions."""
@@ -125,6 +125,6 @@ def list_numbers(c: Operator) -> list[float]:
 
 def keeps_unit(b: Operator, over: Any) -> bool:
     """Whether every entry maps the unit of the one monoid to that of its own."""
-    if (last := monoid(b)) is monoids.sum: return over is monoids.sum and b.maps_zero_to_zero
+    if (last := monoid(b)).ordinary: return over.ordinary and b.maps_zero_to_zero
     if b.kind.name != "over" or not (w := list_numbers(b.args[0])): return False
     return all(last.lifted(over.identity, p) == last.unit() for p in w)

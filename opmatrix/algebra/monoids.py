@@ -1,17 +1,17 @@
-"""Sums of every kind, once each. To add one, write its four names; nothing else knows any of them."""
+"""Sums of every kind, once each. To add one, write its four names and what holds of it: others ask for that alone."""
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy import exp, inf, log, maximum, where
 
-from opmatrix.algebra.attributes import whole_of
+from opmatrix.algebra.attributes import STRANGERS, brief, is_term, whole_of
 from opmatrix.algebra.monoid import Monoid
 
 
 class sum(Monoid):
     """The ordinary matrix product."""
-    identity, linear = 0, True
+    identity, ordinary = 0, True
     def lift(x, w): return x * w
     def merge(a, b): return a + b
     def distributes(w): return True
@@ -36,6 +36,7 @@ class mean(Monoid):
     def lift(x, w): return 1, x * w
     def merge(a, b): return a[0] + b[0], a[1] + b[1]
     def finish(count, total): return total / where(count == 0, 1, count)
+    def scale(n): return 1 / n
     def closed(x, w, seen=None):
         if seen is None: return x @ w / (x.shape[-1] or 1)
         return where(seen, x, 0) @ w / maximum(seen.sum(-1, keepdims=True), 1)
@@ -141,3 +142,25 @@ def is_known(monoid: Any) -> bool:
     """Whether a monoid is the one of its name: one's own may have any."""
     try: return called(monoid.__name__) is monoid
     except ValueError: return False
+
+
+def monoid_of(given: Any, where: str) -> Any:
+    """A monoid, or the one of that name. Raises TypeError for what is none."""
+    if isinstance(given, str):
+        try: return called(given)
+        except ValueError:
+            known = ", ".join(sorted(each.__name__ for each in MONOIDS))
+            raise TypeError(f"{where}: there is no monoid {given!r}: {known}, or a subclass of Monoid") from None
+    if hasattr(given, "merge") or not (isinstance(given, STRANGERS) or is_term(given)): return given
+    namesake = getattr(given, "__name__", "")               # of Python's own sum and max
+    one = f"opmatrix.algebra.monoids.{namesake}" if hasattr(globals().get(namesake), "merge") else (
+        "one of opmatrix.algebra.monoids, or a subclass of Monoid")
+    raise TypeError(f"{where}: {brief(given)} is no monoid: give {one}")
+
+
+def refuse_constant_sum(over: Any) -> NoReturn:
+    """Raises TypeError for the sum of a row over a monoid whose weights sum to one: it is 1, whatever the row holds."""
+    name = over.__name__
+    raise TypeError(f"x @ {name}: {name} weighs values by scores, and a row of scores alone sums to 1 whatever it "
+                    f"holds: give both, product(scores, values, over={name})"
+                    + f"; each row's own {name} is x @ share" * is_known(over))

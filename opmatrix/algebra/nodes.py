@@ -13,7 +13,8 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.properties import PROPERTIES
 from opmatrix.algebra.shapes import N, Shape, ShapeError, brief
 from opmatrix.algebra.term import KINDS, Kind, Operator, adjoint
-from opmatrix.patterns import FIELDS, Pattern, everyone
+from opmatrix.batch import FIELDS
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from opmatrix.signature import Port
 
@@ -114,8 +115,10 @@ def over_shape(n, a, m):
     return (*stack, rows, p * m.count(n))
 
 def averaged(n, a, m):
-    """The adjoint over a sum or a mean."""
-    return adjoint(a, n) if m is monoids.sum else adjoint(a, n) / n if m is monoids.mean and n is not N else None
+    """The adjoint over a monoid whose products are so many times the matrix product, such as a sum or a mean."""
+    if flag(m, "ordinary"): return adjoint(a, n)
+    scale = flag(m, "scale")
+    return adjoint(a, n) * scale(n) if scale and n is not N else None
 
 @matrix(over_shape, None, adjoint=averaged, linear=lambda a, m: a.linear and m.linear,
         positively_homogeneous=lambda a, m: a.linear and m.homogeneous)
@@ -164,7 +167,7 @@ PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row
                   "maps_zero_to_zero")
 
 def is_one_row(a: Operator) -> bool:
-    """The same row, whatever x and the row are."""
+    """Whether it gives one row, whatever x is and in every row."""
     return bool(a.constant and a.uniform)
 
 def holds_scaled(a: Operator, b: Operator, name: str) -> bool:

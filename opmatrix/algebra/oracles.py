@@ -17,7 +17,8 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Batch, Fields, Pattern, everyone
+from opmatrix.batch import Batch, Fields
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
 

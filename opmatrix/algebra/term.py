@@ -12,10 +12,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from opmatrix import body
-from opmatrix.algebra.attributes import bind, is_fixed_value, monoid_of, pattern_of, refuse_constant_sum, whole_of
+from opmatrix.algebra.attributes import bind, whole_of
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoids import monoid_of, refuse_constant_sum
 from opmatrix.algebra.shapes import H, Needs, Shape, ShapeError, Space, T, brief, untaken
-from opmatrix.patterns import Pattern
+from opmatrix.patterns import Pattern, pattern_of
 from opmatrix.relations import Relation
 from opmatrix.relations import as_relation as relation_of
 
@@ -106,6 +107,12 @@ def factor(other: Any) -> Any:
 def fixed(*terms: Any) -> bool:
     """What does not depend on x meets values and operators alike."""
     return all(isinstance(t, Operator) and t.constant for t in terms)
+
+def is_fixed_value(term: Operator, columns: Any) -> bool:
+    """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
+    needs no x, whose rows are no tokens, or are what the columns stand for."""
+    if not term.constant or term.uniform: return False
+    return not isinstance(term.out.rows, Space) or bool(term.out.rows is columns)
 
 def make_property(name: str) -> property:
     """A property of an operator, found once: measured, declared with its kind, or implied by stronger ones."""

@@ -241,7 +241,7 @@ def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoi
 
 
 def open_plain(model: str | Path) -> Checkpoint:
-    """The same without an adapter."""
+    """The model of a checkpoint, without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     from opmatrix.files.hub import download, is_hub_name
     if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")

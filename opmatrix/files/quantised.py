@@ -25,7 +25,7 @@ def bfloat16(x: Blocks) -> Floats:
 
 
 def nibbles(bytes_: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Of every `side` bytes the lower four bits, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
+    """The lower four bits of every `side` bytes, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
     parts = bytes_.reshape(len(bytes_), -1, 1, side) >> np.array([[0], [4]], np.uint8)
     return np.asarray(parts & 15, np.uint8).reshape(len(bytes_), -1)
 

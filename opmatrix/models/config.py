@@ -69,7 +69,7 @@ def never(value: Any, why: str) -> Key:
 
 
 def optional(key: Key) -> Key:
-    """The same, or nothing."""
+    """A key that may be left out."""
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
 
 

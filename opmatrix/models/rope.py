@@ -28,7 +28,8 @@ def llama3(turns, base, said):
 
 
 def yarn(turns, base, said):
-    """The same by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to 22."""
+    """Frequencies scaled by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to
+    22."""
     columns, original = 2 * len(turns), said["original_max_position_embeddings"]
     if base <= 1: raise wrong("rope_theta", base, "more than 1")
 

@@ -24,7 +24,7 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.models.config import Key, declares, flag, one_of, real, whole, wrong
-from opmatrix.pattern_text import parse
+from opmatrix.patterns import parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
 NORMS = dict(layer=layernorm, rms=rmsnorm)

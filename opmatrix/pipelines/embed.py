@@ -16,8 +16,8 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.disk.cache import tell
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
+from opmatrix.batch import Batch
 from opmatrix.display.progress import Line
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import Reading, Tokenizer
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ MODES: dict[str, Callable[[Rows, Starts], Rows]] = {        # (T, n) rows and S 
 
 
 def normalise_rows(vectors: Rows) -> Rows:
-    """The same directions, of length one; a row of zeros stays."""
+    """Rows of length one in their directions; a row of zeros stays."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     found: Rows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
     return found
@@ -79,7 +79,7 @@ class Pooling:
         return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
     def operator(self) -> Any:
-        """The same as a term of the algebra, from rows of tokens to a row a sequence."""
+        """Pooling as a term of the algebra, from rows of tokens to a row a sequence."""
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
         from opmatrix.algebra.term import formula

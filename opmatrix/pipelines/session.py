@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.batch import Batch, Ids
 from opmatrix.extents import Extents, collect_needs, pairs
-from opmatrix.patterns import Batch, Ids, Pattern
+from opmatrix.patterns import Pattern
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.meanings import held
@@ -160,7 +161,7 @@ class Pages:
 
     @property
     def sequences(self) -> dict[int, Held]:
-        """Those that it holds, by their numbers."""
+        """The sequences that it holds, by their numbers."""
         return {held.number: held for held in self.state.sequences}
 
     # ---- new rows
@@ -220,7 +221,7 @@ class Pages:
         return usage
 
     def begin(self) -> Usage:
-        """The same, to be changed: it is that of no state until what changes is committed."""
+        """The usage of pages, to be changed: it is that of no state until what changes is committed."""
         self.latest = usage = self.usage
         usage.of = None
         return usage
@@ -231,8 +232,8 @@ class Pages:
         self.latest.of = self.state
 
     def staying(self, usage: Usage, writers: Sequence[Held], had: Mapping[Held, Holding]) -> Held | None:
-        """Of the sequences that write to a page the one that may write where it is: nobody else sees what lies behind
-        its rows. Where others use the page, too, there is none."""
+        """The one of the sequences that write to a page that may write where it is: nobody else sees what lies behind its
+        rows. Where others use the page, too, there is none."""
         if len(writers) < usage.users[had[writers[0]].page]: return None
         return max(reversed(writers), key=lambda each: had[each].length)
 

@@ -141,7 +141,7 @@ def headwise(numbers: Any, lengths: tuple[int, ...], h: int, d: int) -> Timed:
 
 def beginning(sentences: int) -> Callable[[], Any]:
     """A run of a program that gathers a row of each sentence: Python before it and after it is all that takes time."""
-    from opmatrix.patterns import Batch
+    from opmatrix.batch import Batch
     from opmatrix.program import Program, Step
     table = FORMATS["dense"].pack(np.ones((1, 16), np.float32))
     program = Program([Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x")], {"table": table}, "x")

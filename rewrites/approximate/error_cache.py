@@ -14,7 +14,7 @@ from formats.core.errors import InputError
 from formats.disk import cache
 from formats.disk.cache import Distrusted
 from formats.disk.files import parse_json
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
 from rewrites.lower.lower import Method

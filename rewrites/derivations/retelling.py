@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from formats.core.errors import InputError
 from formats.disk.files import shown
+from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximate.sites import sites
 from rewrites.approximate.trials import changed

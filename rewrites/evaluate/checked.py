@@ -8,8 +8,8 @@ import numpy as np
 
 from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
-from opmatrix.patterns import Batch
 from rewrites.compiler.substitutions import detoured, part_factors
 from rewrites.evaluate.compared import GROUP_ROWS, compare
 from rewrites.verify.differences import difference

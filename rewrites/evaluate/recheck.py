@@ -15,11 +15,11 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.storage import PROGRAM
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
 from rewrites.compiler.search import search

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.oracles import Dense, apply_factor, entered
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, Walked, call
 from opmatrix.runtime.seen import pattern

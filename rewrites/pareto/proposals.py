@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from formats import FORMATS
+from opmatrix.batch import Batch
 from opmatrix.files.storage import own_functions
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.gram import Seen

@@ -15,7 +15,7 @@ from opmatrix.algebra.operators import I, const, gelu, heads, ones, product, rel
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import H, N, Shape, Space, T, untaken
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.graph.template import Template
 from rewrites.law import INPUT, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose

@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.pareto.block_errors import changed_by, walked
 from rewrites.pruning.removing import WHAT, Level, every_pair, fit_removals
 from rewrites.pruning.structured import Pair, pairs

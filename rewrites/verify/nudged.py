@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import Dense, dense, entered
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 
 NUDGES = 8                                                  # of which the root mean square counts
 

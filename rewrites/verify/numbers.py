@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from opmatrix.algebra.oracles import Dense
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 
 FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
 TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running

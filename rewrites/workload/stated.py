@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from formats.core.epilogue import UNIT
+from opmatrix.batch import Batch
 from opmatrix.display.tables import percent
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.pipelines.text import Reading, Tokenizer

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.measure import Seconds, measure
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, Parts, Reading, Tokenizer, read_lines, sentences

@@ -26,8 +26,8 @@ from peers import Absent
 
 from formats.core.errors import InputError
 from formats.machine.model import Machine, here, machine_file
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.patterns import Batch
 
 # A clock that goes by the work alone, and results times a factor: whatever the machine does, what is planted is seen.
 PLANTED = """

@@ -13,10 +13,10 @@ from formats.kernels.mixing import attending
 from formats.machine.model import features
 from opmatrix.algebra import shapes
 from opmatrix.algebra.operators import I, product, turn
+from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import transformer
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Batch, causal, sequence, window
+from opmatrix.patterns import causal, parse, sequence, window
 from rewrites.lower.price import Prices
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=6)

@@ -14,10 +14,10 @@ from formats.machine.model import evaluate_features
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import relu, symbol, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, T, counted
 from opmatrix.measure import peak
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import New
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term

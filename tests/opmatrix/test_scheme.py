@@ -16,8 +16,8 @@ from formats.machine.host import caches
 from formats.machine.model import Rates
 from formats.machine.prices import NARROW_SUFFIX, PRICES
 from formats.machine.threads import limit
+from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE, Extents, S, T, counted
-from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, assign_groups, make_groups
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
 from formats.core.errors import InputError
+from opmatrix.batch import Batch
 from opmatrix.files import saving
 from opmatrix.files.storage import PROGRAM, WEIGHTS
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.verify import certificate
 

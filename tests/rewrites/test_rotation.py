@@ -26,8 +26,9 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.oracles import Dense, dense, entrywise
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import formula, read
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.flat import flat

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer
 from rewrites.verify import differences
