@@ -98,8 +98,8 @@ class Extents(Mapping[Any, Any]):
         return tuple(key.pattern for key in self.numbers if isinstance(key, Pairs))
 
     def mean(self, of: Iterable[int], parts: int) -> "Extents":
-        """The mean extents of so many parts that have sentences of these lengths together. What lengths do not say grows
-        with the rows."""
+        """The mean extents of so many parts, which have sentences of these lengths together. What lengths do not say
+        grows with the rows."""
         whole = counted([*of], [each for each in self.patterns if each.relation is None])
         share = whole[T] / self[T]
         return Extents.made({key: (whole[key] if key in whole else value * share) / parts

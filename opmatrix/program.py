@@ -255,8 +255,8 @@ class Program:
         return self.schedule.cost(self.extents(batch))
 
     def extents(self, batch: Given | Extents) -> Extents:
-        """The extents of a batch, with the patterns of this program; given ones as they are, of which a step may lack one
-        (ValueError). Raises TypeError for two numbers."""
+        """The extents of a batch, with the patterns of this program; given extents as they are. A step may lack one:
+        ValueError. Raises TypeError for two numbers."""
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
             raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
                             f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")

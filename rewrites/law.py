@@ -52,7 +52,7 @@ ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of
 class sharp(monoids.softmax):
     """Softmax of twice the scores: a second monoid with its flags."""
     closed = None                                           # type: ignore[assignment]
-    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)     # type: ignore
+    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)
 
 
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
@@ -190,8 +190,8 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
         case "matrix":
             return weight(numbers(*sort.sizes))
         case "choice":
-            rows, cols = (SAMPLE[size] for size in sort.sizes)
-            return weight(Data(np.eye(rows)[:, rng.permutation(rows)[:cols]], variable))
+            count, chosen = (SAMPLE[size] for size in sort.sizes)
+            return weight(Data(np.eye(count)[:, rng.permutation(count)[:chosen]], variable))
         case "operator":
             return weight(numbers(*sort.sizes)) @ bent
         case "mixing":

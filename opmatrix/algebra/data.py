@@ -57,7 +57,9 @@ class Data:
     def __eq__(self, other: object) -> bool: return self is other or (isinstance(other, Data) and self.key == other.key)
     def __hash__(self) -> int: return hash(self.key)
     def __repr__(self) -> str: return self.label
-    def __getitem__(self, at: Any) -> Any: return self.array[at].item()
+    def __getitem__(self, at: Any) -> float:
+        number: float = self.array[at].item()
+        return number
 
     def head(self, h: int) -> Data:
         """The matrix of one head of a stack; itself where it is no stack."""

@@ -125,6 +125,6 @@ def list_numbers(c: Operator) -> list[float]:
 
 def keeps_unit(b: Operator, over: Any) -> bool:
     """Whether every entry maps the unit of the one monoid to that of its own."""
-    if (last := monoid(b)).ordinary: return over.ordinary and b.maps_zero_to_zero
+    if (last := monoid(b)).ordinary: return bool(over.ordinary and b.maps_zero_to_zero)
     if b.kind.name != "over" or not (w := list_numbers(b.args[0])): return False
     return all(last.lifted(over.identity, p) == last.unit() for p in w)

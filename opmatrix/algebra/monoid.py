@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Monoid"]
 
-Carrier = tuple[Any, ...]
+Scalars: TypeAlias = Any                                    # a number, an array of them, or a carrier: bodies read any
+Carrier: TypeAlias = tuple[Scalars, ...]
 
 
 class Monoid:
@@ -30,7 +31,7 @@ class Monoid:
     closed: ClassVar[Callable[..., Any] | None] = None
     width: ClassVar[int | None] = 1
     single: ClassVar[bool]
-    scale: ClassVar[Callable[[Any], Any] | None] = None     # a product over n numbers is scale(n) times the matrix product
+    scale: ClassVar[Callable[[Any], Any] | None] = None     # a product over n numbers: so many times that of matrices
 
     indexed = False                                         # lift also takes the index
     commutative = True                                      # the order of what is merged does not matter

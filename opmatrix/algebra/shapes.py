@@ -89,6 +89,13 @@ def expect(rows: Size, origin: Space) -> None:
     if rows is T and origin is not T: raise Needs(T, origin)
 
 
+def is_fixed_value(term: Any, columns: Size) -> bool:
+    """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
+    needs no x, whose rows are no tokens, or are what the columns stand for."""
+    if not term.constant or term.uniform: return False
+    return not isinstance(term.out.rows, Space) or bool(term.out.rows is columns)
+
+
 class Shape(NamedTuple):
     """The reading of a term that only looks at sizes."""
     heads: Size = H

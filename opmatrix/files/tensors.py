@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
         return self.read_both()[0]
 
     def read_both(self) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
-        """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises InputError as `read`."""
+        """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises as `read`."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                              + ", ".join(name for name in STORED if name in NUMBER_BYTES))

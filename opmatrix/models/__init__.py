@@ -1,13 +1,12 @@
 """Model families: a config and the tensors of a checkpoint in, an operator out."""
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.bert import bert, distilbert, roberta
-from opmatrix.models.config import Layout, one_of, settings
+from opmatrix.models.config import ArraySource, Family, Layout, Settings, one_of, settings
 from opmatrix.models.gpt2 import gpt2
 from opmatrix.models.llama import llama
 from opmatrix.models.mistral import mistral
@@ -18,17 +17,12 @@ from opmatrix.models.transformer import transformer
 __all__ = ["FAMILIES", "build", "promised"]
 
 
-class At(Protocol):
-    """Gives the array that a checkpoint calls `name`, of that shape."""
-    def __call__(self, name: str, *shape: int) -> Data: ...
-
-
-FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {        # by the config's model_type
+FAMILIES: dict[str, Family] = {        # by the config's model_type
     "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
     "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer}
 
 
-def check(config: Mapping[str, Any]) -> str:
+def check(config: Settings) -> str:
     """The family of a config. Raises InputError where it names none that is known, lacks a key, or says what the
     family does not allow."""
     family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
@@ -36,25 +30,25 @@ def check(config: Mapping[str, Any]) -> str:
     return family
 
 
-def normalise_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def normalise_config(config: Settings) -> dict[str, Any]:
     """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `check` does."""
     return settings(config, getattr(FAMILIES[check(config)], "keys", {}))
 
 
-def layout(config: Mapping[str, Any]) -> Layout:
+def layout(config: Settings) -> Layout:
     """What the files of a config's family are called."""
     found: Layout = getattr(FAMILIES[check(config)], "layout", Layout())
     return found
 
 
-def build(config: Mapping[str, Any], at: At) -> Operator:
+def build(config: Settings, at: ArraySource) -> Operator:
     """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and
     where sizes do not divide one another."""
     try: return FAMILIES[check(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
-def head(config: Mapping[str, Any], at: At) -> Operator:
+def head(config: Settings, at: ArraySource) -> Operator:
     """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf
     2017)."""
     sizes, names = normalise_config(config), layout(config)
@@ -63,13 +57,13 @@ def head(config: Mapping[str, Any], at: At) -> Operator:
     return found
 
 
-def promised(config: Mapping[str, Any]) -> Operator:
+def promised(config: Settings) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
     `rewrites.compiler.planned.planned`."""
     return build(config, lambda name, *shape: Promised(name, shape))
 
 
-def tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def tensors(config: Settings) -> dict[str, tuple[int, ...]]:
     """The name and shape of every tensor that the model of a config is made of."""
     found: dict[str, tuple[int, ...]] = {}
 

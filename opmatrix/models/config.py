@@ -2,13 +2,21 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from formats.core.errors import InputError
-from opmatrix.algebra.shapes import brief
+from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.term import Operator
 
+Settings: TypeAlias = Mapping[str, Any]                     # what a config says, by everybody's names
 MISSING = object()                                          # the default of a key that must be there
 INT32_MAX = 2 ** 31 - 1
+
+
+class ArraySource(Protocol):
+    """Gives the array that a checkpoint calls `name`, of that shape."""
+    def __call__(self, name: str, *shape: int) -> Data: ...
 
 
 class Key(NamedTuple):
@@ -37,7 +45,7 @@ class Layout(NamedTuple):
     table: str = ""
     head: str = ""
     trained: tuple[str, ...] = ()
-    positions: Callable[[Mapping[str, Any]], int] = lambda said: int(said["max_position_embeddings"])
+    positions: Callable[[Settings], int] = lambda said: int(said["max_position_embeddings"])
     gguf: Mapping[str, str] = MappingProxyType({})
     permuted: tuple[str, ...] = ()
 
@@ -73,18 +81,21 @@ def optional(key: Key) -> Key:
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
 
 
-def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Any], Any]:
+Family: TypeAlias = Callable[[Settings, ArraySource], Operator]
+
+
+def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Family], Family]:
     """Declares what a family's config may say and what its files are called: its function is given the value of every
     key."""
-    def made(family: Any) -> Any:
+    def made(family: Family) -> Family:
         @wraps(family)
-        def checked(config: Mapping[str, Any], at: Any) -> Any: return family(settings(config, keys), at)
+        def checked(config: Settings, at: ArraySource) -> Operator: return family(settings(config, keys), at)
         checked.keys, checked.layout = keys, layout         # type: ignore[attr-defined]
         return checked
     return made
 
 
-def settings(config: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
     """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is
     allowed."""
     found = {}

@@ -3,10 +3,13 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
+from opmatrix.algebra.term import Operator
 from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,
+    ArraySource,
     Layout,
+    Settings,
     declares,
     flag,
     never,
@@ -30,22 +33,24 @@ GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weigh
     hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
     scale_attn_weights=never(True, SCORES_SCALED), scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
     add_cross_attention=ALONE, quantization_config=NOT_QUANTISED)
-def gpt2(config, at):
+def gpt2(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if n % h: raise wrong("n_head", h, f"a divisor of n_embd, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
 
-    linear = lambda name, n, p: affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))       # stored as [in, out]
-    norm   = lambda name: layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
+    def linear(name: str, n: int, p: int) -> Operator:      # stored as [in, out]
+        return affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))
+    def norm(name: str) -> Operator:
+        return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
-    def layer(l):
+    def layer(l: str) -> Operator:
         QKV = linear(f"{l}.attn.c_attn", n, 3 * n)
         Q, K, V = (QKV @ cols(part * n, (part + 1) * n, 3 * n) for part in range(3))
         F = attention(Q, K, V, h, sequence & causal) @ linear(f"{l}.attn.c_proj", n, n)
         G = linear(f"{l}.mlp.c_fc", n, f) @ act @ linear(f"{l}.mlp.c_proj", f, n)
         return (I + norm(f"{l}.ln_1") @ F) @ (I + norm(f"{l}.ln_2") @ G)
 
-    table = lambda name, rows: weight(at(f"{name}.weight", rows, n))
+    def table(name: str, rows: int) -> Operator: return weight(at(f"{name}.weight", rows, n))
     embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
     return reduce(matmul, [embed, *(layer(f"h.{l}") for l in range(config["num_hidden_layers"])), norm("ln_f")])

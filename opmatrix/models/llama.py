@@ -1,11 +1,25 @@
 """LLaMA (Touvron et al. 2023), which SmolLM is too, and what its descendants are made of."""
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
-from opmatrix.models.config import NOT_QUANTISED, Layout, declares, flag, one_of, optional, real, whole, wrong
-from opmatrix.patterns import causal, sequence
+from opmatrix.models.config import (
+    NOT_QUANTISED,
+    ArraySource,
+    Layout,
+    Settings,
+    declares,
+    flag,
+    one_of,
+    optional,
+    real,
+    whole,
+    wrong,
+)
+from opmatrix.patterns import Pattern, causal, sequence
 
 GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
               "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
@@ -26,12 +40,13 @@ KEYS = dict(
 
 
 @declares(PAIRED, **KEYS, attention_bias=flag(False), mlp_bias=flag(False))
-def llama(config, at):
+def llama(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"] + MLP * config["mlp_bias"])
 
 
-def decoder(config, at, biased=(), normed=False, where=lambda l: sequence & causal):
+def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), normed: bool = False,
+            where: Callable[[int], Pattern] = lambda l: sequence & causal) -> Operator:
     """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
     products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
     n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
@@ -42,22 +57,22 @@ def decoder(config, at, biased=(), normed=False, where=lambda l: sequence & caus
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
 
-    def linear(name, n, p):
+    def linear(name: str, n: int, p: int) -> Operator:
         W, part = at(f"{name}.weight", p, n).T, name.split(".")[-1].removesuffix("_proj")
         return affine(W, at(f"{name}.bias", p)) if part in biased else weight(W)
 
-    norm = lambda name, n: rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
+    def norm(name: str, n: int) -> Operator: return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
 
-    def attending(name, l):
+    def attending(name: str, l: int) -> Operator:
         Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
         by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
         return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
 
-    def feeding(name):
+    def feeding(name: str) -> Operator:
         gate, up = (linear(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))
         return (gate @ act * up) @ linear(f"{name}.down_proj", f, n)
 
-    def layer(l):
+    def layer(l: int) -> Operator:
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
         return (I + first @ attending(f"layers.{l}.self_attn", l)) @ (I + second @ feeding(f"layers.{l}.mlp"))
 

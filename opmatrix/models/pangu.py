@@ -3,7 +3,8 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
-from opmatrix.models.config import declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.algebra.term import Operator
+from opmatrix.models.config import ArraySource, Settings, declares, flag, never, one_of, optional, real, whole, wrong
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.patterns import causal, sequence
@@ -17,18 +18,20 @@ from opmatrix.patterns import causal, sequence
     hidden_act=one_of(ACTIVATIONS, "gelu").under("activation_function"),
     tie_word_embeddings=never(True, "scores of the vocabulary are by the table of tokens"),
     scale_attn_weights=never(True, SCORES_SCALED))
-def pangu_alpha(config, at):
+def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if n % h: raise wrong("num_heads", h, f"a divisor of hidden_size, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
     last = config["num_hidden_layers"] - 1
 
-    linear = lambda name, n, p: affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
-    norm   = lambda name: layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
-    by_position = lambda name: given("positions", positions) @ weight(at(name, positions, n))
+    def linear(name: str, n: int, p: int) -> Operator:
+        return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
+    def norm(name: str) -> Operator:
+        return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
+    def by_position(name: str) -> Operator: return given("positions", positions) @ weight(at(name, positions, n))
 
-    def layer(l, asking=None):
+    def layer(l: str, asking: Operator | None = None) -> Operator:
         """Queries are of the normed states, or of what is `asking`; keys and values of the normed states."""
         normed = norm(f"{l}.ln_1")
         Q, K, V = (linear(f"{l}.attn.{part}_proj", n, n) for part in "qkv")
@@ -43,6 +46,6 @@ def pangu_alpha(config, at):
 
 
 @declares(LAYOUT, **KEYS, attention_bias=flag(True).under("bias"))
-def pangu_embedded(config, at):
+def pangu_embedded(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys, values and the product behind them."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"])

@@ -1,8 +1,12 @@
 """Qwen2 (Yang et al. 2024): a LLaMA whose queries, keys and values have biases. Qwen3 (Yang et al. 2025): instead,
 queries and keys are normed in every head. Both may look back no further than a window, from some layer on."""
-from opmatrix.models.config import Key, declares, flag, optional, whole, wrong
+from collections.abc import Callable
+
+from opmatrix.algebra.term import Operator
+from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, optional, whole, wrong
 from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.models.mistral import looking_back
+from opmatrix.patterns import Pattern
 
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # whether a layer has the window
 LISTED = Key(f"a list of {' and '.join(LAYER_TYPES)}",
@@ -11,7 +15,7 @@ WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()),
                layer_types=optional(LISTED))
 
 
-def windows(config):
+def windows(config: Settings) -> Callable[[int], Pattern]:
     """Whom each layer sees."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
@@ -23,12 +27,12 @@ def windows(config):
 
 
 @declares(LAYOUT, **KEYS, **WINDOWS)
-def qwen2(config, at):
+def qwen2(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys and values."""
     return decoder(config, at, QKV, where=windows(config))
 
 
 @declares(LAYOUT, **KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
-def qwen3(config, at):
+def qwen3(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with query-key norms (Henry et al. 2020)."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=windows(config))

@@ -23,8 +23,9 @@ from opmatrix.algebra.operators import (
     rotary,
     weight,
 )
-from opmatrix.models.config import Key, declares, flag, one_of, real, whole, wrong
-from opmatrix.patterns import parse
+from opmatrix.algebra.term import Operator
+from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, one_of, real, whole, wrong
+from opmatrix.patterns import Pattern, parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
 NORMS = dict(layer=layernorm, rms=rmsnorm)
@@ -36,7 +37,7 @@ NORMS = dict(layer=layernorm, rms=rmsnorm)
     hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
     mask=Key("a pattern as text", lambda v: type(v) is str), positions=one_of(("learned", "rotary"), "learned"),
     rope_theta=real(1, 1e12, 10000.0), head=one_of(("none", "tied", "own"), "none"))
-def transformer(config, at):
+def transformer(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, f, h, g, d = (config[name] for name in SIZES)
     if d % 2 and config["positions"] == "rotary": raise wrong("head_dim", d, "even, as pairs of columns are rotated")
@@ -46,37 +47,38 @@ def transformer(config, at):
     turned = rotary(config["max_position_embeddings"], d,
                     config["rope_theta"]) if config["positions"] == "rotary" else None
 
-    def linear(name, n, p):
+    def linear(name: str, n: int, p: int) -> Operator:
         W = at(f"{name}.weight", p, n).T
         return affine(W, at(f"{name}.bias", p)) if config["bias"] else weight(W)
 
-    def norm(name):
+    def norm(name: str) -> Operator:
         gained = unit @ diag(at(f"{name}.weight", n))
         return gained + const(at(f"{name}.bias", n)) if config["norm"] == "layer" else gained
 
-    def mixing(l):
+    def mixing(l: str) -> Operator:
         Q, K, V = (linear(f"{l}.{part}", n, d * count) for part, count in (("query", h), ("key", g), ("value", g)))
         mixed = attention(Q, K, V, h, where, turned) if g == h else grouped(Q, K, V, h, g, where, turned)
         return mixed @ linear(f"{l}.output", d * h, n)
 
-    def feeding(l):
+    def feeding(l: str) -> Operator:
         up = linear(f"{l}.gate", n, f) @ act * linear(f"{l}.up", n,
                                                       f) if config["gated"] else linear(f"{l}.up", n, f) @ act
         return up @ linear(f"{l}.down", f, n)
 
-    def layer(l):
+    def layer(l: str) -> Operator:
         F, G, first, second = mixing(l), feeding(l), norm(f"{l}.norm1"), norm(f"{l}.norm2")
         return (I + first @ F) @ (I + second @ G) if config["pre_norm"] else (I + F) @ first @ (I + G) @ second
 
     tokens, positions = config["vocab_size"], config["max_position_embeddings"]
     embed = weight(table := at("tokens", tokens, n))
     if turned is None: embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
-    layers = [layer(f"layer.{i}") for i in range(config["num_hidden_layers"])]
-    heads = {"none": lambda: [], "tied": lambda: [weight(table.T)], "own": lambda: [weight(at("head", tokens, n).T)]}
-    return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else []), *heads[config["head"]]()])
+    parts = [embed, *(layer(f"layer.{i}") for i in range(config["num_hidden_layers"]))]
+    if config["pre_norm"]: parts.append(norm("norm"))
+    if config["head"] != "none": parts.append(weight((table if config["head"] == "tied" else at("head", tokens, n)).T))
+    return reduce(matmul, parts)
 
 
-def read_pattern(config):
+def read_pattern(config: Settings) -> Pattern:
     """Who sees whom; within sequences."""
     try: found = parse(config["mask"])
     except ValueError as error: raise wrong("mask", config["mask"], f"a pattern ({error})") from error

@@ -82,12 +82,13 @@ class Pooling:
         """Pooling as a term of the algebra, from rows of tokens to a row a sequence."""
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
-        from opmatrix.algebra.term import formula
-        terms = {"cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
-                 "max": lambda x: product(given("members"), x, over=max),
-                 "mean": lambda x: product(given("members"), x, over=mean),
-                 "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
-                 "weightedmean": lambda x: product(given("members_by_place"), x)}
+        from opmatrix.algebra.term import Value, formula
+        terms: dict[str, Callable[[Value], Value]] = {
+            "cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
+            "max": lambda x: product(given("members"), x, over=max),
+            "mean": lambda x: product(given("members"), x, over=mean),
+            "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
+            "weightedmean": lambda x: product(given("members_by_place"), x)}
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
         return pooled @ unit_length() if self.normalise else pooled
 

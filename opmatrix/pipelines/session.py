@@ -232,7 +232,7 @@ class Pages:
         self.latest.of = self.state
 
     def staying(self, usage: Usage, writers: Sequence[Held], had: Mapping[Held, Holding]) -> Held | None:
-        """The one of the sequences that write to a page that may write where it is: nobody else sees what lies behind its
+        """The sequence of those that write to a page which may write where it is: nobody else sees what lies behind its
         rows. Where others use the page, too, there is none."""
         if len(writers) < usage.users[had[writers[0]].page]: return None
         return max(reversed(writers), key=lambda each: had[each].length)

@@ -173,9 +173,10 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         yield from (scaled() @ function @ scaled() for function in (bent, gelu, relu))
     if out.cols is not N:
         yield matrix(columns, out.cols)
-        row: Operator = const(Data(coarsen(rng.normal(size=out.cols * (stack or (1,))[0])),
-                                   f"{leaf.args[0]}{next(names)}"))
-        yield row @ heads(stack[0]) if stack else row
+        row: Any = const(Data(coarsen(rng.normal(size=out.cols * (stack or (1,))[0])),
+                              f"{leaf.args[0]}{next(names)}"))
+        if stack: row = row @ heads(out.heads)
+        yield row
     else: yield scaled()
 
 
