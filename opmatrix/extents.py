@@ -24,7 +24,7 @@ __all__ = ["Extents", "S", "T", "collect_needs", "counted", "entries", "pairs", 
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PatternPairs:
     """The scores of one head that a pattern holds, as attention computes them."""
     pattern: Pattern
 
@@ -43,8 +43,8 @@ class Entries:
 
 class Each:
     """`pairs[pattern]`, of a pattern or of its text."""
-    def __getitem__(self, pattern: Pattern | str) -> Pairs:
-        return Pairs(parse(pattern) if isinstance(pattern, str) else pattern)
+    def __getitem__(self, pattern: Pattern | str) -> PatternPairs:
+        return PatternPairs(parse(pattern) if isinstance(pattern, str) else pattern)
 
 
 class EachRelation:
@@ -55,7 +55,7 @@ class EachRelation:
 
 pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
-ExtentName = Size | Pairs | Entries
+ExtentName = Size | PatternPairs | Entries
 
 
 class Missing(KeyError, ValueError):
@@ -81,7 +81,7 @@ class Extents(Mapping[Any, Any]):
         return made
 
     def __getitem__(self, key: Any) -> Any:
-        try: return self.numbers[key if type(key) in (Size, Pairs, Entries) else as_entry(key)]
+        try: return self.numbers[key if type(key) in (Size, PatternPairs, Entries) else as_entry(key)]
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
             raise Missing(f"extents: there is no {key}, only {known}: give {{{key}: …}}, or those of a batch, "
@@ -95,7 +95,7 @@ class Extents(Mapping[Any, Any]):
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        return tuple(key.pattern for key in self.numbers if isinstance(key, Pairs))
+        return tuple(key.pattern for key in self.numbers if isinstance(key, PatternPairs))
 
     def mean(self, of: Iterable[int], parts: int) -> "Extents":
         """The mean extents of so many parts, which have sentences of these lengths together. What lengths do not say
@@ -108,7 +108,7 @@ class Extents(Mapping[Any, Any]):
 
 def as_entry(key: Any) -> ExtentName:
     """The entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
-    if isinstance(key, Pairs | Entries): return key
+    if isinstance(key, PatternPairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
     raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or "
                     "entries[relation]")

@@ -20,7 +20,7 @@ from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import pieces, summed
 from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Pattern
-from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, mention_length, stream
+from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
@@ -32,7 +32,7 @@ from opmatrix.signature import INTEGER, Port, Signature
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
 
-Exact = NDArray[np.float64]
+ExactRows = NDArray[np.float64]
 Constant = Format | NDArray[Any]
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
 OUTPUT = "output"                                           # the name of an output that nobody named
@@ -143,14 +143,15 @@ class Program:
         kept = self.meta.get("certificate")
         return longest_seen(kept) if isinstance(kept, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:
+    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
+              rounded: bool = True) -> ExactRows:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
         that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
         weight by its (n, p) matrix: those of a program made before any rounding, say."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
     def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
-                  rounded: bool = True) -> dict[str, Exact]:
+                  rounded: bool = True) -> dict[str, ExactRows]:
         """What `exact` gives of every output by name, and of the next value of every piece of state by the name of its
         input."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
@@ -158,7 +159,7 @@ class Program:
         state = {schedule.ports[i].name: found[behind] for i, behind in schedule.state.items()}
         return dict(zip(self.outputs, map(found.__getitem__, schedule.results), strict=True)) | state
 
-    def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
+    def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, ExactRows]]:
         """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they
         differ by is what the kernel itself rounds."""
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
@@ -170,7 +171,7 @@ class Program:
         from opmatrix.pipelines.session import Session
         return Session(self, capacity, exact)
 
-    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True, *,
+    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True, *,
               truncate: bool | None = None,
               skip_bad: bool = False) -> Floats:
         """(S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint says; where it says

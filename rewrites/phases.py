@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from opmatrix.display.progress import AGAIN, Line
+from opmatrix.display.progress import AGAIN, ProgressLine
 
 
 @contextmanager
@@ -39,7 +39,7 @@ class Report:
     def phase(self, name: str, brief: bool = False) -> Iterator[Any]:
         """One phase; the value is called with (done, of) or with words as it goes. A `brief` one is told
         of on a terminal alone: what is wrong with a command is refused in it, in one line."""
-        start, line = time.perf_counter(), Line(name, self.quiet, brief)
+        start, line = time.perf_counter(), ProgressLine(name, self.quiet, brief)
         if self.began is None: self.began = start
         self.running[name] = start if self.seconds else self.began
         before = self.seconds.get(name)

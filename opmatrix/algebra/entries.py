@@ -13,7 +13,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
 
-Entry = Callable[[Any], Any] | None                         # a number into the carrier, or nothing there
+Carried = Callable[[Any], Any] | None                       # a number into the carrier, or nothing there
 
 
 class NoMatrix(TypeError):
@@ -57,7 +57,7 @@ def monoid(A: Operator) -> Any:
 def no(A: Operator, why: str) -> NoMatrix: return NoMatrix(f"({brief(A)})[i, j]: {why}")
 
 
-def carried(A: Operator, i: int, j: int) -> Entry:
+def carried(A: Operator, i: int, j: int) -> Carried:
     """The entry before finish."""
     match A.kind.name, A.args:
         case "over", (a, over): return lift_entry(a, over, i, j)
@@ -72,14 +72,14 @@ def carried(A: Operator, i: int, j: int) -> Entry:
         case "compose", (a, b): return composed(A, a, b, i, j)
     raise no(A, f"{A.kind} is no operator matrix")
 
-def lift_entry(a: Operator, over: Any, i: int, j: int) -> Entry:
+def lift_entry(a: Operator, over: Any, i: int, j: int) -> Carried:
     e = a.kind.body(i, j, *a.args)
     return None if e is None else over.entry(e, i)
 
 def column_of(c: Operator, j: int) -> int: return 0 if c.out.cols == 1 else j
 
 
-def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
+def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     """A product of entries: one factor is the same number in every row, or both are diagonal."""
     constant = next((c for c in (b, a) if c.constant and c.uniform), None)
     if constant is None and not (a.diagonal and b.diagonal):
@@ -88,7 +88,7 @@ def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> E
     return (lambda u: (f(u)[0] * g(u)[0],)) if f and g else None
 
 
-def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
+def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     """The generalised product of two matrices at (i, j), where the theorem allows it."""
     first, last, inner = monoid(a), monoid(b), a.out.cols if isinstance(a.out.cols, int) else b.into.cols
     through: Iterable[int] | None

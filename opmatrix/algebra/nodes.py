@@ -12,7 +12,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import N, Shape, ShapeError, Size, brief
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, brief
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, everyone
@@ -22,7 +22,7 @@ from opmatrix.signature import Port
 ReadAt: TypeAlias = Any                                    # what x is where a term is read: a Shape, arrays, entries
 ScalarBody: TypeAlias = Callable[[Scalars], Scalars]
 Cell: TypeAlias = float | ScalarBody | None                 # an entry: a factor, a function of a number, or nothing
-Sizes: TypeAlias = tuple[Size, ...]
+Sizes: TypeAlias = tuple[LiveSize, ...]
 
 
 def matrix(shape: Body, dense: Body | None, linear: bool | Body = True,
@@ -47,16 +47,16 @@ def scalar_function(**properties: bool) -> Callable[[ScalarBody], Operator]:
 
 # Matrices of numbers. The adjoint is of n columns coming in.
 
-def slice_size(n: Size, lo: int, hi: Size, what: str) -> None:
+def slice_size(n: LiveSize, lo: int, hi: LiveSize, what: str) -> None:
     """The size of a choice of columns, which lie inside where that is known."""
     if not 0 <= lo < hi or (isinstance(n, int) and hi > n): raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
-def cols_shape(n: Size, lo: int, hi: int, of: int | None) -> Sizes:
+def cols_shape(n: LiveSize, lo: int, hi: int, of: int | None) -> Sizes:
     n = n if of is None else of
     slice_size(n, lo, hi, f"@ cols({lo}, {hi})")
     return n, hi - lo
 
-def place_shape(k: Size, lo: int, n: int) -> Sizes:
+def place_shape(k: LiveSize, lo: int, n: int) -> Sizes:
     if k is not N: slice_size(n, lo, lo + k, f"@ place({lo}, {n})")
     return k, n
 
@@ -76,7 +76,7 @@ def ones(i: int, j: int) -> Cell:
     """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
     return 1
 
-def weight_shape(n: Size, w: Data) -> Sizes:
+def weight_shape(n: LiveSize, w: Data) -> Sizes:
     if len(w.shape) not in (2, 3):
         raise ShapeError(f"weight: an array of shape {w.shape}: a matrix is (rows, columns), one for each head (heads, "
                          "rows, columns); one row is const(..)")
@@ -87,7 +87,7 @@ def weight(i: int, j: int, w: Data) -> Cell:
     """Entries "multiply by w[i, j]": the ordinary product. An array with three axes is one matrix for each head."""
     return w[i, j]
 
-def diag_shape(n: Size, g: Data) -> Sizes:
+def diag_shape(n: LiveSize, g: Data) -> Sizes:
     if len(g.shape) != 1: raise ShapeError(f"diag: {g.shape} is no row of numbers: a matrix is weight(..)")
     return g.shape * 2
 
@@ -111,7 +111,7 @@ def broadcast_shape(x: Scalars, b: Scalars) -> Sizes:
     """As many rows as x has, and as many heads as either."""
     return (*np.broadcast_shapes(x.shape[:-2], b.shape[:-2]), x.shape[-2], b.shape[-1])
 
-def const_shape(n: Size, b: Data) -> Sizes:
+def const_shape(n: LiveSize, b: Data) -> Sizes:
     if len(b.shape) > 1 and b.shape[-2] != 1:
         raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
     return (*b.shape[:-2], n, b.shape[-1])
@@ -122,12 +122,12 @@ def const(i: int, j: int, b: Data) -> Cell:
     Zeros are a row like any other: no property is read from numbers."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
 
-def over_shape(n: Size, a: Operator, m: Any) -> Sizes:
+def over_shape(n: LiveSize, a: Operator, m: Any) -> Sizes:
     if not a.kind.matrix: raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
     *stack, rows, p = a.shape_of(n)
     return (*stack, rows, p * m.count(n))
 
-def averaged(n: Size, a: Operator, m: Any) -> Operator | None:
+def averaged(n: LiveSize, a: Operator, m: Any) -> Operator | None:
     """The adjoint over a monoid whose products are so many times the matrix product, such as a sum or a mean."""
     if flag(m, "ordinary"): return adjoint(a, n)
     scale: Body | None = getattr(m, "scale", None)
@@ -190,7 +190,7 @@ def holds_scaled(a: Operator, b: Operator, name: str) -> bool:
     """One factor has the property and the other does not depend on x."""
     return bool((getattr(a, name) and b.constant) or (getattr(b, name) and a.constant))
 
-def fitted(u: ReadAt, a: Operator, rows: Size, cols: Size) -> ReadAt:
+def fitted(u: ReadAt, a: Operator, rows: LiveSize, cols: LiveSize) -> ReadAt:
     """What a gives, where what is the same in all rows, or columns, is so in as many as are wanted."""
     own = u.size
     wanted = (rows if is_one_row(a) else own[0], cols if a.level and own[1] != 1 and cols != 1 else own[1])
@@ -217,17 +217,17 @@ def flag(over: Any, name: str) -> bool:
     """A flag of a monoid; one that nobody has chosen yet has none."""
     return getattr(over, name, False)
 
-def adjoint_of_row(n: Size, a: Operator, b: Operator) -> Operator:
+def adjoint_of_row(n: LiveSize, a: Operator, b: Operator) -> Operator:
     """The adjoint of columns side by side: each block of columns through its own adjoint, summed."""
     p, q = (c(Shape(cols=n)).cols for c in (a, b))
     blocks: Operator = cols(0, p, p + q) @ adjoint(a, n) + cols(p, p + q, p + q) @ adjoint(b, n)
     return blocks
 
-def sum_adjoint(a: Operator, n: Size, p: Size) -> Operator:
+def sum_adjoint(a: Operator, n: LiveSize, p: LiveSize) -> Operator:
     """The adjoint of a where it spreads to p columns: they are summed first."""
     return adjoint(a, n) if a(Shape(cols=n)).cols == p else ones() @ adjoint(a, n)
 
-def scaling(n: Size, a: Operator, b: Operator, p: Size) -> Operator | None:
+def scaling(n: LiveSize, a: Operator, b: Operator, p: LiveSize) -> Operator | None:
     """The adjoint of a times a constant row: times the row first."""
     if is_one_row(b): return (I() * b) @ sum_adjoint(a, n, p)
     return (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None

@@ -37,7 +37,7 @@ from opmatrix.algebra.nodes import (
 from opmatrix.algebra.nodes import combinator as combinator
 from opmatrix.algebra.nodes import join as join
 from opmatrix.algebra.nodes import mul as mul
-from opmatrix.algebra.shapes import N, Shape, ShapeError, Size, T, brief
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief
 from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, pattern_of
@@ -126,7 +126,7 @@ def given(name: Any, n: int | None = None, space: Any = None, heads: int = 1) ->
     return made
 
 
-def symbol(name: str, into: Size | Shape | None = None, out: Size | Shape | None = None,
+def symbol(name: str, into: LiveSize | Shape | None = None, out: LiveSize | Shape | None = None,
            **properties: bool) -> Operator:
     """An operator of which only sizes and properties are known: a border of the graph, or a variable of a law.
 

@@ -51,7 +51,7 @@ def unbound(name: str) -> TypeError:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class DenseReading:
     """Whole arrays, (heads,) rows x columns, with what the batch says of these rows; a selection stays CSR until it is
     multiplied, and a relation what it is."""
     value: Any
@@ -59,7 +59,7 @@ class Dense:
     dtype: Any = np.float64
     stored: dict[Any, NDArray[Any]] | None = None           # weights in dtype, kept while one term is read
 
-    def of(self, value: Any) -> Dense: return replace(self, value=value)
+    def of(self, value: Any) -> DenseReading: return replace(self, value=value)
     @cached_property
     def array(self) -> NDArray[Any]: return self.whole()
     def whole(self) -> NDArray[Any]:
@@ -69,41 +69,41 @@ class Dense:
     def size(self) -> tuple[int, int]:
         rows, columns = self.value.shape[-2:]
         return rows, columns
-    def spread(self, rows: int, cols: int) -> Dense:
+    def spread(self, rows: int, cols: int) -> DenseReading:
         """So many rows and columns, of what is the same in all of them."""
         own = self.array[..., :1, :] if rows != self.size[0] else self.array
         own = own[..., :1] if cols != self.size[1] else own
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
-    def __add__(self, other: Dense) -> Dense: return self.of(self.array + other.array)
-    def __mul__(self, other: Dense) -> Dense: return self.of(self.array * other.array)
-    def turn(self) -> Dense: return self.of(self.array.swapaxes(-1, -2))
-    def beside(self, other: Dense) -> Dense:
+    def __add__(self, other: DenseReading) -> DenseReading: return self.of(self.array + other.array)
+    def __mul__(self, other: DenseReading) -> DenseReading: return self.of(self.array * other.array)
+    def turn(self) -> DenseReading: return self.of(self.array.swapaxes(-1, -2))
+    def beside(self, other: DenseReading) -> DenseReading:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
                  for heads in [np.broadcast_shapes(self.array.shape[:-2], other.array.shape[:-2])]]
         return self.of(np.concatenate(parts, -1))
-    def split(self, h: int) -> Dense:
+    def split(self, h: int) -> DenseReading:
         flat = self.array.reshape(self.array.shape[-2:])
         return self.of(flat.reshape(len(flat), h, -1).swapaxes(0, 1))
-    def join(self, h: int) -> Dense:
+    def join(self, h: int) -> DenseReading:
         rows, cols = self.array.shape[-2:]
         return self.of(self.array.reshape(h, rows, cols).swapaxes(0, 1).reshape(rows, h * cols))
-    def repeat(self, h: int) -> Dense:
+    def repeat(self, h: int) -> DenseReading:
         own = self.array.reshape(-1, *self.array.shape[-2:])
         return self.of(own.repeat(h // len(own), 0))
-    def total(self) -> Dense: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
-    def given(self, field: str, cols: int) -> Dense:
+    def total(self) -> DenseReading: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
+    def given(self, field: str, cols: int) -> DenseReading:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
-    def related(self, relation: Relation) -> Dense:
+    def related(self, relation: Relation) -> DenseReading:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
-    def entered(self, port: Port) -> Dense:
+    def entered(self, port: Port) -> DenseReading:
         found = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
         rows = needed(self.batch, port).space(port.space, len(found))
         return replace(self, value=found if found.ndim == 2 else found.swapaxes(0, 1), batch=rows)
-    def pick(self, relation: Relation) -> Dense:
+    def pick(self, relation: Relation) -> DenseReading:
         at = read_relation(self.batch, relation, self.size[0]).single()
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
-    def symbol(self, name: str, into: Shape, out: Shape) -> Dense: raise unbound(name)
+    def symbol(self, name: str, into: Shape, out: Shape) -> DenseReading: raise unbound(name)
 
     def numbers(self, data: Data) -> NDArray[Any]:
         """The array of an attribute, in the number type that is computed in."""
@@ -111,7 +111,7 @@ class Dense:
         if data not in stored: stored[data] = data.array.astype(self.dtype)
         return stored[data]
 
-    def act(self, term: Operator) -> Dense:
+    def act(self, term: Operator) -> DenseReading:
         if term.kind.dense:
             sparse = term.kind.name == "weight" and len(term.args[0].shape) == 2        # a stack multiplies arrays only
             x = self.value if sparse else self.array
@@ -132,7 +132,7 @@ class Dense:
         if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
         return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
 
-    def product(self, other: Dense, over: Any, where: Pattern) -> Dense:
+    def product(self, other: DenseReading, over: Any, where: Pattern) -> DenseReading:
         seen, (rows, inner) = None, self.size
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
         if where is not everyone:
@@ -147,7 +147,7 @@ class Dense:
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
 
-    def gathered(self, other: Dense, over: Any, seen: Any) -> NDArray[Any]:
+    def gathered(self, other: DenseReading, over: Any, seen: Any) -> NDArray[Any]:
         """A product with a relation: its entries alone, the first of all rows, then the second."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
@@ -297,24 +297,24 @@ def dense(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.fl
     for f in factors(term): value = apply_factor(f, value)
     return np.asarray(value.array)
 
-def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> Dense:
+def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> DenseReading:
     """What a term is given, as its first factor takes it. Raises as `dense` does."""
     x, batch = check_input(term, x, batch)
-    return Dense(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
+    return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
-def apply_factor(term: Operator, x: Dense) -> Dense:
+def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
     value, batch, stored = x.value, x.batch, dict[Any, NDArray[Any]]()
 
-    def at(value: Any, batch: Fields | None) -> Dense:
-        found: Dense = read(term, Dense(value, batch, x.dtype, stored), {})
+    def at(value: Any, batch: Fields | None) -> DenseReading:
+        found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
         return found.of(found.array)
     if not isinstance(batch, Batch) or len(batch) < 2 or term.row_wise or not separate(term): return at(value, batch)
     pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
     starts = np.cumsum([0, *(piece.rows for piece in pieces)])
     parts = [value[:, lo:hi] if value.ndim == 3 else value[lo:hi] for lo, hi in pairwise(starts)]
-    return Dense(np.concatenate([at(part, one).array for part, one in zip(parts, pieces, strict=True)], -2), batch,
-                 x.dtype)
+    computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
+    return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
 def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: Callable[[Any], Any] = float) -> NDArray[Any]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`

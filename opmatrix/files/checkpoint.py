@@ -20,7 +20,7 @@ from opmatrix.pipelines.text import Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.models.config import Layout
+    from opmatrix.models.config import TensorNames
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
@@ -112,7 +112,7 @@ class Checkpoint:
         return Data(array, name, blocks)
 
     @cached_property
-    def layout(self) -> "Layout":
+    def layout(self) -> "TensorNames":
         """What its family's files are called."""
         from opmatrix.models import layout
         return layout(self.config)

@@ -6,7 +6,7 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.bert import bert, distilbert, roberta
-from opmatrix.models.config import ArraySource, Family, Layout, Settings, one_of, settings
+from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, settings
 from opmatrix.models.gpt2 import gpt2
 from opmatrix.models.llama import llama
 from opmatrix.models.mistral import mistral
@@ -35,9 +35,9 @@ def normalise_config(config: Settings) -> dict[str, Any]:
     return settings(config, getattr(FAMILIES[check(config)], "keys", {}))
 
 
-def layout(config: Settings) -> Layout:
+def layout(config: Settings) -> TensorNames:
     """What the files of a config's family are called."""
-    found: Layout = getattr(FAMILIES[check(config)], "layout", Layout())
+    found: TensorNames = getattr(FAMILIES[check(config)], "layout", TensorNames())
     return found
 
 

@@ -30,7 +30,7 @@ class Key(NamedTuple):
     def under(self, name: str) -> "Key": return self._replace(called=name)
 
 
-class Layout(NamedTuple):
+class TensorNames(NamedTuple):
     """What the tensors of a family are called in files.
 
     `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what
@@ -84,7 +84,7 @@ def optional(key: Key) -> Key:
 Family: TypeAlias = Callable[[Settings, ArraySource], Operator]
 
 
-def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Family], Family]:
+def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[Family], Family]:
     """Declares what a family's config may say and what its files are called: its function is given the value of every
     key."""
     def made(family: Family) -> Family:

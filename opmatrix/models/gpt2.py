@@ -8,8 +8,8 @@ from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,
     ArraySource,
-    Layout,
     Settings,
+    TensorNames,
     declares,
     flag,
     never,
@@ -22,7 +22,7 @@ from opmatrix.models.config import (
 from opmatrix.patterns import causal, sequence
 
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
-GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
+GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
 
 @declares(

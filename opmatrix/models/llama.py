@@ -9,8 +9,8 @@ from opmatrix.models import rope
 from opmatrix.models.config import (
     NOT_QUANTISED,
     ArraySource,
-    Layout,
     Settings,
+    TensorNames,
     declares,
     flag,
     one_of,
@@ -28,7 +28,7 @@ GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_
 GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
         **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
 QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
-LAYOUT = Layout("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
+LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 
 KEYS = dict(

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.oracles import Dense, apply_factor, entered
+from opmatrix.algebra.oracles import DenseReading, apply_factor, entered
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
@@ -60,19 +60,19 @@ def tolled(groups: Sequence[Sequence[Operator]], found: Sequence[Detour], batch:
     return kept
 
 
-def walked(groups: Sequence[Sequence[Operator]], batch: Batch) -> list[Dense]:
+def walked(groups: Sequence[Sequence[Operator]], batch: Batch) -> list[DenseReading]:
     """The residual stream of a batch: what enters, then what every part makes of it."""
     stream = [entered(groups[0][0], batch, dtype=np.float32)]
     for group in groups: stream.append(through(group, stream[-1]))
     return stream
 
 
-def changed_by(factors: Sequence[Operator], x: Dense, wanted: Dense) -> float:
+def changed_by(factors: Sequence[Operator], x: DenseReading, wanted: DenseReading) -> float:
     """How far what factors make of a value is from what is wanted, relative."""
     return difference(through(factors, x).array, wanted.array)
 
 
-def through(factors: Sequence[Operator], x: Dense) -> Dense:
+def through(factors: Sequence[Operator], x: DenseReading) -> DenseReading:
     """What factors make of a value, one after another."""
     for factor in factors: x = apply_factor(factor, x)
     return x

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.oracles import Dense
+from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
 from opmatrix.batch import Batch
@@ -18,7 +18,7 @@ Exact = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class AtBorder(Dense):
+class AtBorder(DenseReading):
     """Whole arrays, where the border of a part stands for the input itself."""
 
     def symbol(self, name: str, into: Shape, out: Shape) -> "AtBorder":

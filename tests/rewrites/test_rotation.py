@@ -23,7 +23,7 @@ from opmatrix.algebra.operators import (
     turn,
     weight,
 )
-from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.oracles import DenseReading, dense, entrywise
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import formula, read
 from opmatrix.batch import Batch
@@ -58,7 +58,7 @@ def test_columns_turn_as_complex_numbers_do(rng, shape):
     x, R = rng.normal(size=shape), rotary(POSITIONS, WIDE, 100.0)
     wanted = turned(x, RAGGED.positions, 100.0)
     np.testing.assert_allclose(dense(R, x, RAGGED), wanted, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(read(R, Dense(x, RAGGED), {}).array, wanted, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(read(R, DenseReading(x, RAGGED), {}).array, wanted, rtol=1e-13, atol=1e-13)
     np.testing.assert_allclose(entrywise(R, x, RAGGED).astype(float).reshape(shape), wanted, rtol=1e-13, atol=1e-13)
     assert R(Shape(1, cols=WIDE)) == Shape(1, cols=WIDE)
 
