@@ -17,7 +17,7 @@ from formats.machine.model import this_machine
 from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import seconds, turned, undisturbed
+from opmatrix.measure import rotate_order, seconds, undisturbed
 from rewrites.laws import EXACT_LAWS
 from rewrites.phases import Report
 from rewrites.run import Run
@@ -115,7 +115,7 @@ def rounds(programs, peers, batch, count, warm=3):
     taken = {name: [] for name in calls}
     with undisturbed():
         for turn in range(-warm, count):
-            for name in turned(list(calls), turn):
+            for name in rotate_order(list(calls), turn):
                 calls[name]()                               # once for the caches, which another has filled
                 second = calls[name]()
                 if turn >= 0: taken[name].append(second)

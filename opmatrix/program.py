@@ -17,7 +17,7 @@ from opmatrix import body
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
-from opmatrix.files.mapped import pieces, summed
+from opmatrix.files.mapped import hash_program, pieces
 from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
@@ -288,7 +288,7 @@ class Program:
     @cached_property
     def hash(self) -> str:
         """The hash of everything but the certificate, which itself holds it; see opmatrix.files.mapped."""
-        return summed(json.dumps(self.described(), sort_keys=True),
+        return hash_program(json.dumps(self.described(), sort_keys=True),
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
 
@@ -72,7 +73,7 @@ def carried(A: Operator, i: int, j: int) -> Carried:
         case "compose", (a, b): return composed(A, a, b, i, j)
     raise no(A, f"{A.kind} is no operator matrix")
 
-def lift_entry(a: Operator, over: Any, i: int, j: int) -> Carried:
+def lift_entry(a: Operator, over: type[Monoid], i: int, j: int) -> Carried:
     e = a.kind.body(i, j, *a.args)
     return None if e is None else over.entry(e, i)
 
@@ -111,7 +112,7 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     return along if pairs else None
 
 
-def strange(b: Operator, over: Any) -> Operator | None:
+def strange(b: Operator, over: type[Monoid]) -> Operator | None:
     """The first factor of b with an entry that is no homomorphism of the monoid."""
     match b.kind.name, b.args:
         case "compose", (c, d): return strange(c, over) or strange(d, over)
@@ -123,7 +124,7 @@ def list_numbers(c: Operator) -> list[float]:
     if c.args and isinstance(c.args[0], Data): return [] if c.kind.name == "const" else list(c.args[0].array.flat)
     return [] if callable(c.kind.body(0, 0, *c.args)) else [1]
 
-def keeps_unit(b: Operator, over: Any) -> bool:
+def keeps_unit(b: Operator, over: type[Monoid]) -> bool:
     """Whether every entry maps the unit of the one monoid to that of its own."""
     if (last := monoid(b)).ordinary: return bool(over.ordinary and b.maps_zero_to_zero)
     if b.kind.name != "over" or not (w := list_numbers(b.args[0])): return False

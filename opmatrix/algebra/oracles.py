@@ -3,30 +3,34 @@ kernel."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Carrier, Monoid
+from opmatrix.algebra.monoids import Visible
+from opmatrix.algebra.nodes import Cell, ScalarBody
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
-from opmatrix.algebra.term import Operator, read
+from opmatrix.algebra.term import Body, Operator, read
 from opmatrix.batch import Batch, Fields
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
 
 __all__ = ["dense", "entrywise"]
+Cells: TypeAlias = dict[tuple[int, int], Cell]               # the entries of a matrix that are there, by place
 ORACLE_ROWS = 128                                           # of sequences that are computed at a time
 
 
-def reduced(term: Operator) -> tuple[Operator, Any]:
+def reduced(term: Operator) -> tuple[Operator, type[Monoid]]:
     """The matrix of a matrix kind, and the monoid that it reduces over."""
     return term.args if term.kind.name == "over" else (term, monoids.sum)
 
@@ -120,7 +124,7 @@ class DenseReading:
         stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
         return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
 
-    def reduce(self, over: Any, entries: dict[tuple[int, int], Any], n: int, p: int) -> NDArray[Any]:
+    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> NDArray[Any]:
         """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
         if any(map(callable, entries.values())):
             lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
@@ -132,7 +136,7 @@ class DenseReading:
         if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
         return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
 
-    def product(self, other: DenseReading, over: Any, where: Pattern) -> DenseReading:
+    def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> DenseReading:
         seen, (rows, inner) = None, self.size
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
         if where is not everyone:
@@ -147,7 +151,7 @@ class DenseReading:
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
 
-    def gathered(self, other: DenseReading, over: Any, seen: Any) -> NDArray[Any]:
+    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> NDArray[Any]:
         """A product with a relation: its entries alone, the first of all rows, then the second."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
@@ -159,13 +163,13 @@ class DenseReading:
         return np.asarray(over.finished(total, shape), self.dtype)
 
 
-def merged(over: Any, carriers: Any) -> Any:
+def merged(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
     """Merged, not finished."""
     total = over.unit()
     for c in carriers: total = over.merged(total, c)
     return total
 
-def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[dict[tuple[int, int], Any], int, int]]:
+def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[Cells, int, int]]:
     """The entries that are there, by place, and the size: once, or once for each head of a stack."""
     *stack, _, p = matrix.shape_of(n)
     for k in range(*stack or [1]):
@@ -175,11 +179,11 @@ def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[dict[tuple[int, i
 
 class ExactData:
     """An array whose numbers are given in another number type."""
-    def __init__(self, data: Data, number: Callable[[float], Any]) -> None:
+    def __init__(self, data: Data, number: ScalarBody) -> None:
         self.data, self.number, self.shape = data, number, data.shape
     def __getitem__(self, at: Any) -> Any: return self.number(self.data[at])
     @classmethod
-    def of(cls, a: Any, head: int, number: Callable[[float], Any]) -> Any:
+    def of(cls, a: Any, head: int, number: ScalarBody) -> Any:
         """An attribute as it is, an array of one head exactly."""
         return cls(a.head(head), number) if isinstance(a, Data) else a
 
@@ -190,10 +194,10 @@ class Entrywise:
     scalars: float, Fraction for the polynomial fragment, or any class of a field that takes a float."""
     value: NDArray[Any]                                     # of objects, always heads x rows x columns
     batch: Fields | None = None
-    number: Callable[[Any], Any] = float
+    number: ScalarBody = float
     present: NDArray[np.bool_] | None = None                # the entries of a relation
 
-    def of(self, shape: tuple[int, ...], f: Callable[..., Any]) -> Entrywise:
+    def of(self, shape: tuple[int, ...], f: Body) -> Entrywise:
         out = np.empty(shape, dtype=object)
         for at in itertools.product(*map(range, shape)): out[at] = f(*at)
         return replace(self, value=out, present=None)
@@ -209,7 +213,7 @@ class Entrywise:
     def at(self, h: int, r: int, c: int) -> Any:
         H, _, C = self.value.shape
         return self.value[h if H > 1 else 0, r, c if C > 1 else 0]
-    def pointwise(self, other: Entrywise, f: Callable[[Any, Any], Any]) -> Entrywise:
+    def pointwise(self, other: Entrywise, f: Body) -> Entrywise:
         shape = tuple(max(a, b) for a, b in zip(self.value.shape, other.value.shape, strict=True))
         return self.of(shape, lambda *at: f(self.at(*at), other.at(*at)))
 
@@ -264,7 +268,7 @@ class Entrywise:
             return over.fold(over.entry(e, i)(self.at(h, r, i)) for i, e in entries if e is not None)
         return self.finished((max(h, *stack, 1), r, p), over.count(n), out, term)
 
-    def product(self, other: Entrywise, over: Any, where: Pattern) -> Entrywise:
+    def product(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
         (h, r, m), (k, _, p) = self.value.shape, other.value.shape
 
         def out(h: int, r: int, j: int) -> Any:
@@ -273,7 +277,7 @@ class Entrywise:
             return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
         return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
 
-    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Any], doing: object) -> Entrywise:
+    def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Every value of every column; what is not exact where exact numbers are asked for is an error."""
         def at(h: int, r: int, j: int) -> Any:
             try: found = value(h, r, j // width)
@@ -316,7 +320,7 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
-def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: Callable[[Any], Any] = float) -> NDArray[Any]:
+def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[Any]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
     is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
     x, batch = check_input(term, x, batch)

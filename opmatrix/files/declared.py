@@ -36,7 +36,7 @@ def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
     check_task(directory)
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
-    which = pooled(folders["Pooling"] / "config.json", width, prompt)
+    which = read_modes(folders["Pooling"] / "config.json", width, prompt)
     if normal := folders.get("Normalize"): check_normalize(normal / "config.json")
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
@@ -93,7 +93,7 @@ def modules(directory: Path) -> dict[str, Path]:
     return found
 
 
-def pooled(file: Path, width: int, prompt: str) -> tuple[str, ...]:
+def read_modes(file: Path, width: int, prompt: str) -> tuple[str, ...]:
     """The modes that the config of a Pooling names."""
     found = read_entries(file)
     found.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})

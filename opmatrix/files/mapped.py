@@ -122,7 +122,7 @@ def mapped(raw: BufferedReader) -> mmap.mmap | None:
     return None
 
 
-def summed(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
+def hash_program(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
     """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the
     sha256 of each of its pieces, so that these can be worked out side by side."""
     total = hashlib.sha256(said.encode())
@@ -162,7 +162,7 @@ class Digest:
         """The hash, with what JSON says."""
         described = ((part.name, part.number.str, part.tensor.shape, sums)
                      for (_, part), sums in zip(self.parts, self.sums, strict=True))
-        return summed(said, described)
+        return hash_program(said, described)
 
     def work(self) -> None:
         """Take pieces that nobody has taken."""

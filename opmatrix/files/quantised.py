@@ -30,16 +30,16 @@ def nibbles(bytes_: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.asarray(parts & 15, np.uint8).reshape(len(bytes_), -1)
 
 
-def scale(x: BlockedTensor, name: str = "d") -> Floats:
+def read_scale(x: BlockedTensor, name: str = "d") -> Floats:
     """A float16 of each block, as a column."""
     return np.asarray(x[name], np.float32)[:, None]
 
 
-def q4_0(x: BlockedTensor) -> Floats: return scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
+def q4_0(x: BlockedTensor) -> Floats: return read_scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
 
-def q4_1(x: BlockedTensor) -> Floats: return scale(x) * nibbles(x["q"], 16).astype(np.float32) + scale(x, "m")
+def q4_1(x: BlockedTensor) -> Floats: return read_scale(x) * nibbles(x["q"], 16).astype(np.float32) + read_scale(x, "m")
 
-def q8_0(x: BlockedTensor) -> Floats: return scale(x) * np.asarray(x["q"], np.float32)
+def q8_0(x: BlockedTensor) -> Floats: return read_scale(x) * np.asarray(x["q"], np.float32)
 
 
 def q4_k(x: BlockedTensor) -> Floats:
@@ -47,7 +47,7 @@ def q4_k(x: BlockedTensor) -> Floats:
     first, second, third = x["scales"].reshape(-1, 3, 4).swapaxes(0, 1)
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
     shifts = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
-    d, m = (scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
+    d, m = (read_scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
     found = d[..., None] * nibbles(x["q"], 32).reshape(-1, 8, 32).astype(np.float32) - m[..., None]
     return found.reshape(len(x), -1)
 
@@ -57,7 +57,7 @@ def q6_k(x: BlockedTensor) -> Floats:
     low = nibbles(x["low"], 64).reshape(-1, 8, 32)
     high = (x["high"].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3).reshape(-1, 8, 32)
     q = ((low | high << 4).astype(np.int8) - 32).reshape(-1, 16, 16).astype(np.float32)
-    return ((scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
+    return ((read_scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
 
 
 def identity(x: BlockedTensor) -> Floats: return x

@@ -31,7 +31,7 @@ QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may
 LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 
-KEYS = dict(
+LLAMA_KEYS = dict(
     **{name: whole() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
                                   "max_position_embeddings")},
     num_hidden_layers=whole(0, 1000), num_key_value_heads=optional(whole()), head_dim=optional(whole()),
@@ -39,7 +39,7 @@ KEYS = dict(
     **rope.ROPE_KEYS, quantization_config=NOT_QUANTISED)
 
 
-@declares(PAIRED, **KEYS, attention_bias=flag(False), mlp_bias=flag(False))
+@declares(PAIRED, **LLAMA_KEYS, attention_bias=flag(False), mlp_bias=flag(False))
 def llama(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"] + MLP * config["mlp_bias"])

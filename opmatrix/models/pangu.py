@@ -6,7 +6,7 @@ from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, const,
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, flag, never, one_of, optional, real, whole, wrong
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
-from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.patterns import causal, sequence
 
 
@@ -45,7 +45,7 @@ def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
     return reduce(matmul, [embed, *blocks, norm("ln_f"), layer(f"h.{last}", by_position("wqe.weight"))])
 
 
-@declares(LAYOUT, **KEYS, attention_bias=flag(True).under("bias"))
+@declares(LAYOUT, **LLAMA_KEYS, attention_bias=flag(True).under("bias"))
 def pangu_embedded(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys, values and the product behind them."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, optional, whole, wrong
-from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 from opmatrix.patterns import Pattern
 
@@ -26,13 +26,13 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)
 
 
-@declares(LAYOUT, **KEYS, **WINDOWS)
+@declares(LAYOUT, **LLAMA_KEYS, **WINDOWS)
 def qwen2(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys and values."""
     return decoder(config, at, QKV, where=windows(config))
 
 
-@declares(LAYOUT, **KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
+@declares(LAYOUT, **LLAMA_KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
 def qwen3(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with query-key norms (Henry et al. 2020)."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=windows(config))

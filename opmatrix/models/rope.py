@@ -19,7 +19,7 @@ ROPE_KEYS = dict(rope_theta=real(1, 1e12, 10000.0), partial_rotary_factor=real(0
 def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]: return turns, 1.0
 
 
-def linear(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+def interpolate(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
     """Positions that lie closer: Chen et al. 2023, eq. 4."""
     return turns / said["factor"], 1.0
 
@@ -57,7 +57,7 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
 FACTOR = dict(factor=real(1, 1e6))
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
 ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # by rope_type: what gives the frequencies, and its keys
-    "default": (keep_turns, {}), "linear": (linear, FACTOR),
+    "default": (keep_turns, {}), "linear": (interpolate, FACTOR),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (yarn, FACTOR | dict(
         beta_fast=real(1e-6, 1e6, 32), beta_slow=real(1e-6, 1e6, 1), truncate=flag(True),

@@ -28,12 +28,12 @@ from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, o
 from opmatrix.patterns import Pattern, parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
-NORMS = dict(layer=layernorm, rms=rmsnorm)
+NORM_KINDS = dict(layer=layernorm, rms=rmsnorm)
 
 
 @declares(
     **{name: whole() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
-    num_hidden_layers=whole(0, 1000), norm=one_of(NORMS), norm_eps=real(1e-20, 1), pre_norm=flag(),
+    num_hidden_layers=whole(0, 1000), norm=one_of(NORM_KINDS), norm_eps=real(1e-20, 1), pre_norm=flag(),
     hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
     mask=Key("a pattern as text", lambda v: type(v) is str), positions=one_of(("learned", "rotary"), "learned"),
     rope_theta=real(1, 1e12, 10000.0), head=one_of(("none", "tied", "own"), "none"))
@@ -43,7 +43,7 @@ def transformer(config: Settings, at: ArraySource) -> Operator:
     if d % 2 and config["positions"] == "rotary": raise wrong("head_dim", d, "even, as pairs of columns are rotated")
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], read_pattern(config)
-    unit = NORMS[config["norm"]](config["norm_eps"])
+    unit = NORM_KINDS[config["norm"]](config["norm_eps"])
     turned = rotary(config["max_position_embeddings"], d,
                     config["rope_theta"]) if config["positions"] == "rotary" else None
 

@@ -17,7 +17,7 @@ Starts = NDArray[np.integer[Any]]
 
 # ---- how rows become one
 
-def sums(hidden: HiddenRows, starts: Starts) -> NDArray[np.float64]:
+def sum_sentences(hidden: HiddenRows, starts: Starts) -> NDArray[np.float64]:
     """The sum of each sentence's rows."""
     found = np.empty((len(starts) - 1, hidden.shape[1]))
     for row, (low, high) in zip(found, pairwise(starts.tolist()), strict=True):     # a tenth of what reduceat takes
@@ -34,14 +34,14 @@ def weightedmean(hidden: HiddenRows, starts: Starts) -> HiddenRows:
     """The k-th row of a sentence counts k times (Muennighoff 2022, section 3)."""
     count = lengths(starts)
     place = np.arange(1, starts[-1] + 1) - np.repeat(starts[:-1], count[:, 0])
-    return sums(hidden * place[:, None], starts) / (count * (count + 1) / 2)
+    return sum_sentences(hidden * place[:, None], starts) / (count * (count + 1) / 2)
 
 
 MODES: dict[str, Callable[[HiddenRows, Starts], HiddenRows]] = {        # (T, n) rows and S + 1 offsets to (S, n)
     "cls": lambda hidden, starts: hidden[starts[:-1]],
     "max": lambda hidden, starts: np.maximum.reduceat(hidden, starts[:-1], 0),
-    "mean": lambda hidden, starts: sums(hidden, starts) / lengths(starts),
-    "mean_sqrt_len_tokens": lambda hidden, starts: sums(hidden, starts) / np.sqrt(lengths(starts)),
+    "mean": lambda hidden, starts: sum_sentences(hidden, starts) / lengths(starts),
+    "mean_sqrt_len_tokens": lambda hidden, starts: sum_sentences(hidden, starts) / np.sqrt(lengths(starts)),
     "weightedmean": weightedmean,
     "lasttoken": lambda hidden, starts: hidden[starts[1:] - 1],
 }

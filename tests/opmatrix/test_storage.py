@@ -120,7 +120,7 @@ def test_where_files_have_one_name_only_they_are_copies(program, other, tmp_path
 
 def test_files_of_equal_length_are_not_equal(tmp_path):
     for name, text in (("a", "one"), ("b", "two"), ("c", "one")): (tmp_path / name).write_text(text)
-    saving.once(tmp_path)
+    saving.link_equal_files(tmp_path)
     assert [(tmp_path / name).read_text() for name in "abc"] == ["one", "two", "one"]
     assert (tmp_path / "a").samefile(tmp_path / "c") and not (tmp_path / "a").samefile(tmp_path / "b")
 
