@@ -15,9 +15,9 @@ import numpy as np
 from random_models import random_config, random_sentences, random_weights
 
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.measure import peak
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible

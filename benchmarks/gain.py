@@ -14,11 +14,11 @@ from lib.command import Figure, Parser, concluded, count, number, say, shape, sh
 
 import numpy as np
 
+from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import seconds, turned, undisturbed
-from opmatrix.patterns import Batch
+from opmatrix.measure import rotate_order, seconds, undisturbed
 from opmatrix.pricing import this_machine
 from rewrites.evaluate.goals import goals
 from rewrites.laws import EXACT_LAWS
@@ -117,7 +117,7 @@ def rounds(programs, peers, batch, count, warm=3):
     taken = {name: [] for name in calls}
     with undisturbed():
         for turn in range(-warm, count):
-            for name in turned(list(calls), turn):
+            for name in rotate_order(list(calls), turn):
                 calls[name]()                               # once for the caches, which another has filled
                 second = calls[name]()
                 if turn >= 0: taken[name].append(second)

@@ -17,9 +17,9 @@ from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import gelu, given, product, relation, row, weight
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.measure import measure
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.search import search

@@ -27,9 +27,9 @@ from quality import FFN_LEFT, TECHNIQUES, compressed, joined, matrices, scored
 from formats import FORMATS
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.evaluate.pairs import SentencePairs

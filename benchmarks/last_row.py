@@ -14,10 +14,10 @@ from random_models import random_weights
 
 from opmatrix.algebra.operators import pick, weight
 from opmatrix.algebra.shapes import S
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
 from opmatrix.measure import measure
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.search import search

@@ -27,9 +27,10 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import heads, product, weight
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
 from opmatrix.measure import measure, medians
-from opmatrix.patterns import Batch, causal, mask, sequence, window
+from opmatrix.patterns import causal, mask, sequence, window
 from opmatrix.pricing import this_machine
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.search import search

@@ -18,9 +18,9 @@ from lib.command import Figure, Parser, concluded, count, say, tabled, takes
 import numpy as np
 from random_models import random_weights
 
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
 from rewrites.compiler.search import search

@@ -45,7 +45,7 @@ from lib.peers import SETTLE, Absent, Job, Process, made, replaced, version_of
 
 import numpy as np
 
-from opmatrix.measure import turned, undisturbed
+from opmatrix.measure import rotate_order, undisturbed
 
 COLUMNS = "engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"
 TYPES, SHAPES = ("float32", "bf16", "int8"), ("1x16", "1x128", "8x128", "32x128")
@@ -155,7 +155,7 @@ def raced(group, checkpoint, given):
     say(f"{checkpoint.name}: {given.rounds} rounds of {len(entered)}")
     with undisturbed():
         for turn in range(given.rounds):
-            for one in turned(entered, turn) if entered else ():
+            for one in rotate_order(entered, turn) if entered else ():
                 if not timed(*one): entered.remove(one)
     for row, process in entered: row.resident_mb = process.ask("resident") / 1e6
     for workload in {id(entry[2]): entry[2] for entry in group}.values():

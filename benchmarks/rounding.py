@@ -16,10 +16,10 @@ from lib.command import Figure, Parser, concluded, count, listed, named, shape, 
 import numpy as np
 
 from formats import FORMATS
+from opmatrix.batch import Batch
 from opmatrix.display.tables import ms, table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from rewrites.approximate.sites import fitter, sites
 from rewrites.laws import EXACT_LAWS

@@ -15,8 +15,8 @@ from programs import Writer, embedding, fused_layer
 
 from formats import Dense
 from opmatrix.algebra.operators import relu, symbol
+from opmatrix.batch import Batch
 from opmatrix.measure import measure
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS

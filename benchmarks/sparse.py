@@ -14,11 +14,11 @@ import numpy as np
 from formats import FORMATS
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -18,8 +18,9 @@ import numpy as np
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from rewrites.compiler.sparse_attention import LEFT_OUT, LONG
 from rewrites.report.points import Point
 from rewrites.run import optimize

@@ -20,7 +20,7 @@ from formats.disk.files import read_json
 from opmatrix.display.tables import table
 from opmatrix.files.saving import FRONT, REPORT
 from opmatrix.pipelines.embed import batches
-from opmatrix.pipelines.text import Parts, Reading, sentences
+from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program
 from rewrites.verify.differences import Change
 from rewrites.workload.samples import TEXT_KINDS, make_lines
@@ -81,12 +81,12 @@ def taken(directory: Path, point: int | None) -> tuple[str, Program, Program]:
 
 def rows(program, texts):
     """The texts as one batch, cut where the model has no more positions."""
-    return next(batches(program.tokenizer, texts, sys.maxsize, Reading(truncate=True)))
+    return next(batches(program.tokenizer, texts, sys.maxsize, LineReading(truncate=True)))
 
 
 def outputs(program, exact, texts):
     """What both make of the texts, some thousand rows at a time, and where each text's rows begin."""
-    made = [*batches(program.tokenizer, texts, reading=Reading(truncate=True))]
+    made = [*batches(program.tokenizer, texts, reading=LineReading(truncate=True))]
     found, wanted = (np.concatenate([np.asarray(each.run(batch), np.float64) for batch in made])
                      for each in (program, exact))
     return found, wanted, np.cumsum([0, *(length for batch in made for length in np.diff(program.starts(batch)))])

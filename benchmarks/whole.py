@@ -22,9 +22,9 @@ from statistics import median
 from lib import command, workloads
 from lib.command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
+from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.measure import measure
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running

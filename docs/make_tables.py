@@ -12,8 +12,8 @@ from opmatrix.runtime.kernels import KERNELS
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.proofs.laws.cancelling import LAWS as NUMBER_LAWS
-from rewrites.proofs.laws.values import LAWS as VALUE_LAWS
+from rewrites.proofs.laws.cancelling import CANCELLING_LAWS as NUMBER_LAWS
+from rewrites.proofs.laws.values import VALUE_LAWS
 
 FILE = Path(__file__).with_name("tables.md")
 FLAGS = [name for name, value in vars(Monoid).items() if isinstance(value, bool) and name != "indexed"]

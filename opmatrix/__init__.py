@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.operators import *  # noqa: F403
     from opmatrix.algebra.oracles import *  # noqa: F403
     from opmatrix.algebra.term import *  # noqa: F403
+    from opmatrix.batch import *  # noqa: F403
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.storage import load as load
     from opmatrix.models import *  # noqa: F403
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     laws: tuple[_Law, ...]
 
 # all that is public in them
-MODULES = ("algebra.operators", "patterns", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
+MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),
@@ -76,6 +77,16 @@ DOOR = {                                                    # and by name: the m
     "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
+
+BODIES = {                                                  # of methods that lie in rooms above that of their class
+    "entry": "algebra.entries", "dense": "algebra.oracles", "text": "display.show", "latex": "display.show",
+    "value_text": "display.show", "html": "display.html", "save": "files.saving", "load": "files.storage"}
+
+
+def body(name: str) -> Any:
+    """The function behind a method of terms or programs that prints, computes or stores them, imported when it is first
+    called: neither knows its printer, its interpreter or its files."""
+    return getattr(import_module(f"opmatrix.{BODIES[name]}"), name)
 
 
 def check_package(name: str) -> None:

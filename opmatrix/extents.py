@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
 from formats.masks import attended
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Batch, Pattern, everyone, sequence
+from opmatrix.patterns import Pattern, everyone, parse, sequence
 from opmatrix.relations import Relation, parse_relation
 from opmatrix.signature import Port
 
@@ -25,7 +24,7 @@ __all__ = ["Extents", "S", "T", "collect_needs", "counted", "entries", "pairs", 
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PatternPairs:
     """The scores of one head that a pattern holds, as attention computes them."""
     pattern: Pattern
 
@@ -44,8 +43,8 @@ class Entries:
 
 class Each:
     """`pairs[pattern]`, of a pattern or of its text."""
-    def __getitem__(self, pattern: Pattern | str) -> Pairs:
-        return Pairs(parse(pattern) if isinstance(pattern, str) else pattern)
+    def __getitem__(self, pattern: Pattern | str) -> PatternPairs:
+        return PatternPairs(parse(pattern) if isinstance(pattern, str) else pattern)
 
 
 class EachRelation:
@@ -56,7 +55,7 @@ class EachRelation:
 
 pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
-ExtentName = Size | Pairs | Entries
+ExtentName = Size | PatternPairs | Entries
 
 
 class Missing(KeyError, ValueError):
@@ -76,13 +75,13 @@ class Extents(Mapping[Any, Any]):
 
     @classmethod
     def made(cls, numbers: dict[ExtentName, Any]) -> Self:
-        """Of entries and numbers that are known to be right."""
+        """Extents of entries and numbers that are known to be right: nothing is checked."""
         made = cls.__new__(cls)
         made.numbers = numbers
         return made
 
     def __getitem__(self, key: Any) -> Any:
-        try: return self.numbers[key if type(key) in (Size, Pairs, Entries) else as_entry(key)]
+        try: return self.numbers[key if type(key) in (Size, PatternPairs, Entries) else as_entry(key)]
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
             raise Missing(f"extents: there is no {key}, only {known}: give {{{key}: …}}, or those of a batch, "
@@ -96,11 +95,11 @@ class Extents(Mapping[Any, Any]):
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        return tuple(key.pattern for key in self.numbers if isinstance(key, Pairs))
+        return tuple(key.pattern for key in self.numbers if isinstance(key, PatternPairs))
 
     def mean(self, of: Iterable[int], parts: int) -> "Extents":
-        """Those of one of so many parts, on average, that have sentences of these lengths together. What lengths do not
-        say grows with the rows."""
+        """The mean extents of so many parts, which have sentences of these lengths together. What lengths do not say
+        grows with the rows."""
         whole = counted([*of], [each for each in self.patterns if each.relation is None])
         share = whole[T] / self[T]
         return Extents.made({key: (whole[key] if key in whole else value * share) / parts
@@ -109,7 +108,7 @@ class Extents(Mapping[Any, Any]):
 
 def as_entry(key: Any) -> ExtentName:
     """The entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
-    if isinstance(key, Pairs | Entries): return key
+    if isinstance(key, PatternPairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
     raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or "
                     "entries[relation]")
@@ -144,28 +143,8 @@ def count_scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
 
 @lru_cache(4096)
 def count_attended(pattern: Pattern, length: int) -> int:
-    """The same of one sentence."""
+    """How many scores of one head attention computes for one sentence of this length."""
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
-
-
-def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port],
-                   relations: Iterable[Relation]) -> Extents:
-    """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises
-    ValueError where two differ about a space."""
-    numbers, known = dict(found), dict[str, tuple[int, object]]()
-
-    def told(space: str, rows: int, what: object) -> None:
-        if (there := known.setdefault(space, (rows, what)))[0] != rows:
-            raise ValueError(f"space {space}: {there[1]} has {there[0]} rows of it in this batch, {what} {rows}")
-        numbers.setdefault(size(space), rows)
-    for port in ports: told(port.space, len(batch.input(port)), f"input {port}")
-    seen = {each: each.relation for each in held if each.relation is not None}
-    for relation in dict.fromkeys([*relations, *seen.values()]):
-        sparse = batch.relation(relation)
-        for space, rows in zip((relation.rows, relation.cols), sparse.shape, strict=True):
-            told(space, rows, f"relation {relation}")
-        numbers[entries[relation]] = len(sparse.at)
-    return Extents.made(numbers | {pairs[each]: numbers[entries[relation]] for each, relation in seen.items()})
 
 
 def patterns(term: Any) -> tuple[Pattern, ...]:

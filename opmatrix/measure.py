@@ -27,7 +27,7 @@ def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 2
             total = dict.fromkeys(calls, 0.0)
             for at, batch in enumerate(batches):
                 share = 1.0 if shares is None else shares[at]
-                for name in turned(list(calls), turn + at): total[name] += share * seconds(calls[name], batch)
+                for name in rotate_order(list(calls), turn + at): total[name] += share * seconds(calls[name], batch)
             if turn >= 0:
                 for name in calls: taken[name].append(total[name])
             progress(max(0, turn + 1), rounds)
@@ -43,7 +43,7 @@ def seconds(call: Callable[[Any], Any], batch: Any) -> float:
     return end - start
 
 
-def turned(names: list[str], by: int) -> list[str]: return names[by % len(names):] + names[:by % len(names)]
+def rotate_order(names: list[str], by: int) -> list[str]: return names[by % len(names):] + names[:by % len(names)]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from formats.machine import datasheets
 from formats.machine.local import local_machine
 from formats.machine.model import Machine
 from formats.machine.prices import FORMAT_CATALOGUE, Catalogue
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
+from opmatrix import body
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
+from opmatrix.files.mapped import hash_program, pieces
 from opmatrix.measure import seconds, undisturbed
-from opmatrix.patterns import Batch, Pattern
-from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, mention_length, stream
+from opmatrix.patterns import Pattern
+from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
@@ -29,7 +32,7 @@ from opmatrix.signature import INTEGER, Port, Signature
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
 
-Exact = NDArray[np.float64]
+ExactRows = NDArray[np.float64]
 Constant = Format | NDArray[Any]
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
 OUTPUT = "output"                                           # the name of an output that nobody named
@@ -140,21 +143,23 @@ class Program:
         kept = self.meta.get("certificate")
         return longest_seen(kept) if isinstance(kept, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:
+    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
+              rounded: bool = True) -> ExactRows:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
         that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
         weight by its (n, p) matrix: those of a program made before any rounding, say."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
     def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
-                  rounded: bool = True) -> dict[str, Exact]:
-        """The same of every output by name, and of the next value of every piece of state by the name of its input."""
+                  rounded: bool = True) -> dict[str, ExactRows]:
+        """What `exact` gives of every output by name, and of the next value of every piece of state by the name of its
+        input."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
         found, schedule = self.schedule.meanings(batched(batch), instead, rounded), self.schedule
         state = {schedule.ports[i].name: found[behind] for i, behind in schedule.state.items()}
         return dict(zip(self.outputs, map(found.__getitem__, schedule.results), strict=True)) | state
 
-    def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
+    def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, ExactRows]]:
         """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they
         differ by is what the kernel itself rounds."""
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
@@ -166,7 +171,7 @@ class Program:
         from opmatrix.pipelines.session import Session
         return Session(self, capacity, exact)
 
-    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True, *,
+    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True, *,
               truncate: bool | None = None,
               skip_bad: bool = False) -> Floats:
         """(S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint says; where it says
@@ -180,7 +185,7 @@ class Program:
 
     def stream(self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None,
                skip_bad: bool = False) -> Iterator[Floats]:
-        """The same in blocks (count, n), one after another, in the order of the texts."""
+        """What `embed` gives in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
 
     @property
@@ -251,8 +256,8 @@ class Program:
         return self.schedule.cost(self.extents(batch))
 
     def extents(self, batch: Given | Extents) -> Extents:
-        """Those of a batch, with the patterns of this program; given ones as they are, of which a step may lack one
-        (ValueError). Raises TypeError for two numbers."""
+        """The extents of a batch, with the patterns of this program; given extents as they are. A step may lack one:
+        ValueError. Raises TypeError for two numbers."""
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
             raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
                             f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")
@@ -271,7 +276,7 @@ class Program:
         return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
 
     def replace(self, **meta: Any) -> "Program":
-        """The same program with other entries of meta; constants are shared. A certificate is of one program: what
+        """A program that differs in entries of meta; constants are shared. A certificate is of one program: what
         makes it another one takes the certificate away."""
         same = meta.keys() <= {"certificate"}
         kept = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
@@ -282,9 +287,8 @@ class Program:
 
     @cached_property
     def hash(self) -> str:
-        """Of everything but the certificate, which itself holds this hash; see opmatrix.files.mapped."""
-        from opmatrix.files.mapped import pieces, summed
-        return summed(json.dumps(self.described(), sort_keys=True),
+        """The hash of everything but the certificate, which itself holds it; see opmatrix.files.mapped."""
+        return hash_program(json.dumps(self.described(), sort_keys=True),
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:
@@ -310,8 +314,7 @@ class Program:
 
     def save(self, directory: str | Path) -> None:
         """Writes the directory, whole or not at all; see opmatrix.files.saving."""
-        from opmatrix.files.saving import save
-        save(self, directory)
+        body("save")(self, directory)
 
     @staticmethod
     def load(directory: str | Path, copy: bool = False) -> "Program":
@@ -320,8 +323,8 @@ class Program:
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
         memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
         replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        from opmatrix.files.storage import load
-        return load(directory, copy)
+        program: Program = body("load")(directory, copy)
+        return program
 
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))

@@ -35,7 +35,8 @@ from opmatrix.algebra.operators import heads as split
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch, Pattern
+from opmatrix.batch import Batch
+from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, HELD
 from opmatrix.relations import relation as made_relation
 
@@ -51,7 +52,7 @@ ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of
 class sharp(monoids.softmax):
     """Softmax of twice the scores: a second monoid with its flags."""
     closed = None                                           # type: ignore[assignment]
-    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)     # type: ignore
+    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)
 
 
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from opmatrix.display.progress import AGAIN, Line
+from opmatrix.display.progress import AGAIN, ProgressLine
 
 Tell = Callable[..., None]                                  # how far a phase is: (done, of), or words
 
@@ -35,10 +35,10 @@ class Report:
     ended: float = 0.0
 
     @contextmanager
-    def phase(self, name: str, brief: bool = False) -> Iterator[Line]:
+    def phase(self, name: str, brief: bool = False) -> Iterator[ProgressLine]:
         """One phase; the value is called with (done, of) or with words as it goes. A `brief` one is told
         of on a terminal alone: what is wrong with a command is refused in it, in one line."""
-        start, line = time.perf_counter(), Line(name, self.quiet, brief)
+        start, line = time.perf_counter(), ProgressLine(name, self.quiet, brief)
         if self.began is None: self.began = start
         self.running[name] = start if self.seconds else self.began
         before = self.seconds.get(name)

@@ -19,9 +19,9 @@ from formats.machine.quiet import Watch
 from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians, peak
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation

@@ -14,7 +14,7 @@ from formats.core.activation import COMPILED
 from opmatrix.algebra.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, formula
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.session import some
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import sentences

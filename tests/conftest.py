@@ -8,8 +8,8 @@ import pytest
 
 from formats import kernels
 from opmatrix.algebra.term import Data
+from opmatrix.batch import Batch
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 
 CONFIG = dict(
     model_type="bert",

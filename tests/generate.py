@@ -36,7 +36,8 @@ from opmatrix.algebra.operators import (
     zero,
 )
 from opmatrix.algebra.term import Data, formula
-from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
+from opmatrix.batch import Batch
+from opmatrix.patterns import causal, everyone, mask, sequence, window
 
 FUNCTIONS = (relu, gelu, silu, tanh, square, softplus, (square + 0.5) @ rsqrt, (square + 0.5) @ reciprocal)
 POLYNOMIAL = (relu, square)

@@ -16,9 +16,10 @@ from formats.machine.prices import FORMAT_CATALOGUE
 from opmatrix.algebra.operators import given, product, softmax, symbol, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Data, formula
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.storage import PROGRAM, WEIGHTS
-from opmatrix.patterns import Batch, causal, mask, sequence
+from opmatrix.patterns import causal, mask, sequence
 from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term

@@ -11,8 +11,9 @@ from random_programs import LIMIT, OTHERS, PLAIN, VOCABULARY, Choices, Grower, s
 from opmatrix.algebra import operators
 from opmatrix.algebra.operators import I, given, pick, product, weight
 from opmatrix.algebra.term import Data, Operator, Value
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
-from opmatrix.patterns import Batch, mask, sequence
+from opmatrix.patterns import mask, sequence
 from rewrites.graph.layers import outputs
 
 WIDTHS = 1, 2, 3, 4, 6, 8, 12, 32, 64

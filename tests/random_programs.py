@@ -24,10 +24,11 @@ from opmatrix.algebra.operators import (
     total,
     weight,
 )
-from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.oracles import DenseReading, dense, entrywise
 from opmatrix.algebra.term import KINDS, Data, formula, read
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
-from opmatrix.patterns import Batch, causal, coarse, everyone, hubs, mask, scattered, sequence, window
+from opmatrix.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.extraction import Infeasible
@@ -214,7 +215,7 @@ def chosen(graph, template, rng):
     return built
 
 
-def at(term, batch): return read(term, Dense(np.zeros((batch.rows, 1)), batch), {}).array.reshape(batch.rows, -1)
+def at(term, batch): return read(term, DenseReading(np.zeros((batch.rows, 1)), batch), {}).array.reshape(batch.rows, -1)
 
 
 def check_logical(model, batch, rng, small=True):

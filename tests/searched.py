@@ -5,9 +5,9 @@ import numpy as np
 from checkpoints import CONFIG, arrays
 
 from opmatrix.algebra.data import Data
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 

@@ -10,9 +10,9 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import I, const, layernorm, relu, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.measure import measure, medians
-from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Spectrum
 from rewrites import optimize

@@ -65,7 +65,7 @@ class Ragged:
     """opmatrix at work: a batch is all rows of its sentences, one after another; nothing is padded."""
 
     def __init__(self, program):
-        from opmatrix.patterns import Batch
+        from opmatrix.batch import Batch
         self.program, self.batch = program, Batch
 
     def ready(self, rows): return self.batch(rows)

@@ -12,8 +12,8 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.text import sentences
 from rewrites.evaluate.pairs import SentencePairs
 

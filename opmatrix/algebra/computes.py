@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-IMMUTABLE = int, str, bytes, bool, type(None)
+from opmatrix.algebra.data import Data
+from opmatrix.relations import Relation
+
+
+class Immutable:
+    """A thing that nobody can change, equal to another where its parts are: functions over equal ones compute alike."""
+
+
+IMMUTABLE = int, str, bytes, bool, type(None), Data, Relation, Immutable
 
 
 def compute_alike(one: Any, other: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
@@ -25,9 +33,6 @@ def compute_alike(one: Any, other: Any, compared: frozenset[tuple[int, int]] = f
 def equal_values(one: Any, other: Any, compared: frozenset[tuple[int, int]]) -> bool:
     """Whether two values that functions hold are equal and stay so: what may be written to is equal to itself alone,
     arrays apart."""
-    from opmatrix.algebra.data import Data
-    from opmatrix.patterns import Pattern
-    from opmatrix.relations import Relation
     if one is other: return True
     if type(one) is not type(other): return False
     match one:
@@ -41,4 +46,4 @@ def equal_values(one: Any, other: Any, compared: frozenset[tuple[int, int]]) -> 
         case np.generic(): return bool(one.tobytes() == other.tobytes())
         case float(): return bool(one.hex() == other.hex())
         case FunctionType() | MethodType(): return compute_alike(one, other, compared)
-    return isinstance(one, (*IMMUTABLE, Data, Pattern, Relation)) and bool(one == other)
+    return isinstance(one, IMMUTABLE) and bool(one == other)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.attributes import brief
+
 
 class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
@@ -21,9 +23,7 @@ class Data:
 
     def __init__(self, array: Any, name: str | None = None, blocks: NDArray[Any] | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
-        if array.dtype.kind not in "fiub":                  # imported here: it needs sympy, and programs that run do
-                                                            # not
-            from opmatrix.algebra.shapes import brief
+        if array.dtype.kind not in "fiub":
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
         self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
@@ -57,7 +57,9 @@ class Data:
     def __eq__(self, other: object) -> bool: return self is other or (isinstance(other, Data) and self.key == other.key)
     def __hash__(self) -> int: return hash(self.key)
     def __repr__(self) -> str: return self.label
-    def __getitem__(self, at: Any) -> Any: return self.array[at].item()
+    def __getitem__(self, at: Any) -> float:
+        number: float = self.array[at].item()
+        return number
 
     def head(self, h: int) -> Data:
         """The matrix of one head of a stack; itself where it is no stack."""
@@ -80,7 +82,6 @@ def check_numbers(numbers: Any) -> NDArray[Any]:
     NaN."""
     try: array = np.asarray(numbers)
     except ValueError:
-        from opmatrix.algebra.shapes import brief
         raise TypeError(f"an operand: {brief(numbers)}: its rows have different lengths") from None
     if array.dtype.kind == "f" and (lost := np.argwhere(np.isnan(array))).size:
         raise ValueError(f"an operand of shape {array.shape}: NaN at {lost[0].tolist()}")

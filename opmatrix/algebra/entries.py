@@ -10,10 +10,11 @@ import numpy as np
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
 
-Entry = Callable[[Any], Any] | None                         # a number into the carrier, or nothing there
+Carried = Callable[[Any], Any] | None                       # a number into the carrier, or nothing there
 
 
 class NoMatrix(TypeError):
@@ -48,7 +49,7 @@ def monoid(A: Operator) -> Any:
         case "compose", (_, b): return monoid(b)
         case ("add" | "mul"), (a, b):
             for c in (a, b):
-                if monoid(c) is not monoids.sum: raise no(A, f"{brief(c)} is no sum")
+                if not monoid(c).ordinary: raise no(A, f"{brief(c)} is no sum")
             return monoids.sum
         case "row", (a, b) if monoid(a) is monoid(b): return monoid(a)
         case _ if A.kind.matrix: return monoids.sum
@@ -57,7 +58,7 @@ def monoid(A: Operator) -> Any:
 def no(A: Operator, why: str) -> NoMatrix: return NoMatrix(f"({brief(A)})[i, j]: {why}")
 
 
-def carried(A: Operator, i: int, j: int) -> Entry:
+def carried(A: Operator, i: int, j: int) -> Carried:
     """The entry before finish."""
     match A.kind.name, A.args:
         case "over", (a, over): return lift_entry(a, over, i, j)
@@ -72,14 +73,14 @@ def carried(A: Operator, i: int, j: int) -> Entry:
         case "compose", (a, b): return composed(A, a, b, i, j)
     raise no(A, f"{A.kind} is no operator matrix")
 
-def lift_entry(a: Operator, over: Any, i: int, j: int) -> Entry:
+def lift_entry(a: Operator, over: type[Monoid], i: int, j: int) -> Carried:
     e = a.kind.body(i, j, *a.args)
     return None if e is None else over.entry(e, i)
 
 def column_of(c: Operator, j: int) -> int: return 0 if c.out.cols == 1 else j
 
 
-def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
+def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     """A product of entries: one factor is the same number in every row, or both are diagonal."""
     constant = next((c for c in (b, a) if c.constant and c.uniform), None)
     if constant is None and not (a.diagonal and b.diagonal):
@@ -88,13 +89,13 @@ def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> E
     return (lambda u: (f(u)[0] * g(u)[0],)) if f and g else None
 
 
-def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
+def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     """The generalised product of two matrices at (i, j), where the theorem allows it."""
     first, last, inner = monoid(a), monoid(b), a.out.cols if isinstance(a.out.cols, int) else b.into.cols
     through: Iterable[int] | None
     if not (obstacle := strange(b, first)): through = range(inner) if isinstance(inner, int) else None
     elif not a.diagonal:
-        what = "not additive" if first is monoids.sum else f"no homomorphism of {first.__name__}"
+        what = "not additive" if first.ordinary else f"no homomorphism of {first.__name__}"
         raise no(A, f"{brief(obstacle)} is {what} and {brief(a)} is not diagonal, so their product has no entries")
     elif not keeps_unit(b, first):
         raise no(A, f"{brief(b)} does not map the unit of {first.__name__} to that of {last.__name__}")
@@ -111,20 +112,20 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
     return along if pairs else None
 
 
-def strange(b: Operator, over: Any) -> Operator | None:
+def strange(b: Operator, over: type[Monoid]) -> Operator | None:
     """The first factor of b with an entry that is no homomorphism of the monoid."""
     match b.kind.name, b.args:
         case "compose", (c, d): return strange(c, over) or strange(d, over)
         case "over", (c, m): return None if m is over and (w := list_numbers(c)) and all(map(m.distributes, w)) else b
-    return None if over is monoids.sum and b.linear else b
+    return None if over.ordinary and b.linear else b
 
 def list_numbers(c: Operator) -> list[float]:
     """The entries of a matrix of numbers, as far as they differ; none where entries are functions."""
     if c.args and isinstance(c.args[0], Data): return [] if c.kind.name == "const" else list(c.args[0].array.flat)
     return [] if callable(c.kind.body(0, 0, *c.args)) else [1]
 
-def keeps_unit(b: Operator, over: Any) -> bool:
+def keeps_unit(b: Operator, over: type[Monoid]) -> bool:
     """Whether every entry maps the unit of the one monoid to that of its own."""
-    if (last := monoid(b)) is monoids.sum: return over is monoids.sum and b.maps_zero_to_zero
+    if (last := monoid(b)).ordinary: return bool(over.ordinary and b.maps_zero_to_zero)
     if b.kind.name != "over" or not (w := list_numbers(b.args[0])): return False
     return all(last.lifted(over.identity, p) == last.unit() for p in w)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["Monoid"]
 
-Carrier = tuple[Any, ...]
+Scalars: TypeAlias = Any                                    # a number, an array of them, or a carrier: bodies read any
+Carrier: TypeAlias = tuple[Scalars, ...]
 
 
 class Monoid:
@@ -30,10 +31,12 @@ class Monoid:
     closed: ClassVar[Callable[..., Any] | None] = None
     width: ClassVar[int | None] = 1
     single: ClassVar[bool]
+    scale: ClassVar[Callable[[Any], Any] | None] = None     # a product over n numbers: so many times that of matrices
 
     indexed = False                                         # lift also takes the index
     commutative = True                                      # the order of what is merged does not matter
     idempotent = False                                      # merging a thing with itself gives it back
+    ordinary = False                                        # a product over it is the matrix product
     linear = False                                          # a product is linear in its left and in its right operand
     right_linear = False                                    # ... in its right operand: a weighted sum of rows
     homogeneous = False                                     # multiplying the left by c > 0 multiplies the product by c
@@ -52,9 +55,10 @@ class Monoid:
 
     def __init_subclass__(cls) -> None:
         cls.single = not isinstance(cls.identity, tuple)
+        if cls.ordinary: cls.linear = True
         if cls.linear: cls.right_linear = cls.homogeneous = True
         if cls.normalised: cls.right_linear = True
-        for name in ("lift", "merge", "finish", "closed", "distributes"):
+        for name in ("lift", "merge", "finish", "closed", "distributes", "scale"):
             if (f := cls.__dict__.get(name)) and not isinstance(f, staticmethod): setattr(cls, name, staticmethod(f))
         for name, finish in cls.__dict__.get("finishes", {}).items():
             body = dict(finish=finish, closed=None, __doc__=cls.__doc__)
@@ -180,6 +184,8 @@ def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.ra
 def check_flags(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
     """Every flag that is set, on random numbers."""
     y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
+    if cls.ordinary: check_promise(cls, "ordinary", of(x, w), x @ w)
+    if cls.scale: check_promise(cls, "scale", of(x, w), cls.scale(len(w)) * (x @ w))
     if cls.linear: check_promise(cls, "linear", of(x + c * y, w), of(x, w) + c * of(y, w))
     if cls.right_linear: check_promise(cls, "right_linear", of(x, w + c * v), of(x, w) + c * of(x, v))
     if cls.homogeneous: check_promise(cls, "homogeneous", of(c * x, w), c * of(x, w))

@@ -3,30 +3,40 @@ its body."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from formats.core.activation import ACTIVATIONS
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import N, Shape, ShapeError, brief
-from opmatrix.algebra.term import KINDS, Kind, Operator, adjoint
-from opmatrix.patterns import FIELDS, Pattern, everyone
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, brief
+from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
+from opmatrix.batch import FIELDS
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from opmatrix.signature import Port
 
+ReadAt: TypeAlias = Any                                    # what x is where a term is read: a Shape, arrays, entries
+ScalarBody: TypeAlias = Callable[[Scalars], Scalars]
+Cell: TypeAlias = float | ScalarBody | None                 # an entry: a factor, a function of a number, or nothing
+Sizes: TypeAlias = tuple[LiveSize, ...]
 
-def matrix(shape, dense, linear=True, **more):
+
+def matrix(shape: Body, dense: Body | None, linear: bool | Body = True,
+           **more: bool | Body) -> Callable[[Body], Kind]:
     """Declares an operator matrix by its entry (i, j): a number, a function, or None where there is none."""
-    return lambda entry: Kind(entry, matrix=shape, dense=dense, linear=linear, row_wise=True, uniform=True, **more)
+    def declare(entry: Body) -> Kind:
+        return Kind(entry, shape, dense, linear=linear, row_wise=True, uniform=True, **more)   # type: ignore[arg-type]
+    return declare
 
-def scalar_function(**properties):
+def scalar_function(**properties: bool) -> Callable[[ScalarBody], Operator]:
     """Declares a diagonal operator: f on the diagonal, nothing elsewhere."""
-    def declare(f):
-        def entry(i, j): return f if i == j else None
-        def of_each(u):
+    def declare(f: ScalarBody) -> Operator:
+        def entry(i: int, j: int) -> Cell: return f if i == j else None
+        def of_each(u: Scalars) -> Scalars:
             if np.shape(found := f(u)) == u.shape: return found
             raise ShapeError(f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(found))}: a scalar "
                              "function gives one for each entry")
@@ -37,91 +47,98 @@ def scalar_function(**properties):
 
 # Matrices of numbers. The adjoint is of n columns coming in.
 
-def slice_size(n, lo, hi, what):
+def slice_size(n: LiveSize, lo: int, hi: LiveSize, what: str) -> None:
     """The size of a choice of columns, which lie inside where that is known."""
     if not 0 <= lo < hi or (isinstance(n, int) and hi > n): raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
-def cols_shape(n, lo, hi, of):
+def cols_shape(n: LiveSize, lo: int, hi: int, of: int | None) -> Sizes:
     n = n if of is None else of
-    return slice_size(n, lo, hi, f"@ cols({lo}, {hi})") or (n, hi - lo)
+    slice_size(n, lo, hi, f"@ cols({lo}, {hi})")
+    return n, hi - lo
 
-def place_shape(k, lo, n): return (k, n) if k is N else slice_size(n, lo, lo + k, f"@ place({lo}, {n})") or (k, n)
+def place_shape(k: LiveSize, lo: int, n: int) -> Sizes:
+    if k is not N: slice_size(n, lo, lo + k, f"@ place({lo}, {n})")
+    return k, n
 
-def pad_columns(x, lo, n):
+def pad_columns(x: Scalars, lo: int, n: int) -> Scalars:
     out = np.zeros((*x.shape[:-1], n), x.dtype)
     out[..., lo:lo + x.shape[-1]] = x
     return out
 
-@matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, adjoint=lambda n: I())
-def I(i, j):                                                # noqa: E743
+@matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, adjoint=lambda n: KINDS["I"]())
+def I(i: int, j: int) -> Cell:                                                # noqa: E743
     """The identity: x itself."""
     return 1 if i == j else None
 
 @matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True),
-        adjoint=lambda n: None if n is N else weight(np.ones((1, n))))
-def ones(i, j):
+        adjoint=lambda n: None if n is N else KINDS["weight"](np.ones((1, n))))
+def ones(i: int, j: int) -> Cell:
     """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
     return 1
 
-def weight_shape(n, w):
+def weight_shape(n: LiveSize, w: Data) -> Sizes:
     if len(w.shape) not in (2, 3):
         raise ShapeError(f"weight: an array of shape {w.shape}: a matrix is (rows, columns), one for each head (heads, "
                          "rows, columns); one row is const(..)")
     return w.shape
 
-@matrix(weight_shape, lambda x, w: x @ w, adjoint=lambda n, w: weight(w.T))
-def weight(i, j, w: Data):
+@matrix(weight_shape, lambda x, w: x @ w, adjoint=lambda n, w: KINDS["weight"](w.T))
+def weight(i: int, j: int, w: Data) -> Cell:
     """Entries "multiply by w[i, j]": the ordinary product. An array with three axes is one matrix for each head."""
     return w[i, j]
 
-def diag_shape(n, g):
+def diag_shape(n: LiveSize, g: Data) -> Sizes:
     if len(g.shape) != 1: raise ShapeError(f"diag: {g.shape} is no row of numbers: a matrix is weight(..)")
     return g.shape * 2
 
-@matrix(diag_shape, lambda x, g: x * g, diagonal=True, adjoint=lambda n, g: diag(g))
-def diag(i, j, g: Data):
+@matrix(diag_shape, lambda x, g: x * g, diagonal=True, adjoint=lambda n, g: KINDS["diag"](g))
+def diag(i: int, j: int, g: Data) -> Cell:
     """Every column times its number."""
     return g[i] if i == j else None
 
-@matrix(cols_shape, lambda x, lo, hi, of: x[..., lo:hi], adjoint=lambda n, lo, hi, of: None if n is N else place(lo, n))
-def cols(i, j, lo: int, hi: int, of: int | None = None):
+@matrix(cols_shape, lambda x, lo, hi, of: x[..., lo:hi],
+        adjoint=lambda n, lo, hi, of: None if n is N else KINDS["place"](lo, n))
+def cols(i: int, j: int, lo: int, hi: int, of: int | None = None) -> Cell:
     """Columns lo to hi, without hi; of any number of columns, or of so many."""
     return 1 if i == lo + j else None
 
 @matrix(place_shape, pad_columns, adjoint=lambda k, lo, n: None if k is N else cols(lo, lo + k, n))
-def place(i, j, lo: int, n: int):
+def place(i: int, j: int, lo: int, n: int) -> Cell:
     """From column lo on in n columns, zeros elsewhere."""
     return 1 if j == lo + i else None
 
-def broadcast_shape(x, b):
+def broadcast_shape(x: Scalars, b: Scalars) -> Sizes:
     """As many rows as x has, and as many heads as either."""
     return (*np.broadcast_shapes(x.shape[:-2], b.shape[:-2]), x.shape[-2], b.shape[-1])
 
-def const_shape(n, b):
+def const_shape(n: LiveSize, b: Data) -> Sizes:
     if len(b.shape) > 1 and b.shape[-2] != 1:
         raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
     return (*b.shape[:-2], n, b.shape[-1])
 
 @matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True)
-def const(i, j, b: Data):
+def const(i: int, j: int, b: Data) -> Cell:
     """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width.
     Zeros are a row like any other: no property is read from numbers."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
 
-def over_shape(n, a, m):
+def over_shape(n: LiveSize, a: Operator, m: Any) -> Sizes:
     if not a.kind.matrix: raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
     *stack, rows, p = a.shape_of(n)
     return (*stack, rows, p * m.count(n))
 
-def averaged(n, a, m):
-    """The adjoint over a sum or a mean."""
-    return adjoint(a, n) if m is monoids.sum else adjoint(a, n) / n if m is monoids.mean and n is not N else None
+def averaged(n: LiveSize, a: Operator, m: Any) -> Operator | None:
+    """The adjoint over a monoid whose products are so many times the matrix product, such as a sum or a mean."""
+    if flag(m, "ordinary"): return adjoint(a, n)
+    scale: Body | None = getattr(m, "scale", None)
+    return adjoint(a, n) * scale(n) if scale and n is not N else None
 
 @matrix(over_shape, None, adjoint=averaged, linear=lambda a, m: a.linear and m.linear,
         positively_homogeneous=lambda a, m: a.linear and m.homogeneous)
-def over(i, j, a: Operator, m: type):
+def over(i: int, j: int, a: Operator, m: type) -> Cell:
     """The entries of a, merged by the monoid m instead of summed."""
-    return a.kind.body(i, j, *a.args)
+    entry: Cell = a.kind.body(i, j, *a.args)
+    return entry
 
 
 # Functions of one number.
@@ -130,33 +147,35 @@ SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(**each.properties
                                   for name, each in ACTIVATIONS.items()}
 
 @scalar_function()
-def exp(u):
+def exp(u: Scalars) -> Scalars:
     """e to the power u."""
     return np.exp(u)
 
 @scalar_function()
-def sigmoid(u):
+def sigmoid(u: Scalars) -> Scalars:
     """The logistic function, 1 / (1 + e^-u)."""
     return 0.5 * (1 + np.tanh(u / 2))
 
 @scalar_function()
-def reciprocal(u):
+def reciprocal(u: Scalars) -> Scalars:
     """One over u."""
     return np.divide(1, u)
 
 @scalar_function(positively_homogeneous=True, maps_zero_to_zero=True)
-def magnitude(u):
+def magnitude(u: Scalars) -> Scalars:
     """u without its sign; abs(A) is A @ magnitude."""
     return np.abs(u)
 
 
 # Combinators: what holds of the whole, from what holds of the parts.
 
-def combinator(**more): return lambda body: Kind(body, **more)
+def combinator(at_x: int = 0, adjoint: Body | None = None, **properties: bool | Body) -> Callable[[Body], Kind]:
+    """Declares a kind by its body: what it gives at x, of what its children give."""
+    return lambda body: Kind(body, adjoint=adjoint, at_x=at_x, **properties)          # type: ignore[arg-type]
 
-def every(*names: str) -> dict[str, Callable[..., bool]]:
+def every(*names: str) -> dict[str, Body]:
     """Each holds where it holds for all operators among the arguments."""
-    def holds(name): return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
+    def holds(name: str) -> Body: return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
     return {name: holds(name) for name in names}
 
 PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row_wise", "uniform",
@@ -164,20 +183,20 @@ PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row
                   "maps_zero_to_zero")
 
 def is_one_row(a: Operator) -> bool:
-    """The same row, whatever x and the row are."""
+    """Whether it gives one row, whatever x is and in every row."""
     return bool(a.constant and a.uniform)
 
 def holds_scaled(a: Operator, b: Operator, name: str) -> bool:
     """One factor has the property and the other does not depend on x."""
     return bool((getattr(a, name) and b.constant) or (getattr(b, name) and a.constant))
 
-def fitted(u: Any, a: Operator, rows: Any, cols: Any) -> Any:
+def fitted(u: ReadAt, a: Operator, rows: LiveSize, cols: LiveSize) -> ReadAt:
     """What a gives, where what is the same in all rows, or columns, is so in as many as are wanted."""
     own = u.size
     wanted = (rows if is_one_row(a) else own[0], cols if a.level and own[1] != 1 and cols != 1 else own[1])
     return u if wanted == own else u.spread(*wanted)
 
-def met(x: Any, a: Any, b: Any) -> tuple[Any, Any]:
+def met(x: ReadAt, a: Any, b: Any) -> tuple[ReadAt, ReadAt]:
     """What both give at x, of as many rows as each other: a row that is the same everywhere belongs to no space."""
     u, v = a(x), b(x)
     if u.size == v.size: return u, v
@@ -198,33 +217,34 @@ def flag(over: Any, name: str) -> bool:
     """A flag of a monoid; one that nobody has chosen yet has none."""
     return getattr(over, name, False)
 
-def adjoint_of_row(n, a, b):
+def adjoint_of_row(n: LiveSize, a: Operator, b: Operator) -> Operator:
     """The adjoint of columns side by side: each block of columns through its own adjoint, summed."""
     p, q = (c(Shape(cols=n)).cols for c in (a, b))
-    return cols(0, p, p + q) @ adjoint(a, n) + cols(p, p + q, p + q) @ adjoint(b, n)
+    blocks: Operator = cols(0, p, p + q) @ adjoint(a, n) + cols(p, p + q, p + q) @ adjoint(b, n)
+    return blocks
 
-def sum_adjoint(a, n, p):
+def sum_adjoint(a: Operator, n: LiveSize, p: LiveSize) -> Operator:
     """The adjoint of a where it spreads to p columns: they are summed first."""
     return adjoint(a, n) if a(Shape(cols=n)).cols == p else ones() @ adjoint(a, n)
 
-def scaling(n, a, b, p):
+def scaling(n: LiveSize, a: Operator, b: Operator, p: LiveSize) -> Operator | None:
     """The adjoint of a times a constant row: times the row first."""
-    return (I() * b) @ sum_adjoint(a, n,
-                                   p) if is_one_row(b) else (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
+    if is_one_row(b): return (I() * b) @ sum_adjoint(a, n, p)
+    return (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
 
 @combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"),
             constant=lambda a, b: a.constant or b.constant,
             stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
             column=lambda a, b: b.column or (a.column and b.entrywise), level=lambda a, b: a.level and b.entrywise,
             adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
-def compose(x, a: Operator, b: Operator):
+def compose(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """a, then b."""
     return b(a(x))
 
 @combinator(at_x=2, **PRESERVED, **every("constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
             adjoint=lambda n, a, b: sum_adjoint(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + sum_adjoint(b, n, p))
-def add(x, a: Operator, b: Operator):
+def add(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The sum, entry by entry."""
     u, v = met(x, a, b)
     return u + v
@@ -237,34 +257,35 @@ def add(x, a: Operator, b: Operator):
             positively_homogeneous=lambda a, b: holds_scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
             adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))
-def mul(x, a: Operator, b: Operator):
+def mul(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The product, entry by entry."""
     u, v = met(x, a, b)
     return u * v
 
 @combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=adjoint_of_row)
-def row(x, a: Operator, b: Operator):
+def row(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """Columns side by side."""
     u, v = a(x), b(x)
     return fitted(u, a.term, v.size[0], u.size[1]).beside(fitted(v, b.term, u.size[0], v.size[1]))
 
 @combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=is_one_row)
-def turn(x, a: Operator):
+def turn(x: ReadAt, a: Operator) -> ReadAt:
     """The numbers of a value with rows and columns exchanged."""
     return a(x).turn()
 
-def weighted(name: str) -> Callable[..., bool]:
+def weighted(name: str) -> Body:
     """In one operand, where the monoid is linear in it and the other does not depend on x."""
     return lambda a, b, over, where: ((flag(over, "linear") and holds_scaled(a, b, name))
                                       or (flag(over, "right_linear") and a.constant and getattr(b, name)))
 
-def kept_zero(a, b, over, where):
-    return ((flag(over, "linear") and a.maps_zero_to_zero) or (flag(over, "right_linear") and b.maps_zero_to_zero))
+def kept_zero(a: Operator, b: Operator, over: Any, where: Pattern) -> bool:
+    return bool((flag(over, "linear") and a.maps_zero_to_zero)
+                or (flag(over, "right_linear") and b.maps_zero_to_zero))
 
 @combinator(at_x=2, **every("constant"), row_wise=lambda a, b, over, where: a.row_wise and b.constant,
             additive=weighted("additive"), positively_homogeneous=weighted("positively_homogeneous"),
             maps_zero_to_zero=kept_zero, level=lambda a, b, over, where: b.level and flag(over, "right_linear"))
-def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone):
+def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone) -> ReadAt:
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention,
     `product(given("members"), x, over=mean)` pooling. What is no entry of a relation on the left is left out."""
     u, v = a(x), b(x)
@@ -273,36 +294,36 @@ def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: Patter
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.
-@combinator(additive=True, row_wise=True, uniform=True, splits=True, adjoint=lambda n, h: join(h))
-def heads(x, h: int):
+@combinator(additive=True, row_wise=True, uniform=True, splits=True, adjoint=lambda n, h: KINDS["join"](h))
+def heads(x: ReadAt, h: int) -> ReadAt:
     """Columns into h heads of equal width."""
     return x.split(h)
 
 @combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: heads(h))
-def join(x, h: int):
+def join(x: ReadAt, h: int) -> ReadAt:
     """Heads into columns, side by side."""
     return x.join(h)
 
 @combinator(additive=True, row_wise=True, uniform=True)
-def repeat(x, h: int):
+def repeat(x: ReadAt, h: int) -> ReadAt:
     """As many heads as h, each head so many times in a row as they are to one of x: keys and values that groups of
     queries share (Ainslie et al. 2023, GQA)."""
     return x.repeat(h)
 
 @combinator(additive=True, row_wise=True, uniform=True)
-def total(x):
+def total(x: ReadAt) -> ReadAt:
     """The sum of all heads."""
     return x.total()
 
 @combinator(row_wise=True, uniform=True)
-def share(x):
+def share(x: ReadAt) -> ReadAt:
     """Softmax of each row of each head: e to the power of its numbers, as shares of their sum. The largest of the row
     is taken from all of it first, so no number is too large."""
     grown = (x + x.act(over(ones(), monoids.max)) * x.act(const(-1.0))).act(exp)
     return grown * grown.act(ones()).act(reciprocal)
 
 @combinator(row_linear=True)
-def rotate(x, cos: Data, sin: Data, rest: int = 0):
+def rotate(x: ReadAt, cos: Data, sin: Data, rest: int = 0) -> ReadAt:
     """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of
     position p by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). So
     many columns behind, the rest, stay as they are."""
@@ -317,28 +338,28 @@ def rotate(x, cos: Data, sin: Data, rest: int = 0):
     return turned.beside(x.act(cols(2 * k, n, n))) if rest else turned
 
 @combinator(constant=True, row_wise=True)
-def given(x, field: Literal[*FIELDS], n: int):              # type: ignore[valid-type]    # the fields are data
+def given(x: ReadAt, field: Literal[*FIELDS], n: int) -> ReadAt:              # type: ignore[valid-type]    # the fields are data
     """One-hot rows that the batch gives, whatever x is: its tokens, positions or kinds, below n."""
     return x.given(field, n)
 
 @combinator(constant=True)
-def related(x, relation: Relation):
+def related(x: ReadAt, relation: Relation) -> ReadAt:
     """The entries of a relation that the batch gives, whatever x is."""
     return x.related(relation)
 
 @combinator(constant=True)
-def entered(x, port: Port):
+def entered(x: ReadAt, port: Port) -> ReadAt:
     """The matrix that the batch gives for an input, whatever x is."""
     return x.entered(port)
 
 @combinator(additive=True, selective=True)
-def pick(x, relation: Relation):
+def pick(x: ReadAt, relation: Relation) -> ReadAt:
     """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last
     rows of the sequences. They keep their positions and sequences."""
     return x.pick(relation)
 
-@combinator(**{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})
-def symbol(x, name: str, into: Shape, out: Shape, facts: tuple):             # type: ignore[type-arg]
+@combinator(0, None, **{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})
+def symbol(x: ReadAt, name: str, into: Shape, out: Shape, facts: tuple) -> ReadAt:             # type: ignore[type-arg]
     """An operator of which only name, sizes and properties are known."""
     return x.symbol(name, into, out)
 

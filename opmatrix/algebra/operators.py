@@ -12,7 +12,7 @@ import numpy as np
 from formats.core.activation import ACTIVATIONS as RECORDS
 from formats.core.errors import InputError
 from opmatrix.algebra import nodes
-from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, pattern_of, whole_of
+from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, whole_of
 from opmatrix.algebra.monoids import max as maximum
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.nodes import add as add
@@ -37,9 +37,10 @@ from opmatrix.algebra.nodes import (
 from opmatrix.algebra.nodes import combinator as combinator
 from opmatrix.algebra.nodes import join as join
 from opmatrix.algebra.nodes import mul as mul
-from opmatrix.algebra.shapes import N, Shape, ShapeError, Size, T, brief
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief
 from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
-from opmatrix.patterns import FIELDS, Pattern
+from opmatrix.batch import FIELDS
+from opmatrix.patterns import Pattern, pattern_of
 from opmatrix.relations import relation
 from opmatrix.signature import FLOAT, Port
 
@@ -125,7 +126,7 @@ def given(name: Any, n: int | None = None, space: Any = None, heads: int = 1) ->
     return made
 
 
-def symbol(name: str, into: Size | Shape | None = None, out: Size | Shape | None = None,
+def symbol(name: str, into: LiveSize | Shape | None = None, out: LiveSize | Shape | None = None,
            **properties: bool) -> Operator:
     """An operator of which only sizes and properties are known: a border of the graph, or a variable of a law.
 
@@ -158,8 +159,8 @@ def rmsnorm(x: Value, eps: float) -> Value:
 
 @operator
 def unit_length(x: Value, least: float = LEAST_SQUARE) -> Value:
-    """The same directions, of length one, to the square of which `least` is added: a row of zeros stays. Raises
-    InputError for what is no such number."""
+    """Rows of length one in their directions; `least` is added to the square of the length, so a row of zeros stays.
+    Raises InputError for what is no such number."""
     check_least(least)
     made: Value = x @ (I * ((square @ ones + least) @ rsqrt))
     return made

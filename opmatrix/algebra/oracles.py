@@ -3,29 +3,34 @@ kernel."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Carrier, Monoid
+from opmatrix.algebra.monoids import Visible
+from opmatrix.algebra.nodes import Cell, ScalarBody
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
-from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Batch, Fields, Pattern, everyone
+from opmatrix.algebra.term import Body, Operator, read
+from opmatrix.batch import Batch, Fields
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
 
 __all__ = ["dense", "entrywise"]
+Cells: TypeAlias = dict[tuple[int, int], Cell]               # the entries of a matrix that are there, by place
 ORACLE_ROWS = 128                                           # of sequences that are computed at a time
 
 
-def reduced(term: Operator) -> tuple[Operator, Any]:
+def reduced(term: Operator) -> tuple[Operator, type[Monoid]]:
     """The matrix of a matrix kind, and the monoid that it reduces over."""
     return term.args if term.kind.name == "over" else (term, monoids.sum)
 
@@ -50,7 +55,7 @@ def unbound(name: str) -> TypeError:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class DenseReading:
     """Whole arrays, (heads,) rows x columns, with what the batch says of these rows; a selection stays CSR until it is
     multiplied, and a relation what it is."""
     value: Any
@@ -58,7 +63,7 @@ class Dense:
     dtype: Any = np.float64
     stored: dict[Any, NDArray[Any]] | None = None           # weights in dtype, kept while one term is read
 
-    def of(self, value: Any) -> Dense: return replace(self, value=value)
+    def of(self, value: Any) -> DenseReading: return replace(self, value=value)
     @cached_property
     def array(self) -> NDArray[Any]: return self.whole()
     def whole(self) -> NDArray[Any]:
@@ -68,41 +73,41 @@ class Dense:
     def size(self) -> tuple[int, int]:
         rows, columns = self.value.shape[-2:]
         return rows, columns
-    def spread(self, rows: int, cols: int) -> Dense:
+    def spread(self, rows: int, cols: int) -> DenseReading:
         """So many rows and columns, of what is the same in all of them."""
         own = self.array[..., :1, :] if rows != self.size[0] else self.array
         own = own[..., :1] if cols != self.size[1] else own
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
-    def __add__(self, other: Dense) -> Dense: return self.of(self.array + other.array)
-    def __mul__(self, other: Dense) -> Dense: return self.of(self.array * other.array)
-    def turn(self) -> Dense: return self.of(self.array.swapaxes(-1, -2))
-    def beside(self, other: Dense) -> Dense:
+    def __add__(self, other: DenseReading) -> DenseReading: return self.of(self.array + other.array)
+    def __mul__(self, other: DenseReading) -> DenseReading: return self.of(self.array * other.array)
+    def turn(self) -> DenseReading: return self.of(self.array.swapaxes(-1, -2))
+    def beside(self, other: DenseReading) -> DenseReading:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
                  for heads in [np.broadcast_shapes(self.array.shape[:-2], other.array.shape[:-2])]]
         return self.of(np.concatenate(parts, -1))
-    def split(self, h: int) -> Dense:
+    def split(self, h: int) -> DenseReading:
         flat = self.array.reshape(self.array.shape[-2:])
         return self.of(flat.reshape(len(flat), h, -1).swapaxes(0, 1))
-    def join(self, h: int) -> Dense:
+    def join(self, h: int) -> DenseReading:
         rows, cols = self.array.shape[-2:]
         return self.of(self.array.reshape(h, rows, cols).swapaxes(0, 1).reshape(rows, h * cols))
-    def repeat(self, h: int) -> Dense:
+    def repeat(self, h: int) -> DenseReading:
         own = self.array.reshape(-1, *self.array.shape[-2:])
         return self.of(own.repeat(h // len(own), 0))
-    def total(self) -> Dense: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
-    def given(self, field: str, cols: int) -> Dense:
+    def total(self) -> DenseReading: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
+    def given(self, field: str, cols: int) -> DenseReading:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
-    def related(self, relation: Relation) -> Dense:
+    def related(self, relation: Relation) -> DenseReading:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
-    def entered(self, port: Port) -> Dense:
+    def entered(self, port: Port) -> DenseReading:
         found = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
         rows = needed(self.batch, port).space(port.space, len(found))
         return replace(self, value=found if found.ndim == 2 else found.swapaxes(0, 1), batch=rows)
-    def pick(self, relation: Relation) -> Dense:
+    def pick(self, relation: Relation) -> DenseReading:
         at = read_relation(self.batch, relation, self.size[0]).single()
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
-    def symbol(self, name: str, into: Shape, out: Shape) -> Dense: raise unbound(name)
+    def symbol(self, name: str, into: Shape, out: Shape) -> DenseReading: raise unbound(name)
 
     def numbers(self, data: Data) -> NDArray[Any]:
         """The array of an attribute, in the number type that is computed in."""
@@ -110,7 +115,7 @@ class Dense:
         if data not in stored: stored[data] = data.array.astype(self.dtype)
         return stored[data]
 
-    def act(self, term: Operator) -> Dense:
+    def act(self, term: Operator) -> DenseReading:
         if term.kind.dense:
             sparse = term.kind.name == "weight" and len(term.args[0].shape) == 2        # a stack multiplies arrays only
             x = self.value if sparse else self.array
@@ -119,7 +124,7 @@ class Dense:
         stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
         return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
 
-    def reduce(self, over: Any, entries: dict[tuple[int, int], Any], n: int, p: int) -> NDArray[Any]:
+    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> NDArray[Any]:
         """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
         if any(map(callable, entries.values())):
             lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
@@ -131,7 +136,7 @@ class Dense:
         if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
         return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
 
-    def product(self, other: Dense, over: Any, where: Pattern) -> Dense:
+    def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> DenseReading:
         seen, (rows, inner) = None, self.size
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
         if where is not everyone:
@@ -146,7 +151,7 @@ class Dense:
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
 
-    def gathered(self, other: Dense, over: Any, seen: Any) -> NDArray[Any]:
+    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> NDArray[Any]:
         """A product with a relation: its entries alone, the first of all rows, then the second."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
@@ -158,13 +163,13 @@ class Dense:
         return np.asarray(over.finished(total, shape), self.dtype)
 
 
-def merged(over: Any, carriers: Any) -> Any:
+def merged(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
     """Merged, not finished."""
     total = over.unit()
     for c in carriers: total = over.merged(total, c)
     return total
 
-def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[dict[tuple[int, int], Any], int, int]]:
+def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[Cells, int, int]]:
     """The entries that are there, by place, and the size: once, or once for each head of a stack."""
     *stack, _, p = matrix.shape_of(n)
     for k in range(*stack or [1]):
@@ -174,11 +179,11 @@ def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[dict[tuple[int, i
 
 class ExactData:
     """An array whose numbers are given in another number type."""
-    def __init__(self, data: Data, number: Callable[[float], Any]) -> None:
+    def __init__(self, data: Data, number: ScalarBody) -> None:
         self.data, self.number, self.shape = data, number, data.shape
     def __getitem__(self, at: Any) -> Any: return self.number(self.data[at])
     @classmethod
-    def of(cls, a: Any, head: int, number: Callable[[float], Any]) -> Any:
+    def of(cls, a: Any, head: int, number: ScalarBody) -> Any:
         """An attribute as it is, an array of one head exactly."""
         return cls(a.head(head), number) if isinstance(a, Data) else a
 
@@ -189,10 +194,10 @@ class Entrywise:
     scalars: float, Fraction for the polynomial fragment, or any class of a field that takes a float."""
     value: NDArray[Any]                                     # of objects, always heads x rows x columns
     batch: Fields | None = None
-    number: Callable[[Any], Any] = float
+    number: ScalarBody = float
     present: NDArray[np.bool_] | None = None                # the entries of a relation
 
-    def of(self, shape: tuple[int, ...], f: Callable[..., Any]) -> Entrywise:
+    def of(self, shape: tuple[int, ...], f: Body) -> Entrywise:
         out = np.empty(shape, dtype=object)
         for at in itertools.product(*map(range, shape)): out[at] = f(*at)
         return replace(self, value=out, present=None)
@@ -208,7 +213,7 @@ class Entrywise:
     def at(self, h: int, r: int, c: int) -> Any:
         H, _, C = self.value.shape
         return self.value[h if H > 1 else 0, r, c if C > 1 else 0]
-    def pointwise(self, other: Entrywise, f: Callable[[Any, Any], Any]) -> Entrywise:
+    def pointwise(self, other: Entrywise, f: Body) -> Entrywise:
         shape = tuple(max(a, b) for a, b in zip(self.value.shape, other.value.shape, strict=True))
         return self.of(shape, lambda *at: f(self.at(*at), other.at(*at)))
 
@@ -263,7 +268,7 @@ class Entrywise:
             return over.fold(over.entry(e, i)(self.at(h, r, i)) for i, e in entries if e is not None)
         return self.finished((max(h, *stack, 1), r, p), over.count(n), out, term)
 
-    def product(self, other: Entrywise, over: Any, where: Pattern) -> Entrywise:
+    def product(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
         (h, r, m), (k, _, p) = self.value.shape, other.value.shape
 
         def out(h: int, r: int, j: int) -> Any:
@@ -272,7 +277,7 @@ class Entrywise:
             return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
         return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
 
-    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Any], doing: object) -> Entrywise:
+    def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Every value of every column; what is not exact where exact numbers are asked for is an error."""
         def at(h: int, r: int, j: int) -> Any:
             try: found = value(h, r, j // width)
@@ -296,26 +301,26 @@ def dense(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.fl
     for f in factors(term): value = apply_factor(f, value)
     return np.asarray(value.array)
 
-def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> Dense:
+def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> DenseReading:
     """What a term is given, as its first factor takes it. Raises as `dense` does."""
     x, batch = check_input(term, x, batch)
-    return Dense(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
+    return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
-def apply_factor(term: Operator, x: Dense) -> Dense:
+def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
     value, batch, stored = x.value, x.batch, dict[Any, NDArray[Any]]()
 
-    def at(value: Any, batch: Fields | None) -> Dense:
-        found: Dense = read(term, Dense(value, batch, x.dtype, stored), {})
+    def at(value: Any, batch: Fields | None) -> DenseReading:
+        found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
         return found.of(found.array)
     if not isinstance(batch, Batch) or len(batch) < 2 or term.row_wise or not separate(term): return at(value, batch)
     pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
     starts = np.cumsum([0, *(piece.rows for piece in pieces)])
     parts = [value[:, lo:hi] if value.ndim == 3 else value[lo:hi] for lo, hi in pairwise(starts)]
-    return Dense(np.concatenate([at(part, one).array for part, one in zip(parts, pieces, strict=True)], -2), batch,
-                 x.dtype)
+    computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
+    return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
-def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: Callable[[Any], Any] = float) -> NDArray[Any]:
+def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[Any]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
     is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
     x, batch = check_input(term, x, batch)

@@ -10,7 +10,7 @@ import sympy
 
 from opmatrix.algebra.attributes import brief as brief
 
-Size: TypeAlias = Any                                       # an int or a sympy expression: `m + 1` is a size
+LiveSize: TypeAlias = Any                                   # an int or a sympy expression: `m + 1` is a size
 
 
 def size(name: str) -> sympy.Symbol:
@@ -40,22 +40,22 @@ class ShapeError(TypeError):
 
 class Needs(Exception):
     """An unknown size of the input turned out to be this."""
-    def __init__(self, unknown: Size, found: Size) -> None: self.sizes = {unknown: found}
+    def __init__(self, unknown: LiveSize, found: LiveSize) -> None: self.sizes = {unknown: found}
 
 
-def expression(n: Size) -> sympy.Expr:
+def expression(n: LiveSize) -> sympy.Expr:
     """A size as an expression. Text is none: reading it as one would run it. Raises ShapeError."""
     try: return sympy.sympify(n, strict=True)
     except sympy.SympifyError:
         raise ShapeError(f"{brief(repr(n))} is no size: a whole number, or an expression of sizes") from None
 
 
-def as_int(n: Size) -> Size:
+def as_int(n: LiveSize) -> LiveSize:
     """A sympy integer as an int; anything else as it is."""
     return int(n) if isinstance(n, sympy.Integer) else n
 
 
-def root(a: Size, b: Size, unknown: Size) -> Size | None:
+def root(a: LiveSize, b: LiveSize, unknown: LiveSize) -> LiveSize | None:
     """The positive whole number or expression at which a equals b, linear in the unknown; None where there is none."""
     if isinstance(a, int) and isinstance(b, int): return None
     for one, other in ((a, b), (b, a)):
@@ -75,7 +75,8 @@ def untaken(name: str, taken: Container[str]) -> str:
     return next(each for each in chain([name], numbered) if each not in taken)
 
 
-def agree(a: Size, b: Size, axis: str, left: object, right: object, *doing: object, spread: bool = False) -> Size:
+def agree(a: LiveSize, b: LiveSize, axis: str, left: object, right: object, *doing: object,
+          spread: bool = False) -> LiveSize:
     """The one size that both axes have; a size of one spreads where allowed, so there unknown heads are one."""
     if a is b or a == b: return a
     if spread and (a == 1 or b == 1): return b if a == 1 else a
@@ -84,16 +85,23 @@ def agree(a: Size, b: Size, axis: str, left: object, right: object, *doing: obje
     raise ShapeError(f"{' '.join(map(brief, doing))}: {left} against {right}: {axis} {a} ≠ {b}")
 
 
-def expect(rows: Size, origin: Space) -> None:
+def expect(rows: LiveSize, origin: Space) -> None:
     """Rows of T stand for those of any space until a relation says which they are: Needs tells."""
     if rows is T and origin is not T: raise Needs(T, origin)
 
 
+def is_fixed_value(term: Any, columns: LiveSize) -> bool:
+    """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
+    needs no x, whose rows are no tokens, or are what the columns stand for."""
+    if not term.constant or term.uniform: return False
+    return not isinstance(term.out.rows, Space) or bool(term.out.rows is columns)
+
+
 class Shape(NamedTuple):
     """The reading of a term that only looks at sizes."""
-    heads: Size = H
-    rows: Size = T
-    cols: Size = N
+    heads: LiveSize = H
+    rows: LiveSize = T
+    cols: LiveSize = N
 
     def __str__(self) -> str:
         return ("" if self.heads in (1, H) else f"{self.heads}·") + f"({self.rows} × {self.cols})"
@@ -133,16 +141,16 @@ class Shape(NamedTuple):
     def related(self, relation: Any) -> Shape: return Shape(1, space(relation.rows), space(relation.cols))
 
     @property
-    def size(self) -> tuple[Size, Size]: return self.rows, self.cols
+    def size(self) -> tuple[LiveSize, LiveSize]: return self.rows, self.cols
 
-    def spread(self, rows: Size, cols: Size) -> Shape:
+    def spread(self, rows: LiveSize, cols: LiveSize) -> Shape:
         """So many rows and columns, of what is the same in all of them: where both are of a space, that of others."""
-        def of(has: Size, wanted: Size) -> Size:
+        def of(has: LiveSize, wanted: LiveSize) -> LiveSize:
             return wanted if isinstance(has, Space) and isinstance(wanted, Space) else has
         return Shape(self.heads, of(self.rows, rows), of(self.cols, cols))
 
     def total(self) -> Shape: return Shape(1, self.rows, self.cols)
-    def given(self, field: str, cols: Size) -> Shape: return Shape(1, self.rows, cols)
+    def given(self, field: str, cols: LiveSize) -> Shape: return Shape(1, self.rows, cols)
     def turn(self) -> Shape: return Shape(self.heads, self.cols, self.rows)
 
     def beside(self, other: Shape) -> Shape:
@@ -159,7 +167,7 @@ class Shape(NamedTuple):
         width = getattr(over, "width", 1)                   # columns that finish gives; None for one a row
         return Shape(heads, self.rows, as_int(other.cols * (other.rows if width is None else width)))
 
-    def split(self, h: Size) -> Shape:
+    def split(self, h: LiveSize) -> Shape:
         """Columns into h heads."""
         agree(self.heads, 1, "heads", self, f"heads({h})", "@", f"heads({h})")
         if isinstance(h, int) and (h < 1 or (isinstance(self.cols, int) and self.cols % h)):
@@ -167,13 +175,13 @@ class Shape(NamedTuple):
         whole = isinstance(h, int) and isinstance(self.cols, int)
         return Shape(h, self.rows, self.cols // h if whole else as_int(expression(self.cols) / expression(h)))
 
-    def repeat(self, h: Size) -> Shape:
+    def repeat(self, h: LiveSize) -> Shape:
         """Each head for a group of so many that there are h."""
         if self.heads is not H and isinstance(h, int) and isinstance(self.heads, int) and (h < 1 or h % self.heads):
             raise ShapeError(f"@ repeat({h}): {self} has {self.heads} heads, which do not divide {h}")
         return Shape(h, self.rows, self.cols)
 
-    def join(self, h: Size) -> Shape:
+    def join(self, h: LiveSize) -> Shape:
         """Heads side by side."""
         agree(self.heads, h, "heads", self, f"join({h})", "@", f"join({h})")
         return Shape(1, self.rows, as_int(self.cols * h))

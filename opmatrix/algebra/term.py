@@ -6,30 +6,40 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import reduce, wraps
 from operator import index, matmul
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeAlias, overload
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
-from opmatrix.algebra.attributes import bind, is_fixed_value, monoid_of, pattern_of, refuse_constant_sum, whole_of
+from opmatrix import body
+from opmatrix.algebra.attributes import bind, whole_of
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.shapes import H, Needs, Shape, ShapeError, Space, T, brief, untaken
-from opmatrix.patterns import Pattern
+from opmatrix.algebra.monoids import monoid_of, refuse_constant_sum
+from opmatrix.algebra.shapes import H, Needs, Shape, ShapeError, Space, T, brief, is_fixed_value, untaken
+from opmatrix.patterns import Pattern, pattern_of
 from opmatrix.relations import Relation
 from opmatrix.relations import as_relation as relation_of
 
 __all__ = ["Data", "Operator", "ShapeError", "Value", "formula", "named", "operator", "substitute"]
 
-
+Body: TypeAlias = Callable[..., Any]                        # of a kind or what is declared with it: reads its arguments
+RowFunction: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]       # of heads x rows x columns
+BothSides: TypeAlias = Callable[[RowFunction, NDArray[np.float64], NDArray[np.float64]],
+                                tuple[NDArray[np.float64], NDArray[np.float64]]]
 KINDS: dict[str, Kind] = {}                                 # name -> kind
 PROPERTIES: dict[str, Property] = {}                        # name -> property
+READERS: dict[Any, Body] = {                                # of an attribute, its kind and its name: by its annotation
+    Data: lambda given, *_: Data.of(given), type: lambda given, kind, _: monoid_of(given, kind),
+    Relation: lambda given, kind, _: relation_of(given, kind), Pattern: lambda given, kind, _: pattern_of(given, kind),
+    int: lambda given, kind, name: whole_of(given, f"{kind}: {name}")}
 
 
 class Property(NamedTuple):
     """What may be true of an operator. `sides(f, x, y)` gives two arrays that are equal where it is: f gives heads x
     rows x columns at random inputs x and y. It follows from each of `implied`; `measured` tells it from a term's
     sizes."""
-    sides: Callable[..., tuple[Any, Any]]
+    sides: BothSides
     implied: tuple[str, ...] = ()
     measured: Callable[[Operator], bool] | None = None
 
@@ -37,9 +47,9 @@ class Property(NamedTuple):
     def doc(self) -> str: return inspect.getdoc(self.sides) or ""
 
 
-def holding(*implied: str, measured: Callable[[Operator], bool] | None = None) -> Callable[..., Any]:
+def holding(*implied: str, measured: Callable[[Operator], bool] | None = None) -> Callable[[BothSides], Property]:
     """Declares a property of operators by what it means; see Property. It becomes an attribute of all of them."""
-    def enter(sides: Callable[..., tuple[Any, Any]]) -> Property:
+    def enter(sides: BothSides) -> Property:
         made = PROPERTIES[sides.__name__] = Property(sides, implied, measured)
         setattr(Operator, sides.__name__, make_property(sides.__name__))
         return made
@@ -54,9 +64,8 @@ class Kind:
     transposed operator for so many columns. A property is a bool or a predicate of the arguments, named as in
     PROPERTIES; what is not declared and not implied does not hold. `at_x`: so many of its children, from the left, the
     body reads at x itself; a long chain of kinds that so read their first is read in a loop."""
-    def __init__(self, body: Callable[..., Any], matrix: Callable[..., Any] | None = None,
-                 dense: Callable[..., Any] | None = None, adjoint: Callable[..., Operator | None] | None = None,
-                 at_x: int = 0, **properties: bool | Callable[..., Any]) -> None:
+    def __init__(self, body: Body, matrix: Body | None = None, dense: Body | None = None, adjoint: Body | None = None,
+                 at_x: int = 0, **properties: bool | Body) -> None:
         self.name, self.body, self.doc = untaken(body.__name__, KINDS), body, body.__doc__
         self.__name__, self.__doc__ = body.__name__, body.__doc__              # help(relu) is about relu
         self.matrix, self.dense, self.adjoint, self.at_x = matrix, dense, adjoint, at_x
@@ -67,21 +76,20 @@ class Kind:
         self.signature = self.__signature__ = inspect.Signature(parameters)
         self.arity = sum(p.annotation is Operator for p in parameters)
         self.data = [k for k, p in enumerate(parameters) if p.annotation is Data]
-        self.sums = [k for k, p in enumerate(parameters) if p.annotation is type]
-        self.relations = [k for k, p in enumerate(parameters) if p.annotation is Relation]
-        self.patterns = [k for k, p in enumerate(parameters) if p.annotation is Pattern]
-        self.wholes = [(k, p.name) for k, p in enumerate(parameters) if p.annotation is int]
+        self.readers = [(k, p.name, READERS[p.annotation]) for k, p in enumerate(parameters) if p.annotation in READERS]
         KINDS[self.name] = self
 
+    @overload
+    def __call__(self, first: Value, /, *args: Any, **named: Any) -> Value: ...
+    @overload
+    def __call__(self, first: object, second: Value, /, *args: Any, **named: Any) -> Value: ...
+    @overload
+    def __call__(self, *args: Any, **named: Any) -> Operator: ...
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Operators in, an operator out; values in, a value out; never mixed."""
         bound = bind(self.name, self.signature, *args, **named)
         children, attributes = [lift(c) for c in bound.args[:self.arity]], list(bound.args)
-        for k in self.data: attributes[k] = Data.of(attributes[k])
-        for k in self.sums: attributes[k] = monoid_of(attributes[k], self.name)
-        for k in self.relations: attributes[k] = relation_of(attributes[k], self.name)
-        for k in self.patterns: attributes[k] = pattern_of(attributes[k], self.name)
-        for k, called in self.wholes: attributes[k] = whole_of(attributes[k], f"{self.name}: {called}")
+        for k, called, read_attribute in self.readers: attributes[k] = read_attribute(attributes[k], self.name, called)
         if len(sorts := {isinstance(c, Value) for c in children if not fixed(c)}) > 1:
             stranger = next(c for c in children if not isinstance(c, Value) and not fixed(c))
             raise TypeError(f"{self}: a Value meets the Operator {brief(stranger)}: apply it first, x @ A")
@@ -148,19 +156,18 @@ class Operator:
     if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...        # one of PROPERTIES, a bool; of a Child in a body, its term
 
-    def __matmul__(self, other: Any) -> Operator:
-        made: Operator
-        if isinstance(other := factor(other), Value) and self.constant:         # a value that needs no x, times another
-            made = KINDS["product"](self, other)
-            return made
+    @overload
+    def __matmul__(self, other: Value) -> Value: ...
+    @overload
+    def __matmul__(self, other: Any) -> Operator: ...
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other := factor(other), Value) and self.constant: return KINDS["product"](self, other)
         if isinstance(other, Value):
             raise TypeError(f"{brief(self)} @ a Value: only an operator can follow an operator")
         if not isinstance(self.out.rows, Space):
             raise ShapeError(f"({brief(self)}) @ {brief(other)}: the left gives {self.out}, rows that are no tokens: "
                              "use it as the right operand of a product")
-        made = (other if self.kind.name == "I" else self if other.kind.name == "I"
-                else KINDS["compose"](self, other))
-        return made
+        return other if self.kind.name == "I" else self if other.kind.name == "I" else KINDS["compose"](self, other)
     def __rmatmul__(self, x: Any) -> Any:
         """Numbers, a list of them, or a Batch: what A gives at x; a row of numbers is one row in and one row out."""
         if isinstance(x, type): return lift(x) @ self                   # a monoid
@@ -168,34 +175,40 @@ class Operator:
         if not (isinstance(x, list | tuple | np.ndarray) and np.ndim(x) == 1): return self(x)
         if self.out.rows is not T: raise ShapeError(f"({brief(self)}) at one row: it gives {self.out}: give a matrix")
         return self([x])[..., 0, :]
+    @overload
+    def __add__(self, other: Value) -> Value: ...
+    @overload
+    def __add__(self, other: Any) -> Operator: ...
     def __add__(self, other: Any) -> Any: return KINDS["add"](self, other)
+    @overload
+    def __mul__(self, other: Value) -> Value: ...
+    @overload
+    def __mul__(self, other: Any) -> Operator: ...
     def __mul__(self, other: Any) -> Any: return KINDS["mul"](self, other)
-    def __neg__(self) -> Any: return self * -1.0
-    def __abs__(self) -> Any: return self @ KINDS["magnitude"]()
+    def __neg__(self) -> Operator: return self * -1.0
+    def __abs__(self) -> Operator: return self @ KINDS["magnitude"]()
     def __sub__(self, other: Any) -> Any: return self + -lift(other)
     def __rsub__(self, other: Any) -> Any: return -self + other
-    def __truediv__(self, number: float) -> Any: return self * (1 / number)
+    def __truediv__(self, number: float) -> Operator: return self * (1 / number)
     def __pow__(self, times: int) -> Operator:
         """Composed with itself, so many times; none gives I."""
         if isinstance(times, bool) or not hasattr(times, "__index__"):
             raise TypeError(f"({brief(self)}) ** {brief(times)}: a power is a whole number, 0 or more")
         if times < 0:
             raise ValueError(f"({brief(self)}) ** {times}: a power is 0 or more; an inverse is no operator here")
-        made: Operator = reduce(matmul, [self] * index(times), KINDS["I"]())
-        return made
+        return reduce(matmul, [self] * index(times), KINDS["I"]())
     __radd__ = __add__
     __rmul__ = __mul__
 
     @property
     def T(self) -> Operator:
         """The operator of the transposed matrix; of what does not depend on x, which is a value, its numbers turned."""
-        turned: Operator = KINDS["turn"](self) if self.constant else adjoint(self, self.into.cols)
-        return turned
+        return KINDS["turn"](self) if self.constant else adjoint(self, self.into.cols)
 
     def __getitem__(self, at: tuple[int, ...]) -> Callable[[Any], Any]:
         """The entry (i, j) of an operator matrix: a function of a number."""
-        from opmatrix.algebra.entries import entry
-        return entry(self, at)
+        found: Callable[[Any], Any] = body("entry")(self, at)
+        return found
 
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{brief(self)} is no list: A[i, j] is an entry, A.shape the sizes, A.walk() its nodes")
@@ -204,8 +217,7 @@ class Operator:
         """At x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a formula a Value."""
         if isinstance(x, Value): return x @ self
         if hasattr(x, "act"): return read(self, x, {})
-        from opmatrix.algebra.oracles import dense
-        return dense(self, x)
+        return body("dense")(self, x)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -233,23 +245,15 @@ class Operator:
                 seen.add(node)
                 yield node
 
-    def __str__(self) -> str:
-        from opmatrix.display.show import text
-        return text(self)
-    def __repr__(self) -> str:
-        from opmatrix.display.show import text
-        return text(self, exact=False)
-    def _repr_latex_(self) -> str:
-        from opmatrix.display.show import latex
-        return f"${latex(self)}$"
-    def _repr_html_(self) -> str:
-        from opmatrix.display.html import html
-        return html(self)
+    def __str__(self) -> str: return str(body("text")(self))
+    def __repr__(self) -> str: return str(body("text")(self, exact=False))
+    def _repr_latex_(self) -> str: return f"${body('latex')(self)}$"
+    def _repr_html_(self) -> str: return str(body("html")(self))
 
 
 def adjoint(term: Operator, n: Any) -> Operator:
     """The transposed matrix of a term that n columns go into. Raises TypeError naming the operator that has none."""
-    turned = term.kind.adjoint and term.kind.adjoint(n, *term.args)
+    turned: Operator | None = term.kind.adjoint and term.kind.adjoint(n, *term.args)
     if turned is None:
         symbolic = next((node for node in term.walk() if node.kind.name == "symbol" and node.linear), None)
         why = (f"nothing is known of the symbol {brief(symbolic)} but its sizes: transpose what it gives, "
@@ -324,9 +328,7 @@ class Value:
                              f"applied to it: {hint}{' gives that of every row' if hint != 'x @ A' else ''}")
 
     def __init__(self, term: Operator) -> None: self.term = term
-    def __repr__(self) -> str:
-        from opmatrix.display.show import value_text
-        return value_text(self.term)
+    def __repr__(self) -> str: return str(body("value_text")(self.term))
     @property
     def shape(self) -> Shape: return self.term.out
     @property
@@ -354,8 +356,7 @@ class Value:
     __radd__ = __add__
     __rmul__ = __mul__
 
-REFLECTED = dict(add="__radd__", subtract="__rsub__", multiply="__rmul__")     # numpy's name: the method of what stands
-                                                                               # on the right
+REFLECTED = dict(add="__radd__", subtract="__rsub__", multiply="__rmul__")      # numpy's name: the method on the right
 
 
 def formula(f: Callable[[Value], Value]) -> Operator:

@@ -18,7 +18,7 @@ def unheard(done: Any, of: int | None = None) -> None:
     """In place of a line, where nobody asked how far it is."""
 
 
-class Line:
+class ProgressLine:
     """What is being done, in words. Call it with what is done so far, or with (done, of); `end` closes it. A
     `brief` one is for terminals alone."""
 

@@ -31,7 +31,7 @@ FREE = frozenset((                                          # keys that say how 
     ).split())
 
 
-class Pair(NamedTuple):
+class LowRankPair(NamedTuple):
     """What is added to one weight: B A times a scale, A (r, in) and B (out, r)."""
     first: Tensor
     second: Tensor
@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 class Adapter:
     """A directory's pairs, by what PEFT calls the modules that they belong to."""
     directory: Path
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LowRankPair]
 
     @classmethod
     def read(cls, directory: str | Path) -> "Adapter":
@@ -69,7 +69,7 @@ class Adapter:
                 sizes = " and ".join(str(each and each.shape) for each in (first, second))
                 raise InputError(f"{directory / MATRICES}: {name!r}: lora_A and lora_B are {sizes}: they must be "
                                  f"{rank} x in and out x {rank}")
-            pairs[name] = Pair(first, second, scale)
+            pairs[name] = LowRankPair(first, second, scale)
         if not pairs: raise InputError(f"{directory / MATRICES}: it holds no tensor: give the directory of an adapter")
         return cls(directory, pairs)
 
@@ -80,7 +80,7 @@ class Additions:
 
     def __init__(self, adapter: Adapter, prefix: str):
         """`prefix` may stand before the names of a family. Raises InputError for two pairs of one weight."""
-        self.directory, self.pairs = adapter.directory, dict[str, tuple[str, Pair]]()
+        self.directory, self.pairs = adapter.directory, dict[str, tuple[str, LowRankPair]]()
         self.weights: dict[str, Data] = {}
         for name, pair in adapter.pairs.items():
             module = name.removeprefix(prefix)

@@ -20,7 +20,7 @@ from opmatrix.pipelines.text import Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.models.config import Layout
+    from opmatrix.models.config import TensorNames
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
@@ -112,7 +112,7 @@ class Checkpoint:
         return Data(array, name, blocks)
 
     @cached_property
-    def layout(self) -> "Layout":
+    def layout(self) -> "TensorNames":
         """What its family's files are called."""
         from opmatrix.models import layout
         return layout(self.config)
@@ -241,7 +241,7 @@ def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoi
 
 
 def open_plain(model: str | Path) -> Checkpoint:
-    """The same without an adapter."""
+    """The model of a checkpoint, without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     from opmatrix.files.hub import download, is_hub_name
     if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")

@@ -36,13 +36,13 @@ def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
     check_task(directory)
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
-    which = pooled(folders["Pooling"] / "config.json", width, prompt)
+    which = read_modes(folders["Pooling"] / "config.json", width, prompt)
     if normal := folders.get("Normalize"): check_normalize(normal / "config.json")
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
 
 @dataclass(frozen=True)
-class Entries:
+class DeclaredEntries:
     """The object of a JSON file, and how an entry of it is called."""
     file: Path
     said: dict[str, Any]
@@ -61,12 +61,12 @@ class Entries:
         expect(found == wanted, self.at(key), found, f"{wanted!r}: nothing else is supported")
 
 
-def read_entries(file: Path, absent: bool = False) -> Entries:
+def read_entries(file: Path, absent: bool = False) -> DeclaredEntries:
     """The entries of a JSON file, none where it may be absent and is."""
-    if absent and not file.exists(): return Entries(file, {})
+    if absent and not file.exists(): return DeclaredEntries(file, {})
     found = read_json(file, integer=int)                    # "no limit" is written as 10^30
     expect(isinstance(found, dict), str(file), found, "a JSON object")
-    return Entries(file, found)
+    return DeclaredEntries(file, found)
 
 
 def modules(directory: Path) -> dict[str, Path]:
@@ -93,7 +93,7 @@ def modules(directory: Path) -> dict[str, Path]:
     return found
 
 
-def pooled(file: Path, width: int, prompt: str) -> tuple[str, ...]:
+def read_modes(file: Path, width: int, prompt: str) -> tuple[str, ...]:
     """The modes that the config of a Pooling names."""
     found = read_entries(file)
     found.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})

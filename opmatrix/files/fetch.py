@@ -16,7 +16,7 @@ from typing import IO
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
-from opmatrix.display.progress import Line
+from opmatrix.display.progress import ProgressLine
 
 READ_BYTES = 1 << 20                                        # bytes between two looks of the display
 DAY = 86400.0                                               # seconds after which what an interruption left is swept
@@ -163,6 +163,6 @@ def hash_download(path: Path, at: Callable[[int], None] = lambda done: None) -> 
 @contextmanager
 def display(words: str, total: int) -> Iterator[Callable[[int], None]]:
     """Says on standard error what is being done with so many bytes, and how far it is."""
-    line = Line(f"{words}: {total / 1e6:.0f} MB")
+    line = ProgressLine(f"{words}: {total / 1e6:.0f} MB")
     try: yield lambda done: line(f"{min(done, total) / 1e6:.0f} MB")
     finally: line.end()

@@ -50,7 +50,7 @@ def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path, gap: str = GAP
         for array in arrays.values(): out.writelines((np.ascontiguousarray(array).data, bytes(-array.nbytes % LINE)))
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """An array of a constant: its name in the file, its format and field (none of a plain array), where it lies."""
     name: str
     format: str
@@ -100,7 +100,7 @@ class ArrayFile:
         self.read(tensor.start, memoryview(held := bytearray(size)), tensor.name)
         return not any(held)
 
-    def array(self, part: Part) -> NDArray[Any]:
+    def array(self, part: ArrayPart) -> NDArray[Any]:
         """An array that is only read and begins on a cache line, so that a format keeps it without a copy: as it lies
         in the file, or a copy where it says where numbers lie."""
         shape, start = part.tensor.shape, part.tensor.start
@@ -122,7 +122,7 @@ def mapped(raw: BufferedReader) -> mmap.mmap | None:
     return None
 
 
-def summed(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
+def hash_program(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
     """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the
     sha256 of each of its pieces, so that these can be worked out side by side."""
     total = hashlib.sha256(said.encode())
@@ -142,7 +142,7 @@ class Digest:
     """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it;
     InputError names a number that is not finite."""
 
-    def __init__(self, parts: Mapping[str, list[Part]], stored: Mapping[Path, ArrayFile]):
+    def __init__(self, parts: Mapping[str, list[ArrayPart]], stored: Mapping[Path, ArrayFile]):
         self.stored = stored
         self.parts = [(name, part) for name, several in sorted(parts.items()) for part in several]
         self.sums: list[list[bytes]] = [[b""] * -(-part.bytes // PIECE) for _, part in self.parts]
@@ -162,7 +162,7 @@ class Digest:
         """The hash, with what JSON says."""
         described = ((part.name, part.number.str, part.tensor.shape, sums)
                      for (_, part), sums in zip(self.parts, self.sums, strict=True))
-        return summed(said, described)
+        return hash_program(said, described)
 
     def work(self) -> None:
         """Take pieces that nobody has taken."""
@@ -173,7 +173,7 @@ class Digest:
         except OSError as error:
             self.wrong = InputError(f"{self.parts[i][1].tensor.file}: it cannot be read: {error.strerror}")
 
-    def piece(self, name: str, part: Part, at: int, buffer: memoryview) -> bytes:
+    def piece(self, name: str, part: ArrayPart, at: int, buffer: memoryview) -> bytes:
         """The sha256 of the piece of an array that begins at a byte."""
         some = buffer[:min(PIECE, part.bytes - at)]
         self.stored[part.tensor.file].read(part.tensor.start + at, some, part.name)

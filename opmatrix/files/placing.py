@@ -74,7 +74,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def twin(path: Path, copy: Path) -> None:
-    """The same files again below another name: by hard links, by copies where the system has none. Raises OSError."""
+    """Puts the same files below another name: by hard links, by copies where the system has none. Raises OSError."""
     if path.is_symlink(): copy.symlink_to(os.readlink(path))
     elif path.is_dir():
         copy.mkdir()

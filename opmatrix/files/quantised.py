@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 
-Blocks: TypeAlias = NDArray[Any]
+BlockedTensor: TypeAlias = NDArray[Any]
 
 
 class BlockType(NamedTuple):
@@ -15,54 +15,54 @@ class BlockType(NamedTuple):
     is what ggml makes of it: products and sums of float32. `kept`: a format holds the blocks as they are."""
     block: np.dtype[Any]
     numbers: int
-    widen: Callable[[Blocks], Floats]
+    widen: Callable[[BlockedTensor], Floats]
     kept: bool = False
 
 
-def bfloat16(x: Blocks) -> Floats:
+def bfloat16(x: BlockedTensor) -> Floats:
     """The upper half of a float32."""
     return np.left_shift(x, 16, dtype=np.uint32).view(np.float32)
 
 
 def nibbles(bytes_: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Of every `side` bytes the lower four bits, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
+    """The lower four bits of every `side` bytes, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
     parts = bytes_.reshape(len(bytes_), -1, 1, side) >> np.array([[0], [4]], np.uint8)
     return np.asarray(parts & 15, np.uint8).reshape(len(bytes_), -1)
 
 
-def scale(x: Blocks, name: str = "d") -> Floats:
+def read_scale(x: BlockedTensor, name: str = "d") -> Floats:
     """A float16 of each block, as a column."""
     return np.asarray(x[name], np.float32)[:, None]
 
 
-def q4_0(x: Blocks) -> Floats: return scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
+def q4_0(x: BlockedTensor) -> Floats: return read_scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
 
-def q4_1(x: Blocks) -> Floats: return scale(x) * nibbles(x["q"], 16).astype(np.float32) + scale(x, "m")
+def q4_1(x: BlockedTensor) -> Floats: return read_scale(x) * nibbles(x["q"], 16).astype(np.float32) + read_scale(x, "m")
 
-def q8_0(x: Blocks) -> Floats: return scale(x) * np.asarray(x["q"], np.float32)
+def q8_0(x: BlockedTensor) -> Floats: return read_scale(x) * np.asarray(x["q"], np.float32)
 
 
-def q4_k(x: Blocks) -> Floats:
+def q4_k(x: BlockedTensor) -> Floats:
     """Eight groups of 32, each with a scale and a shift of six bits: four low ones in a byte of their own, or all."""
     first, second, third = x["scales"].reshape(-1, 3, 4).swapaxes(0, 1)
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
     shifts = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
-    d, m = (scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
+    d, m = (read_scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
     found = d[..., None] * nibbles(x["q"], 32).reshape(-1, 8, 32).astype(np.float32) - m[..., None]
     return found.reshape(len(x), -1)
 
 
-def q6_k(x: Blocks) -> Floats:
+def q6_k(x: BlockedTensor) -> Floats:
     """Sixteen groups of 16, each with a scale of eight bits; four bits of a number in one place, two in another."""
     low = nibbles(x["low"], 64).reshape(-1, 8, 32)
     high = (x["high"].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3).reshape(-1, 8, 32)
     q = ((low | high << 4).astype(np.int8) - 32).reshape(-1, 16, 16).astype(np.float32)
-    return ((scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
+    return ((read_scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
 
 
-def identity(x: Blocks) -> Floats: return x
+def identity(x: BlockedTensor) -> Floats: return x
 
-def as_float32(x: Blocks) -> Floats: return np.asarray(x, np.float32)
+def as_float32(x: BlockedTensor) -> Floats: return np.asarray(x, np.float32)
 
 
 STORED = {

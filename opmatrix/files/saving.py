@@ -39,7 +39,7 @@ def replacing_program(directory: str | Path) -> Generator[Path]:
     with fresh_directory(target, directory) as fresh:
         yield fresh
         refuse_strays(target, directory, front=(fresh / FRONT).exists())
-        once(fresh)
+        link_equal_files(fresh)
         for file in fresh.rglob("*"):
             if file.is_file(): flush(file)
         replace_directory(fresh, target, FILES)
@@ -132,7 +132,7 @@ def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
 
 def write_front(programs: Mapping[Path, Program]) -> None:
     """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie
-    in a file of their own, equal in the directory of each, so that `once` makes one of them."""
+    in a file of their own, equal in the directory of each, so that `link_equal_files` makes one of them."""
     owners, sums = dict[tuple[str, str, bytes], set[str]](), Sums()
     for program in programs.values():
         for key in keyed(program, sums).values(): owners.setdefault(key, set()).add(program.hash)
@@ -203,7 +203,7 @@ def format_json(value: Any, depth: int = 0) -> str:
     return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
 
 
-def once(directory: Path) -> None:
+def link_equal_files(directory: Path) -> None:
     """Files of equal bytes below a directory become one on the disk, by hard links, where the system has them: a front
     holds the chosen program again, and every program of it the tokenizer. Each can be moved, copied or removed as if it
     were alone."""
@@ -213,14 +213,14 @@ def once(directory: Path) -> None:
     for files in alike.values():
         first: dict[bytes, Path] = {}
         for file in files if len(files) > 1 else ():
-            if (same := first.setdefault(sha256_bytes(file), file)) is not file: link(same, file)
+            if (same := first.setdefault(sha256_bytes(file), file)) is not file: link_file(same, file)
 
 
 def sha256_bytes(file: Path) -> bytes:
     with file.open("rb") as raw: return hashlib.file_digest(raw, "sha256").digest()
 
 
-def link(there: Path, file: Path) -> None:
+def link_file(there: Path, file: Path) -> None:
     """Puts a second name of what is there in a file's place; where the system makes none, the file stays."""
     spare = file.with_name(f".{file.name}.link")
     try: os.link(there, spare)

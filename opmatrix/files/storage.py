@@ -11,7 +11,7 @@ from formats import FORMATS, from_arrays
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, read_text
 from opmatrix.files import certified
-from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, Digest, Part
+from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
@@ -167,7 +167,7 @@ def own_functions(attributes: Mapping[str, Any]) -> list[str]:
 
 
 def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Tensor],
-                   stored: Mapping[Path, ArrayFile]) -> dict[str, list[Part]]:
+                   stored: Mapping[Path, ArrayFile]) -> dict[str, list[ArrayPart]]:
     """The arrays of each constant that program.json describes: each array is used, and used once."""
     weights, own = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
@@ -179,7 +179,7 @@ def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Te
         keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
         if lost := [key for key in keys if key not in found]:
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
-        own[name] = [Part(key, kind, of, found.pop(key)) for key, of in keys.items()]
+        own[name] = [ArrayPart(key, kind, of, found.pop(key)) for key, of in keys.items()]
     for tensor in (part.tensor for several in own.values() for part in several):
         if tensor.number not in DTYPES:
             raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
@@ -188,7 +188,7 @@ def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Te
     return own
 
 
-def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]],
+def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[ArrayPart]],
              stored: Mapping[Path, ArrayFile]) -> dict[str, Constant]:
     """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest`
     says."""

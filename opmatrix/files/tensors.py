@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
         return self.read_both()[0]
 
     def read_both(self) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
-        """The same, and its blocks (rows, groups) where a format holds them."""
+        """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises as `read`."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                              + ", ".join(name for name in STORED if name in NUMBER_BYTES))
@@ -70,7 +70,7 @@ def header(file: Path) -> dict[str, Tensor]:
 
 
 def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
-    """The same of an open file."""
+    """The tensors of an open safetensors file."""
     size = os.fstat(raw.fileno()).st_size
     try:
         length = int.from_bytes(raw.read(8), "little")

@@ -1,5 +1,4 @@
 """Model families: a config and the tensors of a checkpoint in, an operator out."""
-from collections.abc import Callable
 from typing import Any
 
 from formats.core.errors import InputError
@@ -7,7 +6,7 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.bert import bert, distilbert, roberta
-from opmatrix.models.config import At, Config, Layout, one_of, settings
+from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, settings
 from opmatrix.models.gpt2 import gpt2
 from opmatrix.models.llama import llama
 from opmatrix.models.mistral import mistral
@@ -18,12 +17,12 @@ from opmatrix.models.transformer import transformer
 __all__ = ["FAMILIES", "build", "promised"]
 
 
-FAMILIES: dict[str, Callable[[Config, At], Operator]] = {        # by the config's model_type
+FAMILIES: dict[str, Family] = {        # by the config's model_type
     "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
     "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer}
 
 
-def check(config: Config) -> str:
+def check(config: Settings) -> str:
     """The family of a config. Raises InputError where it names none that is known, lacks a key, or says what the
     family does not allow."""
     family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
@@ -31,25 +30,25 @@ def check(config: Config) -> str:
     return family
 
 
-def normalise_config(config: Config) -> dict[str, Any]:
+def normalise_config(config: Settings) -> dict[str, Any]:
     """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `check` does."""
     return settings(config, getattr(FAMILIES[check(config)], "keys", {}))
 
 
-def layout(config: Config) -> Layout:
+def layout(config: Settings) -> TensorNames:
     """What the files of a config's family are called."""
-    found: Layout = getattr(FAMILIES[check(config)], "layout", Layout())
+    found: TensorNames = getattr(FAMILIES[check(config)], "layout", TensorNames())
     return found
 
 
-def build(config: Config, at: At) -> Operator:
+def build(config: Settings, at: ArraySource) -> Operator:
     """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and
     where sizes do not divide one another."""
     try: return FAMILIES[check(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
-def head(config: Config, at: At) -> Operator:
+def head(config: Settings, at: ArraySource) -> Operator:
     """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf
     2017)."""
     sizes, names = normalise_config(config), layout(config)
@@ -58,13 +57,13 @@ def head(config: Config, at: At) -> Operator:
     return found
 
 
-def promised(config: Config) -> Operator:
+def promised(config: Settings) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
     `rewrites.compiler.planned.planned`."""
     return build(config, lambda name, *shape: Promised(name, shape))
 
 
-def tensors(config: Config) -> dict[str, tuple[int, ...]]:
+def tensors(config: Settings) -> dict[str, tuple[int, ...]]:
     """The name and shape of every tensor that the model of a config is made of."""
     found: dict[str, tuple[int, ...]] = {}
 

@@ -2,18 +2,19 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from formats.core.errors import InputError
+from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.shapes import brief
+from opmatrix.algebra.term import Operator
 
-Config = Mapping[str, Any]                                  # what a model's config.json says, or the value of every key
+Settings: TypeAlias = Mapping[str, Any]                     # what a config says, by everybody's names
 MISSING = object()                                          # the default of a key that must be there
 INT32_MAX = 2 ** 31 - 1
 
 
-class At(Protocol):
+class ArraySource(Protocol):
     """Gives the array that a checkpoint calls `name`, of that shape."""
     def __call__(self, name: str, *shape: int) -> Data: ...
 
@@ -29,7 +30,7 @@ class Key(NamedTuple):
     def under(self, name: str) -> "Key": return self._replace(called=name)
 
 
-class Layout(NamedTuple):
+class TensorNames(NamedTuple):
     """What the tensors of a family are called in files.
 
     `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what
@@ -44,7 +45,7 @@ class Layout(NamedTuple):
     table: str = ""
     head: str = ""
     trained: tuple[str, ...] = ()
-    positions: Callable[[Config], int] = lambda said: int(said["max_position_embeddings"])
+    positions: Callable[[Settings], int] = lambda said: int(said["max_position_embeddings"])
     gguf: Mapping[str, str] = MappingProxyType({})
     permuted: tuple[str, ...] = ()
 
@@ -76,22 +77,25 @@ def never(value: Any, why: str) -> Key:
 
 
 def optional(key: Key) -> Key:
-    """The same, or nothing."""
+    """A key that may be left out."""
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
 
 
-def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Any], Any]:
+Family: TypeAlias = Callable[[Settings, ArraySource], Operator]
+
+
+def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[Family], Family]:
     """Declares what a family's config may say and what its files are called: its function is given the value of every
     key."""
-    def made(family: Any) -> Any:
+    def made(family: Family) -> Family:
         @wraps(family)
-        def checked(config: Config, at: At) -> Any: return family(settings(config, keys), at)
+        def checked(config: Settings, at: ArraySource) -> Operator: return family(settings(config, keys), at)
         checked.keys, checked.layout = keys, layout         # type: ignore[attr-defined]
         return checked
     return made
 
 
-def settings(config: Config, keys: Mapping[str, Key]) -> dict[str, Any]:
+def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
     """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is
     allowed."""
     found = {}

@@ -7,9 +7,9 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,
-    At,
-    Config,
-    Layout,
+    ArraySource,
+    Settings,
+    TensorNames,
     declares,
     flag,
     never,
@@ -22,7 +22,7 @@ from opmatrix.models.config import (
 from opmatrix.patterns import causal, sequence
 
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
-GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
+GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
 
 @declares(
@@ -33,7 +33,7 @@ GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weigh
     hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
     scale_attn_weights=never(True, SCORES_SCALED), scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
     add_cross_attention=ALONE, quantization_config=NOT_QUANTISED)
-def gpt2(config: Config, at: At) -> Operator:
+def gpt2(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if n % h: raise wrong("n_head", h, f"a divisor of n_embd, {n}")
@@ -41,7 +41,6 @@ def gpt2(config: Config, at: At) -> Operator:
 
     def linear(name: str, n: int, p: int) -> Operator:      # stored as [in, out]
         return affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))
-
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 

@@ -8,9 +8,9 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import (
     NOT_QUANTISED,
-    At,
-    Config,
-    Layout,
+    ArraySource,
+    Settings,
+    TensorNames,
     declares,
     flag,
     one_of,
@@ -28,10 +28,10 @@ GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_
 GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
         **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
 QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
-LAYOUT = Layout("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
+LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 
-KEYS = dict(
+LLAMA_KEYS = dict(
     **{name: whole() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
                                   "max_position_embeddings")},
     num_hidden_layers=whole(0, 1000), num_key_value_heads=optional(whole()), head_dim=optional(whole()),
@@ -39,17 +39,14 @@ KEYS = dict(
     **rope.ROPE_KEYS, quantization_config=NOT_QUANTISED)
 
 
-@declares(PAIRED, **KEYS, attention_bias=flag(False), mlp_bias=flag(False))
-def llama(config: Config, at: At) -> Operator:
+@declares(PAIRED, **LLAMA_KEYS, attention_bias=flag(False), mlp_bias=flag(False))
+def llama(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"] + MLP * config["mlp_bias"])
 
 
-def see_before(l: int) -> Pattern: return sequence & causal
-
-
-def decoder(config: Config, at: At, biased: Sequence[str] = (), normed: bool = False,
-            where: Callable[[int], Pattern] = see_before) -> Operator:
+def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), normed: bool = False,
+            where: Callable[[int], Pattern] = lambda l: sequence & causal) -> Operator:
     """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
     products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
     n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))

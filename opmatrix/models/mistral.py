@@ -1,12 +1,12 @@
 """Mistral (Jiang et al. 2023): a LLaMA that looks back no further than a window."""
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import At, Config, declares, optional, whole
-from opmatrix.models.llama import KEYS, PAIRED, decoder
+from opmatrix.models.config import ArraySource, Settings, declares, optional, whole
+from opmatrix.models.llama import LLAMA_KEYS, PAIRED, decoder
 from opmatrix.patterns import Pattern, causal, sequence, window
 
 
-@declares(PAIRED, **KEYS, sliding_window=optional(whole()))
-def mistral(config: Config, at: At) -> Operator:
+@declares(PAIRED, **LLAMA_KEYS, sliding_window=optional(whole()))
+def mistral(config: Settings, at: ArraySource) -> Operator:
     """A token sees itself and those before it, `sliding_window` in all."""
     return decoder(config, at, where=lambda l: looking_back(config["sliding_window"]))
 

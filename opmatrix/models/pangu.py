@@ -4,9 +4,9 @@ from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import At, Config, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.config import ArraySource, Settings, declares, flag, never, one_of, optional, real, whole, wrong
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
-from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.patterns import causal, sequence
 
 
@@ -18,7 +18,7 @@ from opmatrix.patterns import causal, sequence
     hidden_act=one_of(ACTIVATIONS, "gelu").under("activation_function"),
     tie_word_embeddings=never(True, "scores of the vocabulary are by the table of tokens"),
     scale_attn_weights=never(True, SCORES_SCALED))
-def pangu_alpha(config: Config, at: At) -> Operator:
+def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if n % h: raise wrong("num_heads", h, f"a divisor of hidden_size, {n}")
@@ -27,10 +27,8 @@ def pangu_alpha(config: Config, at: At) -> Operator:
 
     def linear(name: str, n: int, p: int) -> Operator:
         return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
-
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
-
     def by_position(name: str) -> Operator: return given("positions", positions) @ weight(at(name, positions, n))
 
     def layer(l: str, asking: Operator | None = None) -> Operator:
@@ -47,7 +45,7 @@ def pangu_alpha(config: Config, at: At) -> Operator:
     return reduce(matmul, [embed, *blocks, norm("ln_f"), layer(f"h.{last}", by_position("wqe.weight"))])
 
 
-@declares(LAYOUT, **KEYS, attention_bias=flag(True).under("bias"))
-def pangu_embedded(config: Config, at: At) -> Operator:
+@declares(LAYOUT, **LLAMA_KEYS, attention_bias=flag(True).under("bias"))
+def pangu_embedded(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys, values and the product behind them."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"])

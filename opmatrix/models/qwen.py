@@ -3,8 +3,8 @@ queries and keys are normed in every head. Both may look back no further than a 
 from collections.abc import Callable
 
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import At, Config, Key, declares, flag, optional, whole, wrong
-from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
+from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, optional, whole, wrong
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 from opmatrix.patterns import Pattern
 
@@ -15,7 +15,7 @@ WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()),
                layer_types=optional(LISTED))
 
 
-def windows(config: Config) -> Callable[[int], Pattern]:
+def windows(config: Settings) -> Callable[[int], Pattern]:
     """Whom each layer sees."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
@@ -26,13 +26,13 @@ def windows(config: Config) -> Callable[[int], Pattern]:
     return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)
 
 
-@declares(LAYOUT, **KEYS, **WINDOWS)
-def qwen2(config: Config, at: At) -> Operator:
+@declares(LAYOUT, **LLAMA_KEYS, **WINDOWS)
+def qwen2(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys and values."""
     return decoder(config, at, QKV, where=windows(config))
 
 
-@declares(LAYOUT, **KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
-def qwen3(config: Config, at: At) -> Operator:
+@declares(LAYOUT, **LLAMA_KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
+def qwen3(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with query-key norms (Henry et al. 2020)."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=windows(config))

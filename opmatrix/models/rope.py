@@ -1,31 +1,30 @@
 """RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.operators import rotate
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import Config, Key, flag, one_of, optional, real, settings, whole, wrong
+from opmatrix.models.config import Key, Settings, flag, one_of, optional, real, settings, whole, wrong
 
-Turns = NDArray[Any]                                        # what a pair of columns turns by from position to position
-Frequencies = Callable[[Turns, float, Config], tuple[Turns, float]]       # of longer texts, and a factor of scores
+Frequencies: TypeAlias = NDArray[np.float64]
 MAX_TABLE_NUMBERS = 1 << 25                                 # numbers of a table: positions × columns that turn
 OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))
 ROPE_KEYS = dict(rope_theta=real(1, 1e12, 10000.0), partial_rotary_factor=real(0, 1, 1.0),
                  rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(whole()))
 
 
-def keep_turns(turns: Turns, base: float, said: Config) -> tuple[Turns, float]: return turns, 1.0
+def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]: return turns, 1.0
 
 
-def linear(turns: Turns, base: float, said: Config) -> tuple[Turns, float]:
+def interpolate(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
     """Positions that lie closer: Chen et al. 2023, eq. 4."""
     return turns / said["factor"], 1.0
 
 
-def llama3(turns: Turns, base: float, said: Config) -> tuple[Turns, float]:
+def llama3(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
     """Slow columns turn slower, quick ones as before, those between by a mean: LLaMA 3.1 (Grattafiori et al. 2024)."""
     low, high = said["low_freq_factor"], said["high_freq_factor"]
     if low >= high: raise wrong("high_freq_factor", high, f"more than low_freq_factor, {low}")
@@ -34,19 +33,20 @@ def llama3(turns: Turns, base: float, said: Config) -> tuple[Turns, float]:
     return turns * (share + (1 - share) / said["factor"]), 1.0
 
 
-def yarn(turns: Turns, base: float, said: Config) -> tuple[Turns, float]:
-    """Slow columns turn slower by a ramp over the columns, scores are a little larger: YaRN (Peng et al. 2024), eq. 17
-    to 22."""
+def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+    """Frequencies scaled by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to
+    22."""
     columns, original = 2 * len(turns), said["original_max_position_embeddings"]
     if base <= 1: raise wrong("rope_theta", base, "more than 1")
 
-    def column(rounds: float) -> Any: return columns * np.log(original / (rounds * 2 * np.pi)) / (2 * np.log(base))
+    def column(rounds: float) -> float:
+        return float(columns * np.log(original / (rounds * 2 * np.pi)) / (2 * np.log(base)))
     low, high = column(said["beta_fast"]), column(said["beta_slow"])
     if said["truncate"]: low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, columns - 1)
     slow = np.clip((np.arange(len(turns)) - low) / (high - low or 0.001), 0, 1)
 
-    def larger(by: float) -> Any: return 0.1 * by * np.log(said["factor"]) + 1
+    def larger(by: float) -> float: return float(0.1 * by * np.log(said["factor"]) + 1)
     scale = said["attention_factor"]
     if scale is None:
         both = said["mscale"] and said["mscale_all_dim"]
@@ -55,9 +55,9 @@ def yarn(turns: Turns, base: float, said: Config) -> tuple[Turns, float]:
 
 
 FACTOR = dict(factor=real(1, 1e6))
-# by rope_type: what gives the frequencies, and its keys
-ROPE_TYPES: dict[str, tuple[Frequencies, dict[str, Key]]] = {
-    "default": (keep_turns, {}), "linear": (linear, FACTOR),
+Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
+ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # by rope_type: what gives the frequencies, and its keys
+    "default": (keep_turns, {}), "linear": (interpolate, FACTOR),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (yarn, FACTOR | dict(
         beta_fast=real(1e-6, 1e6, 32), beta_slow=real(1e-6, 1e6, 1), truncate=flag(True),
@@ -65,7 +65,7 @@ ROPE_TYPES: dict[str, tuple[Frequencies, dict[str, Key]]] = {
 }
 
 
-def rope(config: Config, d: int) -> Operator:
+def rope(config: Settings, d: int) -> Operator:
     """The rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config."""
     positions = config["max_position_embeddings"]
     said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
@@ -86,4 +86,5 @@ def rope(config: Config, d: int) -> Operator:
     base = found["rope_theta"]
     turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, found)
     angles = np.outer(np.arange(positions), turns)
-    return rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)
+    rotation: Operator = rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)
+    return rotation

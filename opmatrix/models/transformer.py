@@ -24,27 +24,26 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import At, Config, Key, declares, flag, one_of, real, whole, wrong
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Pattern
+from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, one_of, real, whole, wrong
+from opmatrix.patterns import Pattern, parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
-NORMS = dict(layer=layernorm, rms=rmsnorm)
+NORM_KINDS = dict(layer=layernorm, rms=rmsnorm)
 
 
 @declares(
     **{name: whole() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
-    num_hidden_layers=whole(0, 1000), norm=one_of(NORMS), norm_eps=real(1e-20, 1), pre_norm=flag(),
+    num_hidden_layers=whole(0, 1000), norm=one_of(NORM_KINDS), norm_eps=real(1e-20, 1), pre_norm=flag(),
     hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
     mask=Key("a pattern as text", lambda v: type(v) is str), positions=one_of(("learned", "rotary"), "learned"),
     rope_theta=real(1, 1e12, 10000.0), head=one_of(("none", "tied", "own"), "none"))
-def transformer(config: Config, at: At) -> Operator:
+def transformer(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, f, h, g, d = (config[name] for name in SIZES)
     if d % 2 and config["positions"] == "rotary": raise wrong("head_dim", d, "even, as pairs of columns are rotated")
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], read_pattern(config)
-    unit = NORMS[config["norm"]](config["norm_eps"])
+    unit = NORM_KINDS[config["norm"]](config["norm_eps"])
     turned = rotary(config["max_position_embeddings"], d,
                     config["rope_theta"]) if config["positions"] == "rotary" else None
 
@@ -73,14 +72,13 @@ def transformer(config: Config, at: At) -> Operator:
     tokens, positions = config["vocab_size"], config["max_position_embeddings"]
     embed = weight(table := at("tokens", tokens, n))
     if turned is None: embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
-    layers = [layer(f"layer.{i}") for i in range(config["num_hidden_layers"])]
-    behind = [norm("norm")] if config["pre_norm"] else []
-    if config["head"] == "tied": behind.append(weight(table.T))
-    if config["head"] == "own": behind.append(weight(at("head", tokens, n).T))
-    return reduce(matmul, [embed, *layers, *behind])
+    parts = [embed, *(layer(f"layer.{i}") for i in range(config["num_hidden_layers"]))]
+    if config["pre_norm"]: parts.append(norm("norm"))
+    if config["head"] != "none": parts.append(weight((table if config["head"] == "tied" else at("head", tokens, n)).T))
+    return reduce(matmul, parts)
 
 
-def read_pattern(config: Config) -> Pattern:
+def read_pattern(config: Settings) -> Pattern:
     """Who sees whom; within sequences."""
     try: found = parse(config["mask"])
     except ValueError as error: raise wrong("mask", config["mask"], f"a pattern ({error})") from error

@@ -13,8 +13,7 @@ from opmatrix.algebra.operators import I, given, product, turn
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.shapes import H, brief
 from opmatrix.algebra.term import Operator
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import among, everyone
+from opmatrix.patterns import among, everyone, parse
 from opmatrix.program import OUTPUT, Program, Step
 from opmatrix.relations import GIVEN, HELD, SLOTS
 from opmatrix.runtime.kernels import CAUSAL

@@ -16,15 +16,15 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.disk.cache import tell
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
-from opmatrix.display.progress import Line
-from opmatrix.patterns import Batch
-from opmatrix.pipelines.text import Reading, Tokenizer
+from opmatrix.batch import Batch
+from opmatrix.display.progress import ProgressLine
+from opmatrix.pipelines.text import LineReading, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
 Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
-Progress = Callable[[int, int | None], None]                # so many texts are done, of so many where that is known
+OnProgress = Callable[[int, int | None], None]              # so many texts are done, of so many where that is known
 
 BATCH_ROWS = 4096                                           # of a batch, about
 CHUNK_TEXTS = 1024                                          # texts that are tokenised at once
@@ -44,18 +44,18 @@ def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: b
                         reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
 
 
-def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True,
+def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True,
                 truncate: bool | None = None, skip_bad: bool = False) -> Floats:
     """The blocks of `stream` as one array (S, n)."""
     return np.concatenate([*followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)])
 
 
-def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> Reading:
+def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> LineReading:
     """How texts are read, which are lines of something that has a name, or have numbers."""
-    return Reading(partial(name_line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
+    return LineReading(partial(name_line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
 
 
-def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: Reading) -> Iterator[Floats]:
+def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: LineReading) -> Iterator[Floats]:
     """A block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError where no text is
     left."""
     if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
@@ -79,10 +79,10 @@ def mention_length(program: "Program", batch: Batch) -> None:
 
 
 def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
-            reading: Reading | None = None) -> Iterator[Batch]:
+            reading: LineReading | None = None) -> Iterator[Batch]:
     """The texts' tokens in the order given, as many texts at a time as fit into so many rows, at least one. A text that
     is skipped has one token."""
-    texts, reading, kept, filled = iter(texts), reading or Reading(), list[list[int]](), 0
+    texts, reading, kept, filled = iter(texts), reading or LineReading(), list[list[int]](), 0
     while chunk := [*islice(texts, CHUNK_TEXTS)]:
         for row in tokenizer.rows(chunk, reading):
             if kept and filled + len(row) > rows:
@@ -94,7 +94,7 @@ def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
     yield Batch(kept)
 
 
-def outcome(reading: Reading, tokenizer: Tokenizer) -> str:
+def outcome(reading: LineReading, tokenizer: Tokenizer) -> str:
     """What became of texts that were too long or could not be read, at the end of a sentence."""
     cut, skipped = reading.truncated, len(reading.skipped)
     said = f"; {cut} cut at {tokenizer.most} tokens" if cut else ""
@@ -159,7 +159,7 @@ def ended(file: Path) -> int | None:
 
 # ---- where embeddings go
 
-def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool = True) -> Iterator[Floats]:
+def followed(blocks: Iterable[Floats], of: int | None, progress: OnProgress | bool = True) -> Iterator[Floats]:
     """The blocks; `progress` is told after each how many texts are done. True shows it on a terminal, for many
     texts."""
     done, line = 0, None
@@ -169,7 +169,7 @@ def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool
             done += len(block)
             if callable(progress): progress(done, of)
             elif progress and sys.stderr.isatty() and max(done, of or 0) >= PROGRESS_TEXTS:
-                line = line or Line("texts")
+                line = line or ProgressLine("texts")
                 line(done, of)
     finally:
         if line: line.end()

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 
-Rows = NDArray[np.floating[Any]]
+HiddenRows = NDArray[np.floating[Any]]
 Starts = NDArray[np.integer[Any]]
 
 
 # ---- how rows become one
 
-def sums(hidden: Rows, starts: Starts) -> NDArray[np.float64]:
+def sum_sentences(hidden: HiddenRows, starts: Starts) -> NDArray[np.float64]:
     """The sum of each sentence's rows."""
     found = np.empty((len(starts) - 1, hidden.shape[1]))
     for row, (low, high) in zip(found, pairwise(starts.tolist()), strict=True):     # a tenth of what reduceat takes
@@ -30,27 +30,27 @@ def lengths(starts: Starts) -> Starts:
     return np.diff(starts)[:, None]
 
 
-def weightedmean(hidden: Rows, starts: Starts) -> Rows:
+def weightedmean(hidden: HiddenRows, starts: Starts) -> HiddenRows:
     """The k-th row of a sentence counts k times (Muennighoff 2022, section 3)."""
     count = lengths(starts)
     place = np.arange(1, starts[-1] + 1) - np.repeat(starts[:-1], count[:, 0])
-    return sums(hidden * place[:, None], starts) / (count * (count + 1) / 2)
+    return sum_sentences(hidden * place[:, None], starts) / (count * (count + 1) / 2)
 
 
-MODES: dict[str, Callable[[Rows, Starts], Rows]] = {        # (T, n) rows and S + 1 offsets to (S, n)
+MODES: dict[str, Callable[[HiddenRows, Starts], HiddenRows]] = {        # (T, n) rows and S + 1 offsets to (S, n)
     "cls": lambda hidden, starts: hidden[starts[:-1]],
     "max": lambda hidden, starts: np.maximum.reduceat(hidden, starts[:-1], 0),
-    "mean": lambda hidden, starts: sums(hidden, starts) / lengths(starts),
-    "mean_sqrt_len_tokens": lambda hidden, starts: sums(hidden, starts) / np.sqrt(lengths(starts)),
+    "mean": lambda hidden, starts: sum_sentences(hidden, starts) / lengths(starts),
+    "mean_sqrt_len_tokens": lambda hidden, starts: sum_sentences(hidden, starts) / np.sqrt(lengths(starts)),
     "weightedmean": weightedmean,
     "lasttoken": lambda hidden, starts: hidden[starts[1:] - 1],
 }
 
 
-def normalise_rows(vectors: Rows) -> Rows:
-    """The same directions, of length one; a row of zeros stays."""
+def normalise_rows(vectors: HiddenRows) -> HiddenRows:
+    """Rows of length one in their directions; a row of zeros stays."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: Rows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
+    found: HiddenRows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
     return found
 
 
@@ -70,24 +70,25 @@ class Pooling:
     prompt: str = ""
     lower: bool = False
 
-    def __call__(self, hidden: Rows, starts: Starts) -> Rows:
+    def __call__(self, hidden: HiddenRows, starts: Starts) -> HiddenRows:
         """One embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the result is
         (S, n), as many times wider as there are modes. Raises ValueError for a sentence without rows."""
         if (rows := np.diff(starts)).min() < 1:
             raise ValueError(f"pooling: every sentence needs a row, lengths are {rows.tolist()}")
-        pooled: Rows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
+        pooled: HiddenRows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
         return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
     def operator(self) -> Any:
-        """The same as a term of the algebra, from rows of tokens to a row a sequence."""
+        """Pooling as a term of the algebra, from rows of tokens to a row a sequence."""
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
-        from opmatrix.algebra.term import formula
-        terms = {"cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
-                 "max": lambda x: product(given("members"), x, over=max),
-                 "mean": lambda x: product(given("members"), x, over=mean),
-                 "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
-                 "weightedmean": lambda x: product(given("members_by_place"), x)}
+        from opmatrix.algebra.term import Value, formula
+        terms: dict[str, Callable[[Value], Value]] = {
+            "cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
+            "max": lambda x: product(given("members"), x, over=max),
+            "mean": lambda x: product(given("members"), x, over=mean),
+            "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
+            "weightedmean": lambda x: product(given("members_by_place"), x)}
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
         return pooled @ unit_length() if self.normalise else pooled
 

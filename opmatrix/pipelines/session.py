@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.batch import Batch, Ids
 from opmatrix.extents import Extents, collect_needs, pairs
-from opmatrix.patterns import Batch, Ids, Pattern
+from opmatrix.patterns import Pattern
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.meanings import held
@@ -27,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
-class Held:
+class HeldSequence:
     """A sequence that a session holds: its number, and how many rows it has."""
 
     def __init__(self, session: "Pages", number: int): self.session, self.number = session, number
@@ -118,32 +119,32 @@ class Pages:
         number = np.float64 if exact else np.float32
         self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
         self.before = np.full(pages, NO_PAGE, np.int64)
-        self.lock, self.state = RLock(), State[Held]({})
+        self.lock, self.state = RLock(), State[HeldSequence]({})
         self.latest = Usage(self.before, ())
 
     # ---- sequences
 
     @alone
-    def join(self) -> Held:
+    def join(self) -> HeldSequence:
         """A new sequence, without rows."""
         self.begin()
         return self.joined(Holding())
 
-    def joined(self, rows: Holding) -> Held:
+    def joined(self, rows: Holding) -> HeldSequence:
         """A new sequence that has these rows."""
-        held = Held(self, self.state.made + 1)
+        held = HeldSequence(self, self.state.made + 1)
         self.commit({**self.state.sequences, held: rows}, held.number)
         return held
 
     @alone
-    def fork(self, sequence: Held) -> Held:
+    def fork(self, sequence: HeldSequence) -> HeldSequence:
         """A new sequence with the same rows; pages are shared until one of both writes."""
         rows = self.rows(sequence, "fork")
         self.begin().share(rows.page)
         return self.joined(rows)
 
     @alone
-    def rewind(self, sequence: Held, length: int) -> None:
+    def rewind(self, sequence: HeldSequence, length: int) -> None:
         """A sequence gives back the rows from `length` on."""
         has = self.rows(sequence, "rewind").length
         if type(length) is not int or not 0 <= length <= has:
@@ -152,29 +153,29 @@ class Pages:
         self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
 
     @alone
-    def leave(self, sequence: Held) -> None:
+    def leave(self, sequence: HeldSequence) -> None:
         """A sequence gives back all of its rows, and is no longer held."""
         self.rows(sequence, "leave")
         self.cut(sequence, 0)
         self.commit({each: rows for each, rows in self.state.sequences.items() if each is not sequence})
 
     @property
-    def sequences(self) -> dict[int, Held]:
-        """Those that it holds, by their numbers."""
+    def sequences(self) -> dict[int, HeldSequence]:
+        """The sequences that it holds, by their numbers."""
         return {held.number: held for held in self.state.sequences}
 
     # ---- new rows
 
-    def batch(self, new: Mapping[Held, Ids]) -> tuple[New, dict[Held, Holding]]:
+    def batch(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, dict[HeldSequence, Holding]]:
         """New rows, in slots of their own, and what their sequences have with them, once that is committed."""
         slots, has = self.take({each: len(ids) for each, ids in new.items()})
         return New(new.values(), [each.length for each in new], slots, self), has
 
-    def take(self, counts: Mapping[Held, int]) -> tuple[NDArray[np.int64], dict[Held, Holding]]:
+    def take(self, counts: Mapping[HeldSequence, int]) -> tuple[NDArray[np.int64], dict[HeldSequence, Holding]]:
         """Slots for so many new rows of sequences, in turn, and what the sequences have with them. What others see of a
         page that is written to is copied to another one before."""
         had = {each: self.rows(each, "step") for each in counts}
-        written: dict[int, list[Held]] = {}
+        written: dict[int, list[HeldSequence]] = {}
         for each, count in counts.items():
             if count and had[each].length % self.side: written.setdefault(had[each].page, []).append(each)
         self.room(had, counts, {page: len(writers) for page, writers in written.items()})
@@ -184,9 +185,9 @@ class Pages:
         slots = np.array([slot for slots, _ in taken for slot in slots], np.int64)
         return slots, dict(zip(counts, (rows for _, rows in taken), strict=True))
 
-    def rows(self, sequence: Held, doing: str) -> Holding:
+    def rows(self, sequence: HeldSequence, doing: str) -> Holding:
         """What a sequence of this session has. Raises InputError for any other."""
-        if not isinstance(sequence, Held):
+        if not isinstance(sequence, HeldSequence):
             raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
         if sequence.session is not self:
             other = "another program" if sequence.session.program is not self.program else "this program"
@@ -197,7 +198,8 @@ class Pages:
                              "sequences")
         return self.state.sequences[sequence]
 
-    def room(self, had: Mapping[Held, Holding], counts: Mapping[Held, int], writers: Mapping[int, int]) -> None:
+    def room(self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int],
+             writers: Mapping[int, int]) -> None:
         """Raises InputError where new rows need more pages than are free, given how many sequences write to pages."""
         usage, side = self.usage, self.side
         need = sum(pages_of(rows.length + counts[each], side) - pages_of(rows.length, side)
@@ -220,19 +222,20 @@ class Pages:
         return usage
 
     def begin(self) -> Usage:
-        """The same, to be changed: it is that of no state until what changes is committed."""
+        """The usage of pages, to be changed: it is that of no state until what changes is committed."""
         self.latest = usage = self.usage
         usage.of = None
         return usage
 
-    def commit(self, sequences: Mapping[Held, Holding], made: int = 0) -> None:
+    def commit(self, sequences: Mapping[HeldSequence, Holding], made: int = 0) -> None:
         """All that a call changes that has begun, at once: what sequences have from here on, and how many were made."""
         self.state = State(sequences, made or self.state.made)
         self.latest.of = self.state
 
-    def staying(self, usage: Usage, writers: Sequence[Held], had: Mapping[Held, Holding]) -> Held | None:
-        """Of the sequences that write to a page the one that may write where it is: nobody else sees what lies behind
-        its rows. Where others use the page, too, there is none."""
+    def staying(self, usage: Usage, writers: Sequence[HeldSequence],
+                had: Mapping[HeldSequence, Holding]) -> HeldSequence | None:
+        """The sequence of those that write to a page which may write where it is: nobody else sees what lies behind its
+        rows. Where others use the page, too, there is none."""
         if len(writers) < usage.users[had[writers[0]].page]: return None
         return max(reversed(writers), key=lambda each: had[each].length)
 
@@ -253,7 +256,7 @@ class Pages:
         for cache in self.caches.values(): cache[own * self.side:][:rows] = cache[page * self.side:][:rows]
         return own
 
-    def cut(self, sequence: Held, length: int) -> Holding:
+    def cut(self, sequence: HeldSequence, length: int) -> Holding:
         """What a sequence has that gives back the rows from `length` on, and the pages behind them."""
         rows, pages = self.state.sequences[sequence], pages_of(length, self.side)
         return Holding(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
@@ -290,7 +293,7 @@ class Session(Pages):
         self.program = program
 
     @alone
-    def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
+    def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[Any]:
         """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that
         gives a row a sequence. Each has one token id or more; a prompt is one call."""
         batch, has = self.batch(new)

@@ -7,14 +7,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.pooling import MEAN, Pooling
 
 LINES = 3                                                   # one for each of the parts
 
 
 @dataclass
-class Reading:
+class LineReading:
     """How texts are read, one after another, and what came of it. `name` says what errors call the text at a place,
     `advice` what to do about one that is too long."""
 
@@ -76,17 +76,17 @@ class Tokenizer:
         InputError where there is no text, or where one is no string, has no tokens, or more than the model can take."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts: raise InputError("no text: give at least one")
-        return Batch(self.rows(texts, Reading(truncate=truncate)))
+        return Batch(self.rows(texts, LineReading(truncate=truncate)))
 
     @unpanicked()
-    def rows(self, texts: Sequence[str], reading: Reading) -> list[list[int]]:
+    def rows(self, texts: Sequence[str], reading: LineReading) -> list[list[int]]:
         """The tokens of each text, none of one that is skipped. Raises InputError for one that cannot be read."""
         faults = [fault(text) for text in texts]
         whole = [self.pooling.prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
         return [self.row(text, row.ids, why, reading)
                 for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)]
 
-    def row(self, text: str, row: list[int], why: str | None, reading: Reading) -> list[int]:
+    def row(self, text: str, row: list[int], why: str | None, reading: LineReading) -> list[int]:
         """The tokens of one text as they enter the model: cut where that is asked for, none where it is skipped. `why`
         it cannot be read, where that is known."""
         place, cut = reading.texts, reading.truncate

@@ -9,7 +9,7 @@ from typing import Any
 from formats.core.reductions import PICKS
 from formats.core.stage import stages_of
 from formats.machine.prices import NARROW_SUFFIX
-from opmatrix.extents import WHOLE, Extents, Pairs, S, T, entries, pairs
+from opmatrix.extents import WHOLE, Extents, PatternPairs, S, T, entries, pairs
 from opmatrix.relations import Relation, parse_relation
 from opmatrix.runtime.operands import Heads, Rows
 from opmatrix.runtime.seen import pattern
@@ -97,7 +97,7 @@ def headwise(a: Bound, out: Heads, extents: Extents) -> Costs:
 
 # ---- heads
 
-def heads(name: str, *of: str, held: Callable[[Bound], Pairs] = lambda _: WHOLE) -> Any:
+def heads(name: str, *of: str, held: Callable[[Bound], PatternPairs] = lambda _: WHOLE) -> Any:
     """A kernel whose work grows with scores; `of` are the operands that have its columns, `held` the scores
     computed."""
     def cost(a: Bound, out: Any, extents: Extents) -> Costs:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import is_known
-from opmatrix.algebra.oracles import Dense, needed
+from opmatrix.algebra.oracles import DenseReading, needed
 from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
@@ -66,11 +66,11 @@ def is_writable(term: Operator) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class AtValues(Dense):
+class AtValues(DenseReading):
     """Whole arrays, where symbols stand for the values of a step."""
     values: Sequence[Doubles] = field(default=())
 
-    def symbol(self, name: str, into: Shape, out: Shape) -> Dense:
+    def symbol(self, name: str, into: Shape, out: Shape) -> DenseReading:
         found = self.values[int(name[1:])]
         return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
 

@@ -16,8 +16,7 @@ from formats.core.sizes import S, T, n, p
 from formats.core.stage import reference
 from formats.machine.prices import S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import among
+from opmatrix.patterns import among, parse
 from opmatrix.relations import HELD, SLOTS, parse_relation
 from opmatrix.runtime import bounds, cases, costs, meanings, probes, seen
 from opmatrix.runtime import shape_rules as shapes

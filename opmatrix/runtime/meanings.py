@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.stage import reference
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Pattern
+from opmatrix.patterns import Pattern, parse
 from opmatrix.relations import parse_relation
 from opmatrix.runtime.shape_rules import turned_tables
 

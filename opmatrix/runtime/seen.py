@@ -7,8 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from formats.masks import Mask
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import FIELDS, MAX_TABLES, Pattern
+from opmatrix.batch import FIELDS
+from opmatrix.patterns import MAX_TABLES, Pattern, parse
 
 Tables = tuple[NDArray[Any], ...]
 

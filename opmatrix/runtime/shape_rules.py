@@ -4,8 +4,8 @@ from typing import Any
 
 from formats.core.sizes import size
 from formats.core.stage import ROW_FIELDS, VECTORS
+from opmatrix.batch import FIELDS
 from opmatrix.extents import S, T
-from opmatrix.patterns import FIELDS
 from opmatrix.relations import parse_relation
 from opmatrix.runtime import seen
 from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, C, Cache, Heads, Rows, Scores

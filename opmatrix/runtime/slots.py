@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.batch import FIELDS
 from opmatrix.extents import Extents, S, T
-from opmatrix.patterns import FIELDS
 from opmatrix.runtime.operands import C
 from opmatrix.runtime.scheme import Group, Words
 

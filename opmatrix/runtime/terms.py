@@ -13,8 +13,7 @@ from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.operators import symbol
 from opmatrix.algebra.shapes import H, N, Shape, ShapeError, Space, T, expression, space
 from opmatrix.algebra.term import KINDS, Operator, read
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Pattern, everyone
+from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
 from opmatrix.signature import WIDEST
 

@@ -8,10 +8,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.oracles import Dense, apply_factor, entered
+from opmatrix.algebra.oracles import DenseReading, apply_factor, entered
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
-from opmatrix.patterns import Batch, Pattern
+from opmatrix.patterns import Pattern
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
@@ -78,19 +79,19 @@ def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batc
     return measured
 
 
-def residual_stream(groups: PartFactors, batch: Batch) -> list[Dense]:
+def residual_stream(groups: PartFactors, batch: Batch) -> list[DenseReading]:
     """What enters on a batch, then what every part makes of it."""
     stream = [entered(groups[0][0], batch, dtype=np.float32)]
     for group in groups: stream.append(apply_factors(group, stream[-1]))
     return stream
 
 
-def relative_change(factors: Sequence[Operator], x: Dense, wanted: Dense) -> float:
+def relative_change(factors: Sequence[Operator], x: DenseReading, wanted: DenseReading) -> float:
     """How far what factors make of a value is from what is wanted, relative."""
     return difference(apply_factors(factors, x).array, wanted.array)
 
 
-def apply_factors(factors: Sequence[Operator], x: Dense) -> Dense:
+def apply_factors(factors: Sequence[Operator], x: DenseReading) -> DenseReading:
     """What factors make of a value, one after another."""
     for factor in factors: x = apply_factor(factor, x)
     return x

@@ -15,7 +15,7 @@ from formats.disk import cache
 from formats.disk.cache import Distrusted
 from formats.disk.files import parse_json
 from formats.disk.holdings import try_put
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
 from rewrites.lower.lower import Method

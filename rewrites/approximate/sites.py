@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS, Dense
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra.gram import Seen
 from rewrites.compiler.approximation import Approximation

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, Walked, call
 from rewrites.approximate.sites import WeightSite

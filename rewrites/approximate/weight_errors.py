@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.propose import Proposals

@@ -6,8 +6,8 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch, warn_busy
+from opmatrix.batch import Batch
 from opmatrix.display.tables import ms, table
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits

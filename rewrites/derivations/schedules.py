@@ -11,10 +11,10 @@ from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.display.tables import megabytes, ms, percent, table
 from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.lower.precision import check_finite, check_range
 from rewrites.verify.differences import Change

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.pooling import LAST
 from opmatrix.program import Program
 

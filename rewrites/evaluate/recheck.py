@@ -15,12 +15,12 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.storage import PROGRAM
-from opmatrix.patterns import Batch
-from opmatrix.pipelines.text import Parts, Reading, sentences
+from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.evaluate.goals import MEASURES, Goal
@@ -244,7 +244,7 @@ def fresh(program: Program, model: Operator) -> Batch:
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
         rows: list[list[int]] = []
-        for row in program.tokenizer.rows(Parts.of(sentences()).state, Reading(skip_bad=True)):
+        for row in program.tokenizer.rows(Parts.of(sentences()).state, LineReading(skip_bad=True)):
             if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
         if rows: return Batch(rows)
     rng = np.random.default_rng(0)

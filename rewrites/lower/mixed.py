@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.core.errors import InputError
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, T
-from opmatrix.patterns import Batch
 from opmatrix.runtime.costs import Costs
 from rewrites.lower.price import Machine, Prices
 

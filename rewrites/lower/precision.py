@@ -10,7 +10,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 
 LOST = 0.01                                                 # relative; ordinary models round by a millionth

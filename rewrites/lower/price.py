@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from formats import FORMATS
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
-from opmatrix.extents import Extents, Pairs
+from opmatrix.extents import Extents, PatternPairs
 from opmatrix.runtime import costs
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.scheme import Running
@@ -62,7 +62,7 @@ class Prices:
     @cached_property
     def live(self) -> dict[str, Any]:
         """Rows of each space."""
-        return {str(size): count for size, count in self.group.items() if not isinstance(size, Pairs)}
+        return {str(size): count for size, count in self.group.items() if not isinstance(size, PatternPairs)}
 
     def rows(self, lowering: "Lowering", cls: int) -> Any:
         """How many rows a class has."""

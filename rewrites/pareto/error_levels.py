@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximate.trials import LARGE
 from rewrites.compiler.approximation import by

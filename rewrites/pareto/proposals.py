@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
+from opmatrix.batch import Batch
 from opmatrix.files.storage import own_functions
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen

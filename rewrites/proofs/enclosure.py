@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.oracles import Entrywise, check_input
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 
 SURE_BITS = 32                                              # of a number that somebody wrote down and no sum rounded
 UNSURE = 2.0 ** -50                                         # relative: what a number of more bits may have lost

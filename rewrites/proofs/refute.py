@@ -15,7 +15,7 @@ from opmatrix.algebra.operators import I, const, gelu, heads, ones, product, rel
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import H, N, Shape, Space, T, untaken
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.graph.template import Template
 from rewrites.law import INPUT, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose
@@ -173,9 +173,10 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         yield from (scaled() @ function @ scaled() for function in (bent, gelu, relu))
     if out.cols is not N:
         yield matrix(columns, out.cols)
-        row: Operator = const(Data(coarsen(rng.normal(size=out.cols * (stack or (1,))[0])),
-                                   f"{leaf.args[0]}{next(names)}"))
-        yield row @ heads(stack[0]) if stack else row
+        row: Any = const(Data(coarsen(rng.normal(size=out.cols * (stack or (1,))[0])),
+                              f"{leaf.args[0]}{next(names)}"))
+        if stack: row = row @ heads(out.heads)
+        yield row
     else: yield scaled()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.approximate.block_errors import relative_change, residual_stream
 from rewrites.pruning.removing import WHAT, Level, every_coupled, fit_removals
 from rewrites.pruning.structured import CoupledWeights, coupled_weights

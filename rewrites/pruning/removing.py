@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import apply_factor, dense, entered, factors
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.spectra.gram import Gram
 from opmatrix.spectra.measures import Doubles
 from opmatrix.spectra.removal import Removal, removals

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.approximate.trials import sample
 from rewrites.compiler.emit import Emitter

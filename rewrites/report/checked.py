@@ -9,8 +9,8 @@ import numpy as np
 
 from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
-from opmatrix.patterns import Batch
 from rewrites.compiler.substitutions import part_factors, substitute_blocks
 from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare
 from rewrites.opened import Searched

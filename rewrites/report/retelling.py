@@ -3,7 +3,7 @@ from collections.abc import MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.approximate.sites import sites
 from rewrites.approximate.trials import try_weights

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS

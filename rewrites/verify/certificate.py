@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from opmatrix.batch import Batch
 from opmatrix.files.certified import LENGTHS_FIELD
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.verify import Errors, VerificationError
 from rewrites.verify.lengths import Lengths

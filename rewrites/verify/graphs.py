@@ -12,7 +12,8 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import symbol, weight
 from opmatrix.algebra.shapes import Shape, T, brief
 from opmatrix.algebra.term import PROPERTIES, Operator
-from opmatrix.patterns import Batch, Pattern
+from opmatrix.batch import Batch
+from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, Relation
 from opmatrix.signature import Port
 from rewrites.flat import flat

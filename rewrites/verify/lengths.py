@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from formats.format import Format
 from formats.machine.threads import limit, threads
 from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
 from opmatrix.files.certified import MAX_INPUT_ROWS
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call

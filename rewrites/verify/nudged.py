@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.oracles import Dense, dense, entered
+from opmatrix.algebra.oracles import DenseReading, dense, entered
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 
 NUDGES = 8                                                  # of which the root mean square counts
 
 
 @dataclass(frozen=True, eq=False)
-class Nudged(Dense):
+class Nudged(DenseReading):
     """Whole arrays that are read as others, each time: every number by a share of itself that is drawn up to `unit`.
     Zeros, and what is chosen rather than computed, stay."""
     unit: float = 0.0

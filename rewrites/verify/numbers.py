@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.oracles import Dense
+from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 
 FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
 TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),
@@ -18,7 +18,7 @@ Float64s = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class AtBorder(Dense):
+class AtBorder(DenseReading):
     """Whole arrays, where the border of a part stands for the input itself."""
 
     def symbol(self, name: str, into: Shape, out: Shape) -> "AtBorder":

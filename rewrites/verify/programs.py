@@ -12,7 +12,7 @@ from formats.machine.threads import limit
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, bound, widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS

@@ -17,7 +17,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.compiler.approximation import Approximation
 from rewrites.graph.egraph import SCHEDULE
 from rewrites.law import EXACT, INPUT, ROWS, Law, apart

@@ -8,9 +8,9 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.machine.local import learning
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program

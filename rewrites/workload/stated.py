@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from formats.core.epilogue import UNIT
+from opmatrix.batch import Batch
 from opmatrix.display.tables import percent
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.pipelines.text import Reading, Tokenizer
+from opmatrix.pipelines.text import LineReading, Tokenizer
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import format_errors
 from rewrites.workload.samples import TEXT_KINDS, make_lines
@@ -95,7 +95,7 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
     def held(row: np.ndarray) -> bool: return low <= len(row) <= high and unseen(row, whole) <= most
 
     def covered(kind: str) -> bool:
-        reading = Reading(truncate=True, skip_bad=True)
+        reading = LineReading(truncate=True, skip_bad=True)
         rows = [part.tokens for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading)
                 for part in batch]
         return sum(map(held, rows)) >= COVERAGE_SHARE * len(rows)

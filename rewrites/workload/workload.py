@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.measure import Seconds, measure
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
-from opmatrix.pipelines.text import LINES, Parts, Reading, Tokenizer, read_lines, sentences
+from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.sparse_attention import LONG, sparser_patterns
 from rewrites.graph.layers import Model, find_vocabulary, outputs
@@ -58,7 +58,7 @@ def divide_lines(lines: Sequence[str]) -> Parts[str]:
 def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[list[int]]:
     """Consecutive lines joined to texts of so many tokens."""
     held: list[str] = []
-    count, reading = 0, Reading(truncate=True, skip_bad=True)
+    count, reading = 0, LineReading(truncate=True, skip_bad=True)
     for line in lines:
         [row] = tokenizer.rows([line], reading)
         if not row: continue
@@ -73,7 +73,7 @@ def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[
     """Lines as rows: some to fit, to choose, to state; and what was done to them, in words. Of lines that are `ours`,
     as the user gave none, those that the model has no positions for are cut, and those that it cannot read left out.
     Raises InputError where that leaves a part without any, and for a line of the user's that cannot be read."""
-    reading = Reading(truncate=True, skip_bad=True) if ours else Reading()
+    reading = LineReading(truncate=True, skip_bad=True) if ours else LineReading()
     parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divide_lines(lines)]
     if not all(parts): raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
@@ -86,7 +86,7 @@ def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     """The batch of median rows of those that `embed` makes of a file of texts, and what it is called. The file is read
     twice, so that no more than a batch is kept of it."""
     def made() -> Iterator[Batch]:
-        return batches(tokenizer, read(file, open_regular), reading=Reading(partial(name_line, file)))
+        return batches(tokenizer, read(file, open_regular), reading=LineReading(partial(name_line, file)))
     rows = [batch.rows for batch in made()]
     middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
     [timed] = islice(made(), middle, middle + 1)
@@ -227,7 +227,7 @@ class Workload:
 def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:
     """The lines of a file, spread over all of it, but for those that choose programs, state errors, or are among these
     others: what is fitted to them is judged by none of them. Raises InputError where none is left."""
-    reading = Reading(truncate=True, skip_bad=True)
+    reading = LineReading(truncate=True, skip_bad=True)
     judged = {tuple(row.tokens.tolist()) for batch in (workload.choose, workload.state) for row in batch}
     judged |= {*map(tuple, tokenizer.rows(others, reading))} if others else set()
     every = dict.fromkeys(map(tuple, tokenizer.rows(read_lines(file), reading)))

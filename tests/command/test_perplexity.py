@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.cli import commands
 from rewrites.evaluate import evaluate as evaluation

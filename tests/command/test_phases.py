@@ -168,7 +168,7 @@ def test_a_line_that_is_written_over_fits_the_terminal(columns, monkeypatch):
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **named: os.terminal_size((columns, 24)))
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen.file)
-    line = progress.Line("a long word " * 30)
+    line = progress.ProgressLine("a long word " * 30)
     line.end()
     screen.close()
     assert max(map(len, screen.words.replace("\x1b[K", "").replace("\r", "\n").splitlines())) == min(columns - 1, 100)

@@ -8,7 +8,7 @@ from test_segments import BATCH, stepped
 
 from formats.kernels.engine import replay
 from formats.machine.threads import limit
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.cli import profile
 
 ONE = Batch([np.arange(40) % 20])

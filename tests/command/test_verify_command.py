@@ -10,8 +10,8 @@ from test_certificate import once  # noqa: F401
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats import FORMATS
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.evaluate.reported import Named
 from rewrites.verify import unrounded, verify_exact

@@ -253,7 +253,7 @@ def test_a_saved_program_runs_without_a_compiler(tmp_path):
     program.save(tmp_path / "program")
     code = f"""
 import sys
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 program = Program.load({str(tmp_path / 'program')!r})
 batch = Batch([[3, 4, 5], [8], [9, 10, 11, 12]])
@@ -264,7 +264,7 @@ print(known, found.tobytes().hex())
     run(code)
     known, found = run(code)
     assert known == "False"
-    from opmatrix.patterns import Batch
+    from opmatrix.batch import Batch
     assert program.run(Batch([[3, 4, 5], [8], [9, 10, 11, 12]])).tobytes().hex() == found
 
 

@@ -11,7 +11,8 @@ from safetensors.numpy import load, save
 from formats import FormatError
 from formats.core.epilogue import gamma
 from formats.masks import Mask
-from opmatrix.patterns import Batch, causal, sequence, window
+from opmatrix.batch import Batch
+from opmatrix.patterns import causal, sequence, window
 
 seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
 sides = st.integers(1, 70) | st.sampled_from((15, 16, 17, 32, 33, 48, 64, 65))

@@ -23,8 +23,8 @@ import paired
 
 from formats.core.errors import InputError
 from formats.machine.model import Machine, here, machine_file
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.patterns import Batch
 from opmatrix.pricing import catalogue
 
 # A clock that goes by the work alone, and results times a factor: whatever the machine does, what is planted is seen.

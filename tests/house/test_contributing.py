@@ -15,7 +15,7 @@ from formats.machine.datasheets import FILE, datasheets
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES
 from opmatrix.models import FAMILIES
-from opmatrix.pattern_text import NAMED_PATTERNS, NUMBERED_PATTERNS
+from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS

@@ -48,7 +48,7 @@ from opmatrix import (
 )
 from opmatrix import given as fields
 from opmatrix.algebra import monoids
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.embed import each
 from opmatrix.program import Program
 from opmatrix.relations import Relation

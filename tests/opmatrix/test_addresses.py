@@ -13,7 +13,7 @@ from formats import FORMATS, Dense
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.mixing.heads import ALL
 from opmatrix import patterns
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.signature import Port

@@ -41,7 +41,8 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, ShapeError, T
 from opmatrix.algebra.term import Data, formula, substitute
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.batch import Batch
+from opmatrix.patterns import causal, sequence
 
 
 def equal(A, B, x, batch=None):

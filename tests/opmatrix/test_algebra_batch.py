@@ -13,17 +13,8 @@ from opmatrix.algebra.operators import I, attention, given, over, product, softm
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import Data, formula
-from opmatrix.patterns import (
-    Batch,
-    Pattern,
-    causal,
-    coarse,
-    everyone,
-    hubs,
-    mask,
-    sequence,
-    window,
-)
+from opmatrix.batch import Batch
+from opmatrix.patterns import Pattern, causal, coarse, everyone, hubs, mask, sequence, window
 
 
 def test_fields(batch):

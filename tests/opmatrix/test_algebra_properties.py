@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opmatrix.algebra.entries import NoMatrix
 from opmatrix.algebra.operators import I, attention, compose, const, diag, product, relu, rsqrt, square, tanh, weight
-from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.oracles import DenseReading, dense, entrywise
 from opmatrix.algebra.term import PROPERTIES, Data, formula, read
 from opmatrix.display.show import latex, names, text
 from opmatrix.patterns import sequence
@@ -38,7 +38,7 @@ def test_both_oracles_agree(seed):
     A, x, batch, _ = drawn(seed)
     one = dense(A, x, batch)
     close(one, entrywise(A, x, batch).reshape(one.shape).astype(float))
-    close(one, read(A, Dense(x, batch), {}).array)  # at once, where dense goes sentence by sentence
+    close(one, read(A, DenseReading(x, batch), {}).array)  # at once, where dense goes sentence by sentence
 
 
 @few

@@ -7,8 +7,8 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.patterns import Batch
 
 NAME = "encoder.layer.1.attention.self.query.weight"
 BATCH = Batch([np.array([2, 7, 19, 3]), np.array([2, 40, 3])])

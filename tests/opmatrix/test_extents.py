@@ -12,10 +12,10 @@ from searched import RAGGED, Round, model, structure
 from formats.kernels.mixing import attending
 from opmatrix.algebra import shapes
 from opmatrix.algebra.operators import I, product, turn
+from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import transformer
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Batch, causal, sequence, window
+from opmatrix.patterns import causal, parse, sequence, window
 from opmatrix.pricing import catalogue
 from rewrites.lower.price import Prices
 

@@ -12,10 +12,10 @@ from ggufs import WORDS, write
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.gguf import turned_share
 from opmatrix.files.merges import RULES
-from opmatrix.patterns import Batch
 
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 30], [8]])
 

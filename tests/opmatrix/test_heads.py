@@ -11,9 +11,9 @@ from test_families import BERT, CASES
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import FAMILIES, layout, tensors
-from opmatrix.patterns import Batch
 from rewrites.workload.resolve import source
 
 BATCH = Batch([[3, 4, 5, 6, 7], [8]])

@@ -10,8 +10,8 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from formats import CSR, FORMATS, NM, SELL, Block, Dense, FormatError, Int8
-from opmatrix.pattern_text import parse
+from opmatrix.patterns import parse
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 

@@ -9,8 +9,8 @@ from scipy.special import erf
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense, entrywise, factors
 from opmatrix.algebra.term import Data
+from opmatrix.batch import Batch
 from opmatrix.models import build, tensors
-from opmatrix.patterns import Batch
 
 ACTIVATIONS = dict(
     gelu=lambda u: u * (1 + erf(u / np.sqrt(2))) / 2,

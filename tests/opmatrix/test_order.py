@@ -9,7 +9,7 @@ from programs import Writer
 from test_planner import programs
 
 from formats import Dense
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.runtime import order
 from opmatrix.runtime.order import StepGraph, least_peak, ordered, planned

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from programs import Writer
 
 from formats import Dense
+from opmatrix.batch import Batch
 from opmatrix.measure import peak
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.planner import Life, floor, place_buffers
 

@@ -9,7 +9,7 @@ from test_formats_properties import few_inputs
 from formats import FORMATS, kernels
 from formats.core.check import check_product
 from formats.core.epilogue import NOTHING
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime import kernels as table
 from opmatrix.runtime.kernels import KERNELS

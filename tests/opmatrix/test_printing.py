@@ -12,7 +12,7 @@ import opmatrix as om
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import LASTING, scalar_function
 from opmatrix.algebra.term import Data, named, operator
-from opmatrix.display.show import ATOM, LATEX, PYTHON, Writer, latex, names, vocabulary
+from opmatrix.display.show import ATOM, LATEX, PYTHON, TermWriter, latex, names, vocabulary
 from opmatrix.patterns import Pattern
 
 RNG = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def read(text):
 
 def bound_as_meant(term):
     """Whether a term's LaTeX is read as the same with brackets around every operand."""
-    writer = Writer(term, LATEX)
+    writer = TermWriter(term, LATEX)
     writer.notation = {name: form._replace(left=ATOM + (form.left > 0), right=ATOM + (form.right > 0))
                        for name, form in LATEX.items()}
     return read(latex(term)) == read(writer.operator(term))

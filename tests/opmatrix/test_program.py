@@ -12,10 +12,10 @@ from formats import CSR, NM, SELL, Block, Dense, Half, LowRank
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import relu, symbol, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, T, counted
 from opmatrix.measure import peak
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import New
 from opmatrix.pricing import catalogue
 from opmatrix.program import Program, Step

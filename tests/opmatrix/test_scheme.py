@@ -16,8 +16,8 @@ from formats.machine.host import caches
 from formats.machine.model import Rates
 from formats.machine.prices import NARROW_SUFFIX
 from formats.machine.threads import limit
+from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE, Extents, S, T, counted
-from opmatrix.patterns import Batch
 from opmatrix.pricing import catalogue
 from opmatrix.runtime.scheme import Running, assign_groups, make_groups
 from rewrites.compiler.search import search

@@ -17,8 +17,8 @@ from test_planner import programs
 from formats import Dense
 from formats.machine.threads import limit
 from opmatrix.algebra.operators import relu, symbol
+from opmatrix.batch import Batch
 from opmatrix.measure import peak
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.recorded import Recorded

@@ -34,8 +34,9 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from opmatrix.pipelines.cached import cached, cached_model
 from opmatrix.pipelines.session import New, some
 from opmatrix.program import Program

@@ -12,8 +12,9 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, given, product, softmax, turn, weight
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
-from opmatrix.patterns import Batch, among, sequence
+from opmatrix.patterns import among, sequence
 from opmatrix.pipelines.cached import cached
 from opmatrix.program import Program, Step
 from opmatrix.relations import HELD, SLOTS

@@ -18,8 +18,8 @@ from formats.machine.threads import limit
 from opmatrix.algebra import term
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, relu, weight
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
-from opmatrix.patterns import Batch
 from opmatrix.runtime import order, recorded
 from rewrites.lower import representations
 

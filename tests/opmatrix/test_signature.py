@@ -18,8 +18,8 @@ from opmatrix.algebra.operators import gelu as activation
 from opmatrix.algebra.operators import given, product, relation, row, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, collect_needs, entries
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program, Step
 from opmatrix.signature import Port

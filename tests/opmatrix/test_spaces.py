@@ -26,8 +26,9 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import S, Shape, ShapeError, T, space
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.display.show import latex, names
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from opmatrix.relations import Sparse
 from rewrites.flat import flat
 from rewrites.graph.egraph import saturate

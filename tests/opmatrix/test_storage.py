@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
 from formats.core.errors import InputError
+from opmatrix.batch import Batch
 from opmatrix.files import saving
 from opmatrix.files.storage import PROGRAM, WEIGHTS
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.verify import certificate
 
@@ -120,7 +120,7 @@ def test_where_files_have_one_name_only_they_are_copies(program, other, tmp_path
 
 def test_files_of_equal_length_are_not_equal(tmp_path):
     for name, text in (("a", "one"), ("b", "two"), ("c", "one")): (tmp_path / name).write_text(text)
-    saving.once(tmp_path)
+    saving.link_equal_files(tmp_path)
     assert [(tmp_path / name).read_text() for name in "abc"] == ["one", "two", "one"]
     assert (tmp_path / "a").samefile(tmp_path / "c") and not (tmp_path / "a").samefile(tmp_path / "b")
 

@@ -7,7 +7,7 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
+from opmatrix.pipelines.text import LineReading, Parts, Tokenizer, read_lines, sentences
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_prompt_and_lower_case_come_first(path):
 
 
 def test_what_cannot_be_read_is_counted_and_left_out(path):
-    reading = Reading(skip_bad=True)
+    reading = LineReading(skip_bad=True)
     texts = ["a river", 7, "dry " * 30, "", "\ud800", "the \udcff"]
     found = cutting(path).rows(texts, reading) + cutting(path).rows(["a", None], reading)
     assert found == [[2, 14, 7, 3], [], [], [2, 3], [], [], [2, 14, 3], []]
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_counted_and_left_out(path):
 
 
 def test_cut_texts_are_counted(path):
-    reading = Reading()
+    reading = LineReading()
     cutting(path, 5).rows(["a river", "the river runs", "the river runs dry", "dry " * 90], reading)
     assert (reading.texts, reading.skipped, reading.truncated) == (4, [], 2)
 

@@ -5,9 +5,9 @@ import pytest
 from fetched import data, smollm2
 
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.quantised import STORED
-from opmatrix.patterns import Batch
 
 gguf = pytest.importorskip("gguf", reason="needs peers: gguf")
 torch = pytest.importorskip("torch", reason="needs peers: torch")

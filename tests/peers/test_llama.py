@@ -5,8 +5,8 @@ from searched import Round
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.models import build, tensors
-from opmatrix.patterns import Batch
 from rewrites.run import optimize
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")

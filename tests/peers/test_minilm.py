@@ -5,8 +5,8 @@ import pytest
 from fetched import minilm
 
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.pipelines.text import sentences
 

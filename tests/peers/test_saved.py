@@ -7,8 +7,8 @@ import pytest
 from searched import structure
 
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from rewrites.laws import EXACT_LAWS
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")

@@ -15,8 +15,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import tanh, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.differences import difference

@@ -8,9 +8,10 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import substitute
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
 from opmatrix.models import build
-from opmatrix.patterns import Batch, sequence
+from opmatrix.patterns import sequence
 from rewrites.compiler.search import search
 from rewrites.flat import flat
 from rewrites.graph import interfaces as borders

@@ -32,7 +32,7 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, size
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.law import INPUT, ROWS, array, k, n, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, chosen, enclose

@@ -5,7 +5,7 @@ from searched import RAGGED, found, relative
 
 from formats import FORMATS
 from opmatrix.algebra.oracles import dense
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.program import OUTPUT
 from rewrites.evaluate import compared

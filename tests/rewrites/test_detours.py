@@ -12,8 +12,9 @@ from searched import relative
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, rmsnorm, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch, sequence
+from opmatrix.patterns import sequence
 from rewrites import run
 from rewrites.approximate.block_errors import ROUNDING, BlockTrials, measure_blocks
 from rewrites.compiler.search import SearchSpace, search

@@ -31,7 +31,8 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import Batch, causal, mask, sequence
+from opmatrix.batch import Batch
+from opmatrix.patterns import causal, mask, sequence
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import TURNED, Method
 from rewrites.run import optimize

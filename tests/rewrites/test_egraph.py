@@ -31,8 +31,9 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T
+from opmatrix.batch import Batch
 from opmatrix.extents import counted
-from opmatrix.patterns import Batch, causal, everyone, sequence
+from opmatrix.patterns import causal, everyone, sequence
 from rewrites.flat import factors, flat
 from rewrites.graph.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
 from rewrites.graph.interfaces import FULL, normed

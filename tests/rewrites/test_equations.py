@@ -22,7 +22,7 @@ from opmatrix.algebra.operators import I, centre, gelu, product, relu, row, squa
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import N, Shape, size
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from rewrites.kinds import left, right
 from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS

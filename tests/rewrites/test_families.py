@@ -11,8 +11,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.models import FAMILIES, build, head, normalise_config, tensors
-from opmatrix.patterns import Batch
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50

@@ -24,8 +24,9 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.extents import T, patterns
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from rewrites.compiler.search import search
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS, joining, without

@@ -28,8 +28,9 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import substitute
+from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Problem, extract
 from rewrites.flat import flat

@@ -10,7 +10,7 @@ import wrong_kernels
 from test_certificate import once  # noqa: F401, laws are verified once a process
 
 from formats import FORMATS
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.schedule import widen_arguments

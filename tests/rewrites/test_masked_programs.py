@@ -14,9 +14,9 @@ from formats.kernels.mixing import attending
 from opmatrix.algebra.operators import I, attention, weight
 from opmatrix.algebra.operators import given as field
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import T, counted, pairs, patterns
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Batch, causal, mask, sequence, window
+from opmatrix.patterns import causal, mask, parse, sequence, window
 from opmatrix.program import Program
 from rewrites.lower.narrowing import narrowed
 from rewrites.lower.price import Prices

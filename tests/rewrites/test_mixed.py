@@ -8,8 +8,8 @@ from searched import RAGGED, Round, model, structure
 from test_joining import model as gated
 
 from opmatrix import measure
+from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
-from opmatrix.patterns import Batch
 from rewrites import run
 from rewrites.cli.exit_codes import InputError
 from rewrites.compiler.search import search

@@ -14,8 +14,7 @@ from opmatrix.algebra.operators import I, heads, product, relu, symbol, turn, we
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import KINDS, formula
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Pattern, causal, coarse, hubs, mask, scattered, sequence, window
+from opmatrix.patterns import Pattern, causal, coarse, hubs, mask, parse, scattered, sequence, window
 from opmatrix.runtime.interpreted import is_writable, write_term
 from rewrites.extraction import Infeasible
 from rewrites.graph.template import Table

@@ -17,11 +17,11 @@ from formats.core.errors import InputError
 from formats.machine.quiet import Watch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import peak
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 from opmatrix.spectra import Limits, propose
 from rewrites.compiler.search import search
 from rewrites.evaluate.goals import goals

@@ -22,7 +22,8 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.batch import Batch
+from opmatrix.patterns import causal, sequence
 from opmatrix.pipelines.pooling import MODES, Pooling
 from opmatrix.program import Program
 from rewrites import optimize

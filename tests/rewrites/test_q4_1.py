@@ -7,9 +7,9 @@ import standin
 from formats import Q4_1, FormatError
 from formats.core.check import check_product
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.compiler.search import SearchSpace, search
 from rewrites.laws import EXACT_LAWS

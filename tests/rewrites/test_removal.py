@@ -18,9 +18,9 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, affine, gelu, weight
 from opmatrix.algebra.oracles import dense, factors
 from opmatrix.algebra.term import substitute
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra.removal import DAMPING, DELAY, removals, remove
 from rewrites import run

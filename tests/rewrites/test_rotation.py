@@ -23,11 +23,12 @@ from opmatrix.algebra.operators import (
     turn,
     weight,
 )
-from opmatrix.algebra.oracles import Dense, dense, entrywise
+from opmatrix.algebra.oracles import DenseReading, dense, entrywise
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import formula, read
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
-from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.patterns import causal, sequence
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.flat import flat
@@ -57,7 +58,7 @@ def test_columns_turn_as_complex_numbers_do(rng, shape):
     x, R = rng.normal(size=shape), rotary(POSITIONS, WIDE, 100.0)
     wanted = turned(x, RAGGED.positions, 100.0)
     np.testing.assert_allclose(dense(R, x, RAGGED), wanted, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(read(R, Dense(x, RAGGED), {}).array, wanted, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(read(R, DenseReading(x, RAGGED), {}).array, wanted, rtol=1e-13, atol=1e-13)
     np.testing.assert_allclose(entrywise(R, x, RAGGED).astype(float).reshape(shape), wanted, rtol=1e-13, atol=1e-13)
     assert R(Shape(1, cols=WIDE)) == Shape(1, cols=WIDE)
 

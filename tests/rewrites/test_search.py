@@ -5,8 +5,9 @@ from searched import KINDS, RAGGED, Round, found, model, relative, structure
 
 from opmatrix.algebra.operators import attention
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import patterns
-from opmatrix.patterns import Batch, everyone, mask, sequence
+from opmatrix.patterns import everyone, mask, sequence
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import shortest
 from rewrites.extraction import Infeasible, verify

@@ -11,10 +11,10 @@ from searched import relative
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
 from opmatrix.files.storage import load
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Batch, causal, coarse, hubs, mask, scattered, sequence, window
+from opmatrix.patterns import causal, coarse, hubs, mask, parse, scattered, sequence, window
 from rewrites import run
 from rewrites.approximate import block_errors
 from rewrites.approximate.block_errors import SparseAttentionTrials

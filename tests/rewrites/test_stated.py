@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.pipelines.text import Parts, Reading, Tokenizer
+from opmatrix.pipelines.text import LineReading, Parts, Tokenizer
 from rewrites.verify import differences
 from rewrites.verify.differences import Change, difference
 from rewrites.workload.samples import TEXT_KINDS, make_lines
@@ -88,7 +88,7 @@ def characters():
     return Tokenizer(found, 512)
 
 
-def encoded(tokenizer, texts): return Batch(tokenizer.rows(texts, Reading(truncate=True)))
+def encoded(tokenizer, texts): return Batch(tokenizer.rows(texts, LineReading(truncate=True)))
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)

@@ -12,9 +12,9 @@ from searched import Round
 
 from formats import FORMATS, kernels
 from opmatrix.algebra.oracles import dense
+from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build
-from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Limits
 from rewrites.compiler.planned import planned

@@ -9,9 +9,9 @@ from searched import KINDS, structure
 from formats.core.errors import InputError
 from opmatrix.algebra.operators import ACTIVATIONS
 from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.batch import Batch
 from opmatrix.models import build
-from opmatrix.pattern_text import parse
-from opmatrix.patterns import Batch, causal, mask, sequence, window
+from opmatrix.patterns import causal, mask, parse, sequence, window
 from opmatrix.program import Program
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS

@@ -7,7 +7,7 @@ from searched import RAGGED, found, relative, structure
 
 from formats import CSR, Dense, kernels
 from opmatrix.algebra.oracles import dense
-from opmatrix.patterns import Batch
+from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from rewrites.lower.lower import Method
 from rewrites.verify import (

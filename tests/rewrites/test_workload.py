@@ -5,8 +5,8 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.algebra.operators import I
+from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import BATCH_ROWS, batches
 from opmatrix.pipelines.text import Parts, Tokenizer, sentences
 from rewrites.compiler.sparse_attention import LONG

@@ -1,0 +1,229 @@
+"""Batches: all rows of sentences one after another, with the relations and matrices that come with them."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.sizes import size
+from opmatrix.algebra.data import ids
+from opmatrix.extents import Extents, counted, entries, pairs
+from opmatrix.patterns import Pattern
+from opmatrix.relations import GIVEN, Relation, Sparse, of_sentences
+from opmatrix.signature import Port
+
+__all__ = ["Batch"]
+
+Ids: TypeAlias = Sequence[int] | NDArray[Any]
+FIELDS = "tokens", "positions", "kinds", "sequence"         # of a batch, a number a row
+
+
+class Token:
+    """Rows as patterns see them: .position, .sequence and .row, one number or many."""
+    def __init__(self, rows: Fields, at: Any) -> None: self.whole, self.rows, self.at = rows.whole, rows, at
+    @property
+    def position(self) -> Any: return self.rows.positions[self.at]
+    @property
+    def sequence(self) -> Any: return self.rows.sequence[self.at]
+    @property
+    def row(self) -> Any: return self.rows.numbers[self.at]
+
+
+class Fields:
+    """What is known of the rows of a space: how many they are, and a number of each field for each row. Rows that were
+    pooled have no tokens, positions or kinds."""
+    rows: int
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    whole: Batch
+
+    def __init__(self, whole: Batch, rows: int, numbers: NDArray[np.int64] | None = None,
+                 **fields: NDArray[np.int64]) -> None:
+        self.whole, self.rows, self.own = whole, rows, numbers
+        vars(self).update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FIELDS: raise ValueError(f"{name}: these {self.rows} rows have none: they were pooled, not picked")
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Which row of its space each row is."""
+        return np.arange(self.rows) if self.own is None else self.own
+
+    def token(self, at: Any) -> Token:
+        """The tokens at these rows, as patterns see them."""
+        return Token(self, at)
+
+    def field(self, name: str, limit: int) -> NDArray[np.int64]:
+        """The numbers of a field, all of them in 0..limit-1."""
+        if name not in FIELDS: raise ValueError(f"a batch has no field {name!r}: {', '.join(FIELDS)}")
+        found: NDArray[np.int64] = getattr(self, name)
+        if np.maximum.reduce(found.view(np.uint64), initial=0) >= limit:         # read so, a negative one is huge
+            row = int(np.flatnonzero((found < 0) | (found >= limit))[0])
+            where = f"sentence {self.sequence[row]}, token {self.positions[row]} (row {row} of the batch)"
+            raise ValueError(f"{name}: id {found[row]} of {where} is outside 0..{limit - 1}")
+        return found
+
+    def selection(self, field: str, limit: int) -> Any:
+        """A one-hot CSR value: row i has a one in the column that the field names."""
+        from scipy.sparse import csr_array
+        at = self.field(field, limit)
+        return csr_array((np.ones(len(at)), at, np.arange(len(at) + 1)), shape=(len(at), limit))
+
+    def relation(self, relation: Relation) -> Sparse:
+        """The entries of a relation. Raises ValueError where the batch gives none of this name, or one that does not
+        fit its spaces."""
+        return self.whole.relation(relation)
+
+    def input(self, port: Port) -> NDArray[Any]:
+        """The matrix of an input. Raises ValueError where the batch gives none of this name, or one of another
+        shape."""
+        return self.whole.input(port)
+
+    def picked(self, at: NDArray[np.int64]) -> Fields:
+        """Some of these rows, in this order, as they are."""
+        return Fields(self.whole, len(at), self.numbers[at],
+                      **{name: getattr(self, name)[at] for name in FIELDS if name in vars(self)})
+
+    def space(self, name: str, rows: int) -> Fields:
+        """The so many rows of a space that nothing was picked from."""
+        return self.whole.space(name, rows)
+
+
+class Batch(Fields):
+    """Sentences of any lengths, all rows one after another. No padding exists.
+
+    tokens, positions, kinds (token types), sequence: one int64 for each row; starts: S + 1 offsets; rows: how many.
+    `relations` are matrices by name, of scipy or arrays whose zeros are absent, beside those that every batch gives;
+    `inputs` those of other values, rows × columns or rows × heads × columns. With such a matrix there may be no
+    sentence."""
+    own = None
+
+    def __init__(self, sentences: Iterable[Ids] = (), kinds: Iterable[Ids] | None = None,
+                 relations: Mapping[str, Any] | None = None,
+                 inputs: Mapping[str, Any] | None = None) -> None:
+        if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+            raise TypeError(f"Batch: {sentences!r:.60} is no list of sentences, each a row of token ids; texts are for "
+                            "program.embed")
+        rows = [ids(s, f"Batch: sentence {k}") for k, s in enumerate(sentences)]
+        if not rows and not inputs: raise ValueError("Batch: no sentences were given; at least one is needed")
+        lengths = [len(s) for s in rows]
+        if 0 in lengths:
+            empty = f"sentence {lengths.index(0)} of {len(lengths)} has 0 tokens"
+            raise ValueError(f"Batch: {empty}; each needs at least one")
+        types = [np.zeros(n, np.int64) for n in lengths]
+        if kinds is not None: types = [ids(s, f"Batch: kinds {k}") for k, s in enumerate(kinds)]
+        if (given := [len(k) for k in types]) != lengths:
+            raise ValueError(f"Batch: kinds have lengths {given} but the sentences {lengths}")
+        none = np.zeros(0, np.int64)
+        self.tokens, self.kinds = np.concatenate([*rows, none]), np.concatenate([*types, none])
+        self.sequence = np.repeat(np.arange(len(lengths)), lengths)
+        self.positions = np.concatenate([*(np.arange(n) for n in lengths), none])
+        self.starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self.rows = int(self.starts[-1])
+        if taken := [name for name in relations or {} if name in GIVEN]:
+            raise ValueError(f"Batch: relation {taken[0]!r}: every batch gives one of this name")
+        self.relations = {name: Sparse.of(each, f"Batch: relation {name!r}")
+                          for name, each in (relations or {}).items()}
+        self.inputs, self.known = dict(inputs or {}), dict[Port, NDArray[Any]]()
+
+    @property
+    def whole(self) -> Batch:                               # type: ignore[override]
+        """Itself. Held as an attribute it would never be freed but by the garbage collector."""
+        return self
+
+    def arrays(self) -> Iterator[NDArray[Any]]:
+        """All that it is made of: what tells it from others."""
+        yield from (self.tokens, self.starts, self.kinds, self.positions)
+        for _, sparse in sorted(self.relations.items()): yield from sparse[:3]
+        for _, matrix in sorted(self.inputs.items()): yield np.asarray(matrix)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it cannot be cut: relations and matrices of other spaces are of the whole."""
+        return bool(self.relations or self.inputs)
+
+    def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
+                relations: Iterable[Relation] = ()) -> Extents:
+        """How large it is: its rows, the scores that each of these patterns holds in it, the rows of the spaces of
+        these inputs and relations, and the entries of these. Raises ValueError where two differ about a space."""
+        patterns = [*patterns]
+        found = counted(np.diff(self.starts), [each for each in patterns if each.relation is None])
+        held = [each for each in patterns if each.relation is not None]
+        return measure_spaces(found, self, held, ports, relations) if held or ports or relations else found
+
+    def __len__(self) -> int: return len(self.starts) - 1
+    def __repr__(self) -> str: return f"<Batch of {len(self)} sentences, {self.rows} rows>"
+
+    def __iter__(self) -> Any:
+        """Every sentence as a batch of its own; relations beside those of sentences are not cut."""
+        for lo, hi in pairwise(self.starts): yield Batch([self.tokens[lo:hi]], [self.kinds[lo:hi]])
+
+    def pieces(self, rows: int) -> Iterator[Batch]:
+        """Consecutive sentences as batches of at most so many rows, a longer sentence alone. What is of the whole batch
+        is not cut: one that has relations or matrices of its own is one piece."""
+        if self.alone:
+            yield self
+            return
+        first = 0
+        for last in range(1, len(self) + 1):
+            if last == len(self) or self.starts[last + 1] - self.starts[first] > rows:
+                cuts = self.starts[first + 1:last] - self.starts[first]
+                own = slice(self.starts[first], self.starts[last])
+                yield Batch(np.split(self.tokens[own], cuts), np.split(self.kinds[own], cuts))
+                first = last
+
+    def relation(self, relation: Relation) -> Sparse:
+        if relation.name in GIVEN: return of_sentences(relation.name, self.starts)._replace(relation=relation)
+        if relation.name not in self.relations:
+            there = ", ".join([*GIVEN, *self.relations])
+            raise ValueError(f"relation {relation}: the batch gives none of this name: {there}; "
+                             "give it as Batch(.., relations={name: matrix})")
+        found = self.relations[relation.name]._replace(relation=relation)
+        for space, count in zip((relation.rows, relation.cols), found.shape, strict=True):
+            if (wanted := {"T": self.rows, "S": len(self)}.get(space, count)) != count:
+                raise ValueError(f"relation {relation}: it is {found.shape[0]} × {found.shape[1]}, but space {space} "
+                                 f"has {wanted} rows in {self!r}")
+        return found
+
+    def input(self, port: Port) -> NDArray[Any]:
+        if port in self.known: return self.known[port]
+        if port.name not in self.inputs:
+            there = ", ".join(self.inputs) or "none at all"
+            raise ValueError(f"input {port}: the batch gives none of this name: {there}; give it as Batch(.., "
+                             f"inputs={{name: matrix}})")
+        found = port.matrix(self.inputs[port.name], "input")
+        if (wanted := {"T": self.rows, "S": len(self)}.get(port.space, len(found))) != len(found):
+            raise ValueError(f"input {port}: it has {len(found)} rows, but space {port.space} has {wanted} in {self!r}")
+        self.known[port] = found
+        return found
+
+    def space(self, name: str, rows: int) -> Fields:
+        if name == "T": return self
+        return Fields(self, rows, sequence=np.arange(rows)) if name == "S" else Fields(self, rows)
+
+
+def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port],
+                   relations: Iterable[Relation]) -> Extents:
+    """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises
+    ValueError where two differ about a space."""
+    numbers, known = dict(found), dict[str, tuple[int, object]]()
+
+    def told(space: str, rows: int, what: object) -> None:
+        if (there := known.setdefault(space, (rows, what)))[0] != rows:
+            raise ValueError(f"space {space}: {there[1]} has {there[0]} rows of it in this batch, {what} {rows}")
+        numbers.setdefault(size(space), rows)
+    for port in ports: told(port.space, len(batch.input(port)), f"input {port}")
+    seen = {each: each.relation for each in held if each.relation is not None}
+    for relation in dict.fromkeys([*relations, *seen.values()]):
+        sparse = batch.relation(relation)
+        for space, rows in zip((relation.rows, relation.cols), sparse.shape, strict=True):
+            told(space, rows, f"relation {relation}")
+        numbers[entries[relation]] = len(sparse.at)
+    return Extents.made(numbers | {pairs[each]: numbers[entries[relation]] for each, relation in seen.items()})
