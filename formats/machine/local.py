@@ -37,10 +37,14 @@ def learn(unknown: UnknownPrice, progress: Progress = lambda *_: None) -> None:
 
 
 def learning(ask: Callable[[], T], progress: Progress = lambda *_: None) -> T:
-    """What is asked of machines, after what they lack for it was measured."""
+    """What is asked of machines, after what they lack for it was measured, each kernel once."""
+    learned = set[tuple[str, str]]()
     while True:
         try: return ask()
-        except UnknownPrice as unknown: learn(unknown, progress)
+        except UnknownPrice as unknown:
+            if (key := (unknown.kernel, unknown.way)) in learned: raise
+            learned.add(key)
+            learn(unknown, progress)
 
 
 def part_file(names: Collection[str]) -> Path:

@@ -127,7 +127,7 @@ def record(value: Any) -> dict[str, Any]:
 
 def read_rates(given: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
     """The fields of rates from JSON, without kernels that the catalogue does not declare."""
-    others = {kernel for kernel in given["coefficients"] if kernel not in catalogue}
+    others = given["coefficients"].keys() - {*catalogue.prices, *catalogue.optional}
     known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
     return dict(given) | known | {"catalogue": catalogue, "corrections": {
         kernel: Correction(**each) for kernel, each in known["corrections"].items()}}

@@ -12,7 +12,7 @@ from formats.machine import calibration, local, predictor
 from formats.machine import model as machines
 from formats.machine.features import even, locate_call
 from formats.machine.local import learning
-from formats.machine.model import Machine, NotThisMachine, Rates, UnknownPrice
+from formats.machine.model import Machine, NotThisMachine, Rates, UnknownPrice, record
 from formats.machine.predictor import Correction
 from formats.machine.prices import Catalogue
 from formats.machine.threads import threads
@@ -196,8 +196,8 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: text[:100], "no JSON"), (lambda text: "[]", "TypeError"),
     (lambda text: "", "no JSON"), (lambda text: spoiled(text, beads=3), "TypeError"),
     (lambda text: spoiled(text, versions=json.loads(text)["versions"] | {"flags": "abacus"}), "another machine"),
-    (lambda text: spoiled(text, ways={"uphill": vars(Rates({}))}), "no prices of uphill"),
-    (lambda text: spoiled(text, ways={"apart": vars(Rates({"scale": [-1, 1]}))}), "no prices of scale"),
+    (lambda text: spoiled(text, ways={"uphill": record(Rates({}))}), "no prices of uphill"),
+    (lambda text: spoiled(text, ways={"apart": record(Rates({"scale": [-1, 1]}))}), "no prices of scale"),
     (lambda text: spoiled(text, start=-1), "no prices of start"),
     (lambda text: spoiled(text, ways={"apart": {}}), "KeyError"),
     (lambda text: spoiled(text, ways=[1]), "AttributeError"),
@@ -296,8 +296,8 @@ def test_a_way_of_running_is_measured_when_something_runs_so(cache, monkeypatch)
     replace(known(), ways={each: Rates({}) for each in machines.WAYS}).save(machines.machine_file())
     machine = this_machine()
     assert machine.holding("scores", "together") == Rates({}) and not asked
-    opened = learning(lambda: machine.opened("together"))
-    assert opened == machine.holding("pool", "together") == learning(lambda: this_machine().opened("together")) == way
+    opened, again = (learning(partial(each.opened, "together")) for each in (machine, this_machine()))
+    assert opened == machine.holding("pool", "together") == again == way
     assert asked == [([name for name in PRICES if name in RECORDED], "together")] and machine.opened("together").start
 
 

@@ -120,7 +120,8 @@ def test_the_search_prices_what_runs(methods, way, batch):
               for name, rates in plain.coefficients.items()}
     assert {name for name, each in catalogue().prices.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
-    ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
+    ways = {"apart": Rates(narrow, start=1e-5, catalogue=plain.catalogue),
+            "together": Rates(twice, start=2e-5, catalogue=plain.catalogue)}
     running = Running.of(replace(plain, ways=ways, threads=2), batch.starts)
     found = search(model(), EXACT_LAWS, running, batch.extents(), methods=methods)
     program, _ = found.program({})
