@@ -128,7 +128,7 @@ class Name:
         return self.name
 
 
-def is_variable(attribute: Any) -> bool:
+def is_variable(attribute: object) -> bool:
     """Whether an attribute of a pattern stands for others: a Name does, and a symbol of a size, but no space."""
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
 
@@ -165,18 +165,21 @@ class Variable(NamedTuple):
     sample: Callable[[Draw, Sort], Any] | None = None
 
 
-def symbols(shapes: Callable[[Sort], tuple[Any, Any]], **facts: bool) -> Callable[[str, Sort], Operator]:
+Shapes = tuple[Any, Any]                                    # before and behind an operator: columns, or whole shapes
+
+
+def symbols(shapes: Callable[[Sort], Shapes], **facts: bool) -> Callable[[str, Sort], Operator]:
     """A symbol with these facts, of the shapes before and behind it that a sort gives."""
     return lambda name, sort: symbol(name, *shapes(sort), **facts)
 
 
-def row_shapes(sort: Sort) -> tuple[Any, Any]: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
-def score_shapes(sort: Sort) -> tuple[Any, Any]: return None, Shape(sort.last, T, T)
-def column_shapes(sort: Sort) -> tuple[Any, Any]: return None, 1
-def square_shapes(sort: Sort) -> tuple[Any, Any]: return sort.last, sort.last
+def row_shapes(sort: Sort) -> Shapes: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
+def score_shapes(sort: Sort) -> Shapes: return None, Shape(sort.last, T, T)
+def column_shapes(sort: Sort) -> Shapes: return None, 1
+def square_shapes(sort: Sort) -> Shapes: return sort.last, sort.last
 
 
-def matrix_shapes(sort: Sort) -> tuple[Any, Any]:
+def matrix_shapes(sort: Sort) -> Shapes:
     *stack, rows, cols = sort.sizes
     return rows, Shape((stack or [1])[0], T, cols)
 
@@ -250,7 +253,7 @@ def choices(sort: Sort) -> list[Any]:
     return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, flag) for flag in flags)]
 
 
-class Declared:
+class FunctionDeclaration:
     """What a function `body` declares: its name and its docstring."""
 
     body: Callable[..., Any]
@@ -268,7 +271,7 @@ class Declared:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Law(Declared):
+class Law(FunctionDeclaration):
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
     `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails."""
 

@@ -23,7 +23,7 @@ from rewrites.evaluate.checked import check_programs, state_errors
 from rewrites.evaluate.goals import Goal, goals
 from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import Model, Part, outputs, parts
+from rewrites.graph.layers import Model, Segment, outputs, parts
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.lower import plainly
@@ -166,7 +166,7 @@ class Run:
         return Representable(NUMBER_TYPES[self.number_type])
 
     @cached_property
-    def parts(self) -> list[dict[str, Part]]:
+    def parts(self) -> list[dict[str, Segment]]:
         """Of the model: no law changes them."""
         return parts(self.model)
 

@@ -20,7 +20,7 @@ from rewrites.compiler.fit import Fitter
 from rewrites.kinds import as_array
 from rewrites.lower.calls import attributes as given
 from rewrites.lower.calls import list_kernels
-from rewrites.lower.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
+from rewrites.lower.lower import EXACT, TURNED, Content, KernelCall, Lowering, Method, Stored, Use
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its
                                                             # content
@@ -74,7 +74,7 @@ class Emitter:
     sources: list[Source] = field(default_factory=list)
     origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it,
                                                                          # and what it is there
-    readings: list[tuple[Call, int]] = field(default_factory=list)
+    readings: list[tuple[KernelCall, int]] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
     values: dict[int, Buffer] = field(default_factory=dict)
     made: dict[Any, Any] = field(default_factory=dict)      # weights that no step reads yet
@@ -108,10 +108,10 @@ class Emitter:
             if isinstance(node.cls, Use):
                 methods[node.cls] = decide(number, node.cls, node.label)
         for node in nodes:
-            if isinstance(node.label, Call):
+            if isinstance(node.label, KernelCall):
                 self._call(lowering, node.cls, node.label, methods)
 
-    def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
+    def _call(self, lowering: Lowering, cls: int, call: KernelCall, methods: dict[Use, Method]) -> None:
         """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
         heads, before = int(lowering.matcher.heads[cls]), ""
         for declared in list_kernels(call):
@@ -124,7 +124,7 @@ class Emitter:
         if not before:
             self.values[cls] = Buffer(self.values[dict(call.bound)["x"]].names, heads)
 
-    def _arguments(self, lowering: Lowering, gives: int, call: Call, declared: Declared,
+    def _arguments(self, lowering: Lowering, gives: int, call: KernelCall, declared: Declared,
                    methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
         """The operands of a kernel, by the names of buffers and constants, and its attributes."""
         bound, how = dict(call.bound), call.implementation.layout

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from opmatrix.algebra.term import Operator
-from rewrites.derivations.derivation import Derivation, Step
+from rewrites.derivations.derivation import Application, Derivation
 from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
 from rewrites.graph.match import Binding, Matches, join_matches
@@ -209,7 +209,7 @@ class Deriver:
 
     # ---- the chain
 
-    def chain(self, start: Tree, goal: Tree) -> Iterator[Step]:
+    def chain(self, start: Tree, goal: Tree) -> Iterator[Application]:
         """The steps from one tree to another, from the root down; what several places have in common changes at
         once."""
         now = start
@@ -223,7 +223,7 @@ class Deriver:
                     places: tuple[Path, ...] = ()
                 else:
                     places = tuple(path + move.path for path in positions(whole, goal, pair))
-                yield Step(move.law.name, move.law.kind, move.backwards, move.before, move.after, places)
+                yield Application(move.law.name, move.law.kind, move.backwards, move.before, move.after, places)
                 now = then
 
     def fill(self, tree: Tree, goal: Tree, pair: tuple[Tree, Tree], new: Tree) -> Tree:
@@ -294,7 +294,7 @@ def derive(lowering: Lowering, extraction: Extraction, root: str, laws: Sequence
     return Derivation(forest, start, (*deriver.chain(start, goal), *lowered(called)))
 
 
-def lowered(called: dict[Tree, Tree]) -> Iterator[Step]:
+def lowered(called: dict[Tree, Tree]) -> Iterator[Application]:
     """Kernels take the place of what they compute, from the result down: no larger tree is left that holds the same."""
     for tree, call in sorted(called.items(), key=lambda item: -item[0].size):
-        yield Step(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)
+        yield Application(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)

@@ -17,10 +17,10 @@ from operator import le
 from time import perf_counter
 
 from . import greedy
-from .indexed import Graph, bits, components, union
+from .indexed import IndexedGraph, bits, components, union
 
 
-def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
+def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | None:
     """Productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is lost.
 
     Classes are numbered anew, children mostly before parents.
@@ -39,7 +39,7 @@ def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
                    roots=frozenset([number[c] for c in able.roots]), classes=len(number))
 
 
-def needs(graph: Graph) -> list[int]:
+def needs(graph: IndexedGraph) -> list[int]:
     """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in
     c."""
     parents: list[set[int]] = [set() for _ in range(graph.classes)]
@@ -61,7 +61,7 @@ def needs(graph: Graph) -> list[int]:
     return need
 
 
-def dominators(graph: Graph) -> list[int]:
+def dominators(graph: IndexedGraph) -> list[int]:
     """For each class the classes that lie on every path to it from a root, itself included."""
     parents: list[set[int]] = [set() for _ in range(graph.classes)]
     for c, kids in zip(graph.cls, graph.kids, strict=True):
@@ -83,13 +83,13 @@ def dominators(graph: Graph) -> list[int]:
     return over
 
 
-def acyclic(graph: Graph, need: Sequence[int], over: Sequence[int]) -> Graph:
+def acyclic(graph: IndexedGraph, need: Sequence[int], over: Sequence[int]) -> IndexedGraph:
     """Without the nodes that need their own class or one that lies above it on every path: they only close cycles."""
     return graph.keep(i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
                       if not union(need, kids) & over[c])
 
 
-def implied(graph: Graph, need: Sequence[int]) -> Graph:
+def implied(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
     """Without children that another child needs anyway; a class that every program needs becomes a root, and no
     child."""
     roots = frozenset(bits(union(need, graph.roots)))
@@ -103,7 +103,7 @@ def implied(graph: Graph, need: Sequence[int]) -> Graph:
     return replace(graph, kids=kids, roots=roots)
 
 
-def drop_dominated(graph: Graph, need: Sequence[int]) -> Graph:
+def drop_dominated(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
     """Without nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
 
     What is derived anew are cheapest trees, so the roots of those trees stay (or a node could help to replace itself).
@@ -132,7 +132,7 @@ def drop_dominated(graph: Graph, need: Sequence[int]) -> Graph:
     return graph.keep(keep)
 
 
-def is_rederivable(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
+def is_rederivable(graph: IndexedGraph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
     """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than
     `node`."""
     cost = graph.cost[node][0]
@@ -140,7 +140,7 @@ def is_rederivable(graph: Graph, others: Iterable[int], node: int, rest: int, tr
         graph.cost[o][0] + sum(tree[k] for k in graph.kids[o] if rest >> k & 1) <= cost for o in others)
 
 
-def merged(graph: Graph) -> Graph:
+def merged(graph: IndexedGraph) -> IndexedGraph:
     """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs
     nothing."""
     cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
@@ -174,7 +174,7 @@ def merged(graph: Graph) -> Graph:
     return whole.keep(i for nodes in inside for i in sorted(nodes))
 
 
-def presolve(graph: Graph, budgets: Sequence[float] = (), until: float = inf) -> Graph | None:
+def presolve(graph: IndexedGraph, budgets: Sequence[float] = (), until: float = inf) -> IndexedGraph | None:
     """All reductions, again as long as they take away one part in a hundred; None if no program covers the roots."""
     small, before = prune(graph, budgets), inf
     while small is not None and (size := len(small.cls) + sum(map(len, small.kids))) < 0.99 * before:

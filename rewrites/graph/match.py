@@ -13,7 +13,7 @@ Host = TypeVar("Host")                                      # what may hold a pa
 COMMUTES = ("add", "mul")
 
 
-def accept(symbol: Operator, host: Any) -> bool:
+def accept(symbol: Operator, host: object) -> bool:
     """Whether a symbol may stand for a host: any may."""
     return True
 
@@ -27,7 +27,7 @@ class Matches(Generic[Host]):
     members: Callable[[Host, str], Iterable[tuple[Sequence[Host], Sequence[Any]]]]
     same: Callable[[Any, Any], bool] = eq
     fits: Callable[[Operator, Host], bool] = accept
-    variable: Callable[[Any], str] = str
+    variable: Callable[[object], str] = str
     known: dict[tuple[Operator, Host], Sequence[Binding]] = field(default_factory=dict)
 
     def find(self, pattern: Operator, host: Host) -> Sequence[Binding]:
@@ -46,7 +46,7 @@ class Matches(Generic[Host]):
                 ways = join_matches(ways, self.find(part, child))
             yield from ways
 
-    def _attributes(self, wanted: Sequence[Any], attributes: Sequence[Any]) -> Sequence[Binding]:
+    def _attributes(self, wanted: Sequence[object], attributes: Sequence[object]) -> Sequence[Binding]:
         binding: Binding = {}
         for want, have in zip(wanted, attributes, strict=True):
             if is_variable(want):

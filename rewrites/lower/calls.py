@@ -10,10 +10,10 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
 if TYPE_CHECKING:
-    from rewrites.lower.lower import Call, Lowering
+    from rewrites.lower.lower import KernelCall, Lowering
 
 
-class At(NamedTuple):
+class CallVariables(NamedTuple):
     """What attributes of a call ask about its variables."""
 
     lowering: "Lowering"
@@ -32,19 +32,19 @@ class At(NamedTuple):
         return str(self.lowering.template.values[self.lowering.graph.members[self.bound[name]][0].attributes[0]])
 
 
-def list_kernels(call: "Call") -> list[Declared]:
+def list_kernels(call: "KernelCall") -> list[Declared]:
     """The kernels of a call, in the order in which they run."""
     return [KERNELS[name] for name in call.implementation.named]
 
 
-def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[str, Any]:
+def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> dict[str, Any]:
     """The attributes that an implementation gives a kernel."""
-    at = At(lowering, dict(call.bound))
+    at = CallVariables(lowering, dict(call.bound))
     return {name: value(at) if callable(value) else value for name, value in call.implementation.attributes.items()
             if name in declared.attributes}
 
 
-def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Declared, Bound, Value]]:
+def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple[Declared, Bound, Value]]:
     """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as
     they are, no weight; of other constants and numbers, that they are there."""
     bound = dict(call.bound)

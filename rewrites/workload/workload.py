@@ -24,8 +24,8 @@ from opmatrix.runtime.scheme import Running
 from rewrites.compiler.sparse_attention import LONG, sparser
 from rewrites.graph.layers import Model, find_vocabulary, outputs
 from rewrites.lower.mixed import Mix
-from rewrites.lower.mixed import batches as batches_of
 from rewrites.lower.mixed import describe_mix as said_of
+from rewrites.lower.mixed import list_batches as batches_of
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token

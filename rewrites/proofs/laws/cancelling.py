@@ -5,7 +5,7 @@ from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, const, mean
 from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
 
-EQUAL = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
+EQUAL_SIZES = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
 SPREADING = ("(column r)", "(= (tall a) (tall r))", "(= (deep a) (deep r))")
 RING, AVERAGE = "ring axioms", "an average of a sum is the sum of the averages"
 
@@ -26,13 +26,13 @@ def minus_twice(a: array[k, n]):
     return minus(minus(a)), a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL_SIZES)
 def nothing_added(a: array[k, n], b: array[k, n]):
     """Zeros of the same size add nothing."""
     return a + none(b), a
 
 
-@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL)
+@law(phase=SIMPLIFY, canonical=True, source=RING, when=EQUAL_SIZES)
 def nothing_before(a: array[k, n], b: array[k, n]):
     """Zeros of the same size may stand first."""
     return none(b) + a, a
