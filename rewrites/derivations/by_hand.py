@@ -8,7 +8,7 @@ from typing import Any
 
 from formats.core.errors import InputError
 from rewrites.derivations.derivation import Application
-from rewrites.derivations.finding import Deriver, sides
+from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, Tree, match_trees
 from rewrites.derivations.wording import occurrences
 from rewrites.graph.egraph import ENGINES, Graph, engine, freeze, keep_imported
@@ -143,7 +143,7 @@ def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> 
 
 def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tuple[Tree, Tree]]:
     """Every place where a law fits a program, and what it makes there. A law of several sides asks for all of them."""
-    left, right = sides(law)
+    left, right = law.sides()
     keys = {part.key for part in tree.walk()}
     for part, index, found in matching(law, tree):
         if not any(all(found[name].kind in allowed for name, allowed in choice.items()) for choice in kinds):
@@ -160,14 +160,14 @@ def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Binding]]:
     """Every place where a side of a law fits but for its guards."""
     matches = match_trees()
     for part in tree.walk():
-        for index, side in enumerate(sides(law)[0]):
+        for index, side in enumerate(law.sides()[0]):
             for binding in matches.find(side, part):
                 yield part, index, binding
 
 
 def refusal(applied: Applied, law: Law) -> str:
     """Why a law applies nowhere in a part: no such operators, or what guards miss, where they miss least."""
-    where, left = f"part {applied.number + 1}", ", ".join(map(str, sides(law)[0]))
+    where, left = f"part {applied.number + 1}", ", ".join(map(str, law.sides()[0]))
     found = [(missing(applied.forest.graph, law, bound), part) for part, _, bound in matching(law, applied.tree)]
     if not found:
         return f"{where} has no {left}"

@@ -16,8 +16,6 @@ from rewrites.law import IMPLEMENTATION, Law, is_variable
 from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
 
-sides = cache(Law.sides)
-
 
 @cache
 def variables(pattern: Operator) -> frozenset[str]:
@@ -74,7 +72,7 @@ class Deriver:
     def edges(self, cls: int) -> list[Edge]:
         """Every law instance whose sides are members of a class."""
         if cls not in self.known:
-            self.known[cls] = [edge for law in self.laws for index, side in enumerate(sides(law)[0])
+            self.known[cls] = [edge for law in self.laws for index, side in enumerate(law.sides()[0])
                                for bound in self.guarded(law, self.completed(law, self.matches.find(side, cls)))
                                if (edge := self.edge(law, index, bound, cls)) is not None]
         return self.known[cls]
@@ -84,7 +82,7 @@ class Deriver:
         variables are known has a class, and the side it equals is among the members of that. What no class tells is
         left to guards."""
         for bound in found:
-            for pair in zip(*sides(law), strict=True):
+            for pair in zip(*law.sides(), strict=True):
                 known, other = sorted(pair, key=lambda side: len(variables(side) - bound.keys()))
                 if variables(known) <= bound.keys() and not variables(other) <= bound.keys():
                     if (cls := self.find(known, bound)) is not None:
@@ -94,7 +92,7 @@ class Deriver:
 
     def edge(self, law: Law, index: int, bound: Binding, cls: int) -> Edge | None:
         """The instance, if all its sides are in the graph."""
-        left, right = sides(law)
+        left, right = law.sides()
         pairs = [(self.find(a, bound), self.find(b, bound)) for a, b in zip(left, right, strict=True)]
         if any(a is None or a != b for a, b in pairs) or pairs[index][0] != cls:
             return None
@@ -179,7 +177,7 @@ class Deriver:
 
     def apply(self, tree: Tree, edge: Edge, backwards: bool) -> tuple[list[Move], Tree]:
         """One law at the root, behind the moves that make the tree an instance of its side."""
-        left, right = (side[edge.number] for side in sides(edge.law))
+        left, right = (side[edge.number] for side in edge.law.sides())
         before, after = (right, left) if backwards else (left, right)
         variables = dict[str, Tree]()
         moves, tree = self.fit(tree, before, edge.bound, variables)

@@ -46,6 +46,15 @@ class IndexedGraph:
         return out
 
     @cached_property
+    def parents(self) -> list[set[int]]:
+        """The classes of the nodes that need each class."""
+        out: list[set[int]] = [set() for _ in range(self.classes)]
+        for c, kids in zip(self.cls, self.kids, strict=True):
+            for k in kids:
+                out[k].add(c)
+        return out
+
+    @cached_property
     def price(self) -> list[float]:
         """The objective of each node."""
         return [cost[0] for cost in self.cost]

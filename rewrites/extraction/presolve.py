@@ -42,10 +42,6 @@ def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | 
 def needs(graph: IndexedGraph) -> list[int]:
     """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in
     c."""
-    parents: list[set[int]] = [set() for _ in range(graph.classes)]
-    for c, kids in zip(graph.cls, graph.kids, strict=True):
-        for k in kids:
-            parents[k].add(c)
     need = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, -1
     while (c := dirty.find(1, c + 1)) >= 0 or (c := dirty.find(1)) >= 0:       # upwards, again and again
@@ -56,23 +52,19 @@ def needs(graph: IndexedGraph) -> list[int]:
         meet |= 1 << c
         if meet != need[c]:
             need[c] = meet
-            for p in parents[c]:
+            for p in graph.parents[c]:
                 dirty[p] = 1
     return need
 
 
 def dominators(graph: IndexedGraph) -> list[int]:
     """For each class the classes that lie on every path to it from a root, itself included."""
-    parents: list[set[int]] = [set() for _ in range(graph.classes)]
-    for c, kids in zip(graph.cls, graph.kids, strict=True):
-        for k in kids:
-            parents[k].add(c)
     over = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, graph.classes
     while (c := dirty.rfind(1, 0, c)) >= 0 or (c := dirty.rfind(1)) >= 0:      # downwards, again and again
         dirty[c] = 0
         meet = 0 if c in graph.roots else -1
-        for p in parents[c]:
+        for p in graph.parents[c]:
             meet &= over[p]
         meet |= 1 << c
         if meet != over[c]:

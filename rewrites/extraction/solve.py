@@ -46,7 +46,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
         budget = f"memory {memory} and squared error {error}"
         raise (Infeasible(f"no program fits {budget}") if best.bound == inf else
                TimeoutError(f"no program that fits {budget} was found in {time_limit} s"))
-    nodes = order(choose(problem, whole, names, best.nodes), problem.roots)
+    nodes = order(choose_nodes(problem, whole, names, best.nodes), problem.roots)
     totals = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
     cost = sum(w * t for w, t in zip(weights, totals, strict=True))
     bound = min(max(best.bound, floor.value), cost)
@@ -69,7 +69,7 @@ def drop_costlier(graph: IndexedGraph, floor: landmarks.LandmarkBound, cost: flo
     return graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < cost)
 
 
-def choose(problem: Problem, whole: IndexedGraph, names: Sequence[Hashable],
+def choose_nodes(problem: Problem, whole: IndexedGraph, names: Sequence[Hashable],
            chosen: Iterable[int]) -> dict[Hashable, Node]:
     """The node of each class that is derived from chosen nodes."""
     position = {origin: i for i, (origin,) in enumerate(whole.origin)}

@@ -11,20 +11,7 @@ from formats.core.stage import STAGES as FUSED
 from opmatrix.algebra.operators import I, layernorm, rmsnorm, total
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.law import (
-    Sort,
-    constant,
-    entrywise,
-    h,
-    k,
-    matrix,
-    n,
-    p,
-    q,
-    scalar,
-    value,
-    varying,
-)
+from rewrites.law import Sort, constant, entrywise, h, k, matrix, n, p, q, scalar, value, varying
 from rewrites.laws.kernel_law import Implementation
 
 FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, as kernels come to them

@@ -7,22 +7,7 @@ A sum is taken apart only where no column spreads (SAME). No law subsumes its le
 still needed once its class is found to be another."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, turn
-from rewrites.law import (
-    JOIN,
-    SIMPLIFY,
-    array,
-    collect,
-    entrywise,
-    k,
-    law,
-    matrix,
-    n,
-    operator,
-    p,
-    q,
-    scalar,
-    varying,
-)
+from rewrites.law import JOIN, SIMPLIFY, array, collect, entrywise, k, law, matrix, n, operator, p, q, scalar, varying
 from rewrites.proofs.laws import blocks
 from rewrites.proofs.laws.blocks import EQUALLY_WIDE
 from rewrites.proofs.value_kinds import unit
