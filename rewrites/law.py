@@ -154,21 +154,21 @@ class Variable(NamedTuple):
     sample: Callable[[Draw, Sort], Any] | None = None
 
 
-Shapes = tuple[Any, Any]                                    # before and behind an operator: columns, or whole shapes
+SymbolShapes = tuple[Any, Any]                              # before and behind an operator: columns, or whole shapes
 
 
-def typed_symbol(shapes: Callable[[Sort], Shapes], **facts: bool) -> Callable[[str, Sort], Operator]:
+def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Callable[[str, Sort], Operator]:
     """A symbol with these facts, of the shapes before and behind it that a sort gives."""
     return lambda name, sort: symbol(name, *shapes(sort), **facts)
 
 
-def row_shapes(sort: Sort) -> Shapes: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
-def score_shapes(sort: Sort) -> Shapes: return None, Shape(sort.last, T, T)
-def column_shapes(sort: Sort) -> Shapes: return None, 1
-def square_shapes(sort: Sort) -> Shapes: return sort.last, sort.last
+def row_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
+def score_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.last, T, T)
+def column_shapes(sort: Sort) -> SymbolShapes: return None, 1
+def square_shapes(sort: Sort) -> SymbolShapes: return sort.last, sort.last
 
 
-def matrix_shapes(sort: Sort) -> Shapes:
+def matrix_shapes(sort: Sort) -> SymbolShapes:
     *stack, rows, cols = sort.sizes
     return rows, Shape((stack or [1])[0], T, cols)
 
