@@ -21,7 +21,7 @@ from opmatrix.models.transformer import transformer
 from opmatrix.pricing import this_machine
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.search import search
-from rewrites.derivations.chain import chain
+from rewrites.derivations.chain import derive_chain
 from rewrites.laws import EXACT_LAWS
 
 BARS = {(4, 0): 0.82, (12, 0): 0.945, (12, 50000): 0.70}     # layers, words of the head: of the time of all rows
@@ -64,7 +64,7 @@ def compared(machine, given, layers, words):
     programs = {name: each.program({})[0] for name, each in found.items()}
     behind(programs["last"])
     say(f"{layers} layers, {words} words: steps by which the last row is found")
-    for line in str(chain(found["last"], EXACT_LAWS)).splitlines():
+    for line in str(derive_chain(found["last"], EXACT_LAWS)).splitlines():
         if "pick" in line: print("   ", line[:200])
     wanted, last = programs["rows"].run(batch)[-1], programs["last"].run(batch)[0]
     taken = measure(programs, [batch], given.rounds)

@@ -7,7 +7,7 @@ counterexample in `without`."""
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product as cartesian
 from typing import Any, NamedTuple
 
@@ -19,18 +19,7 @@ from opmatrix import patterns
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS
-from opmatrix.algebra.operators import (
-    I,
-    const,
-    given,
-    ones,
-    product,
-    rotate,
-    symbol,
-    tanh,
-    turn,
-    weight,
-)
+from opmatrix.algebra.operators import I, const, given, ones, product, rotate, symbol, tanh, turn, weight
 from opmatrix.algebra.operators import heads as split
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
@@ -129,7 +118,7 @@ class Name:
         return self.name
 
 
-def is_variable(attribute: Any) -> bool:
+def is_variable(attribute: object) -> bool:
     """Whether an attribute of a pattern stands for others: a Name does, and a symbol of a size, but no space."""
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
 
@@ -166,18 +155,21 @@ class Variable(NamedTuple):
     sample: Callable[[Draw, Sort], Any] | None = None
 
 
-def symbols(shapes: Callable[[Sort], tuple[Any, Any]], **facts: bool) -> Callable[[str, Sort], Operator]:
+SymbolShapes = tuple[Any, Any]                              # before and behind an operator: columns, or whole shapes
+
+
+def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Callable[[str, Sort], Operator]:
     """A symbol with these facts, of the shapes before and behind it that a sort gives."""
     return lambda name, sort: symbol(name, *shapes(sort), **facts)
 
 
-def row_shapes(sort: Sort) -> tuple[Any, Any]: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
-def score_shapes(sort: Sort) -> tuple[Any, Any]: return None, Shape(sort.last, T, T)
-def column_shapes(sort: Sort) -> tuple[Any, Any]: return None, 1
-def square_shapes(sort: Sort) -> tuple[Any, Any]: return sort.last, sort.last
+def row_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
+def score_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.last, T, T)
+def column_shapes(sort: Sort) -> SymbolShapes: return None, 1
+def square_shapes(sort: Sort) -> SymbolShapes: return sort.last, sort.last
 
 
-def matrix_shapes(sort: Sort) -> tuple[Any, Any]:
+def matrix_shapes(sort: Sort) -> SymbolShapes:
     *stack, rows, cols = sort.sizes
     return rows, Shape((stack or [1])[0], T, cols)
 
@@ -187,37 +179,38 @@ def mix(x: Operator) -> Any: return product(product(x, turn(x)), x)
 
 
 VARIABLES = {
-    "value": Variable(symbols(row_shapes), lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent),
-    "varying": Variable(symbols(row_shapes), lambda d, sort: ones @ d.weight(*sort.sizes[:-1], 1, sort.last) @ bent),
-    "array": Variable(symbols(lambda sort: (None, Shape(1, *sort.sizes))),
+    "value": Variable(typed_symbol(row_shapes), lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent),
+    "varying": Variable(typed_symbol(row_shapes),
+                        lambda d, sort: ones @ d.weight(*sort.sizes[:-1], 1, sort.last) @ bent),
+    "array": Variable(typed_symbol(lambda sort: (None, Shape(1, *sort.sizes))),
                      lambda d, sort: product(turn(d.weight(INPUT, sort.heads)), d.weight(INPUT, sort.last))),
-    "scores": Variable(symbols(score_shapes), lambda d, sort: d.scores(sort.last, value)),
-    "level": Variable(symbols(score_shapes), lambda d, sort: d.scores(sort.last, constant)),
-    "constant": Variable(symbols(row_shapes, constant=True, uniform=True),
+    "scores": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, value)),
+    "level": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, constant)),
+    "constant": Variable(typed_symbol(row_shapes, constant=True, uniform=True),
                         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sort.heads)),
-    "placed": Variable(symbols(row_shapes, constant=True), lambda d, sort: split_heads(
+    "placed": Variable(typed_symbol(row_shapes, constant=True), lambda d, sort: split_heads(
         given("positions", max(ROWS)) @ d.weight(max(ROWS), sort.heads * sort.last), sort.heads)),
-    "column": Variable(symbols(column_shapes), lambda d, sort: d.weight(INPUT, 1) @ bent),
-    "scalar": Variable(symbols(column_shapes, constant=True, uniform=True), lambda d, sort: const(d.numbers(1))),
-    "matrix": Variable(symbols(matrix_shapes, linear=True), lambda d, sort: d.weight(*sort.sizes)),
-    "choice": Variable(symbols(matrix_shapes, linear=True), lambda d, sort: d.choice(*map(sampled, sort.sizes))),
-    "operator": Variable(symbols(matrix_shapes), lambda d, sort: d.weight(*sort.sizes) @ bent),
-    "mixing": Variable(symbols(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
-    "rotation": Variable(symbols(square_shapes, row_linear=True),
+    "column": Variable(typed_symbol(column_shapes), lambda d, sort: d.weight(INPUT, 1) @ bent),
+    "scalar": Variable(typed_symbol(column_shapes, constant=True, uniform=True), lambda d, sort: const(d.numbers(1))),
+    "matrix": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.weight(*sort.sizes)),
+    "choice": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.choice(*map(sampled, sort.sizes))),
+    "operator": Variable(typed_symbol(matrix_shapes), lambda d, sort: d.weight(*sort.sizes) @ bent),
+    "mixing": Variable(typed_symbol(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
+    "rotation": Variable(typed_symbol(square_shapes, row_linear=True),
                         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2)))),
-    "entrywise": Variable(symbols(square_shapes, entrywise=True)),
+    "entrywise": Variable(typed_symbol(square_shapes, entrywise=True)),
     "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h))}
-NAMED = Variable(lambda name, sort: Name(name))              # of attributes
+ATTRIBUTE = Variable(lambda name, sort: Name(name))
 
 
 def stand_in(variable: str, sort: Sort) -> Any:
     """The symbol that stands for a variable in a rewrite."""
-    return VARIABLES.get(sort.name, NAMED).symbol(variable, sort)
+    return VARIABLES.get(sort.name, ATTRIBUTE).symbol(variable, sort)
 
 
 def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
     """An operator that the variable may be in a check: values depend on the input, operators are not linear."""
-    if (sample := VARIABLES.get(sort.name, NAMED).sample) is not None:
+    if (sample := VARIABLES.get(sort.name, ATTRIBUTE).sample) is not None:
         return sample(Draw(rng, variable), sort)
     if able := choices(sort):
         return able[rng.integers(len(able))]
@@ -251,7 +244,7 @@ def choices(sort: Sort) -> list[Any]:
     return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, flag) for flag in flags)]
 
 
-class Declared:
+class FunctionDeclaration:
     """What a function `body` declares: its name and its docstring."""
 
     body: Callable[..., Any]
@@ -269,7 +262,7 @@ class Declared:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Law(Declared):
+class Law(FunctionDeclaration):
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
     `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails."""
 
@@ -302,9 +295,13 @@ class Law(Declared):
         left, right = found
         return (left, right) if isinstance(left, tuple) else ((left,), (right,))
 
+    @cached_property
+    def _over_symbols(self) -> Sides:
+        return self.of({name: stand_in(name, sort) for name, sort in self.variables.items()})
+
     def sides(self) -> Sides:
         """Left and right over symbols."""
-        return self.of({name: stand_in(name, sort) for name, sort in self.variables.items()})
+        return self._over_symbols
 
     def drawn(self, rng: np.random.Generator, **other: Sort) -> dict[str, Any]:
         """An operator for each variable; `other` widens what a variable may be."""

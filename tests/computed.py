@@ -27,7 +27,7 @@ from rewrites.graph.template import Template
 from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.kernel_law import Implementation
-from rewrites.lower.lower import Call, Lowering, Method
+from rewrites.lower.lower import KernelCall, Lowering, Method
 from rewrites.verify.numbers import Drawn, Float64s
 
 VALUES = ("value", "scores", "column", "level", "varying")
@@ -41,7 +41,7 @@ class Always(dict[Any, Method]):
         return Method()
 
 
-def computed(lowering: Lowering, cls: int, call: Call, values: Drawn) -> Float64s:
+def computed(lowering: Lowering, cls: int, call: KernelCall, values: Drawn) -> Float64s:
     """What the steps emitted for a call give where its operands are those of their classes: a row a token, heads side
     by side; scores one sentence after another. Raises TypeError, ValueError or KeyError where the call cannot be
     emitted."""
@@ -144,7 +144,7 @@ def mixing(matrix: Operator) -> Operator:
 
 
 def lower_implementation(implementation: Implementation,
-                         rng: np.random.Generator) -> tuple[Lowering, Call, int, Drawn]:
+                         rng: np.random.Generator) -> tuple[Lowering, KernelCall, int, Drawn]:
     """A graph that holds the term of an implementation over drawn operands, and the call that computes it."""
     border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
     operands = {name: operand(rng, name, sort) for name, sort in implementation.variables.items()}
@@ -155,7 +155,7 @@ def lower_implementation(implementation: Implementation,
     graph = saturate(template, ())
     labels = {name: next((label for label, value in template.values.items() if value == each), "")
               for name, each in operands.items() if name not in roots}
-    call = Call(implementation, tuple((name, labels[name] if name in labels else graph.named[f"${name}"])
+    call = KernelCall(implementation, tuple((name, labels[name] if name in labels else graph.named[f"${name}"])
                                       for name in implementation.variables))
     tokens, types = ([rng.integers(0, int(size.subs(SAMPLE)), length) for length in LENGTHS] for size in (n, q))
     caches = {term.args[0].name: term for term in roots.values() if term.kind.name == "entered"}
@@ -174,7 +174,7 @@ def compare_kernel(implementation: Implementation, rng: np.random.Generator) -> 
         return np.inf
 
 
-def off(lowering: Lowering, cls: int, call: Call, values: Drawn) -> float:
+def off(lowering: Lowering, cls: int, call: KernelCall, values: Drawn) -> float:
     """How far what a call computes is from its class."""
     found, wanted = computed(lowering, cls, call, values), expected(lowering, cls, values)
     return apart(found, wanted) if found.shape == wanted.shape else np.inf
@@ -192,7 +192,7 @@ def misfit(implementation: Implementation, rng: np.random.Generator) -> tuple[in
         for match in lowering.matcher.find(implementation.pattern, cls, implementation.variables):
             count += 1
             try:
-                worst = max(worst, off(lowering, cls, Call(implementation, tuple(match.items())), values))
+                worst = max(worst, off(lowering, cls, KernelCall(implementation, tuple(match.items())), values))
             except (TypeError, ValueError, KeyError, IndexError, StopIteration):
                 return count, np.inf
     return count, worst

@@ -6,9 +6,9 @@ from opmatrix.spectra import Spectrum
 
 def weights(model: Operator) -> list[Spectrum]:
     """One spectrum for each matrix that is multiplied, in order; tables that rows are gathered from are left out."""
-    from rewrites.graph.layers import split
+    from rewrites.graph.layers import split_model
     found = {}
-    for part in split(model)[1:]:
+    for part in split_model(model)[1:]:
         for term in part.walk():
             if term.kind.name == "weight" and term.args[0].array.ndim == 2:
                 found[term] = Spectrum.of(term.args[0].array, called(term.args[0]))

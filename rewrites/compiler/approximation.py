@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS
-from rewrites.law import APPROXIMATE, Declared
+from rewrites.law import APPROXIMATE, FunctionDeclaration
 from rewrites.lower.lower import Method
 from rewrites.lower.representations import forms
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Approximation(Declared):
+class Approximation(FunctionDeclaration):
     """`body(W, **parameters)` gives an array shaped as W (in x out, float64), or two factors whose product is. `grid`
     holds the values worth trying for each parameter."""
 

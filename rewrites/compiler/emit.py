@@ -20,7 +20,7 @@ from rewrites.compiler.fit import Fitter
 from rewrites.kinds import as_array
 from rewrites.lower.calls import attributes as given
 from rewrites.lower.calls import list_kernels, multiplied, table_number
-from rewrites.lower.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
+from rewrites.lower.lower import EXACT, TURNED, Content, KernelCall, Lowering, Method, Stored, Use
 
 ConstantKey = tuple[int, Hashable]                                  # of a constant: its part, and what it is there
 ANYWHERE = -1                                               # in place of a part: an array is kept by its content
@@ -82,7 +82,7 @@ class Emitter:
     constants: dict[str, Any] = field(default_factory=dict)
     sources: list[ReadWeight] = field(default_factory=list)
     origins: dict[str, tuple[int, Any]] = field(default_factory=dict)   # of constants: their parts, what they are there
-    readings: list[tuple[Call, int]] = field(default_factory=list)
+    readings: list[tuple[KernelCall, int]] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
     values: dict[int, Buffer] = field(default_factory=dict)
     made: dict[ConstantKey, Any] = field(default_factory=dict)      # weights that no step reads yet
@@ -112,9 +112,9 @@ class Emitter:
         self.values, self.part = dict(given), number
         methods = {node.cls: decide(number, node.cls, node.label) for node in nodes if isinstance(node.cls, Use)}
         for node in nodes:
-            if isinstance(node.label, Call): self._call(lowering, node.cls, node.label, methods)
+            if isinstance(node.label, KernelCall): self._call(lowering, node.cls, node.label, methods)
 
-    def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
+    def _call(self, lowering: Lowering, cls: int, call: KernelCall, methods: dict[Use, Method]) -> None:
         """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
         heads, before = int(lowering.matcher.heads[cls]), ""
         for declared in list_kernels(call):
@@ -127,7 +127,7 @@ class Emitter:
         if not before:
             self.values[cls] = Buffer(self.values[dict(call.bound)["x"]].names, heads)
 
-    def _arguments(self, lowering: Lowering, gives: int, call: Call, declared: Declared,
+    def _arguments(self, lowering: Lowering, gives: int, call: KernelCall, declared: Declared,
                    methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
         """The operands of a kernel, by the names of buffers and constants, and its attributes."""
         bound, operands = dict(call.bound), dict[str, str]()

@@ -18,13 +18,13 @@ from rewrites.compiler.fit import Fitter
 from rewrites.compiler.substitutions import BlockSubstitution
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
+from rewrites.graph.layers import Explorer, Model, Segment, outputs, parts, spine, states
 from rewrites.law import Law
 from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
 from rewrites.lower.mixed import Mean, Mix, priced
-from rewrites.lower.price import Machine, Prices
+from rewrites.lower.price import Prices, TimeModel
 from rewrites.lower.representations import Representable, content
-from rewrites.lower.sharing import Others, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
+from rewrites.lower.sharing import OtherUses, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
 TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
@@ -38,7 +38,7 @@ class Structure:
     lowerings: list[Lowering]
     extractions: list[Extraction]
     path: list[tuple[str, str]]
-    parts: list[Part]
+    parts: list[Segment]
     time: float
     cost: float
     bound: float
@@ -164,12 +164,12 @@ class SearchSpace:
 
     model: Model
     laws: Sequence[Law]
-    machine: Machine | Sequence[Machine]
+    machine: TimeModel | Sequence[TimeModel]
     extents: Extents | Mix
     fusion: bool = True
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    found: Sequence[dict[str, Part]] = ()
+    found: Sequence[dict[str, Segment]] = ()
     like: "SearchSpace | None" = None
     substitutions: Sequence[BlockSubstitution] = ()         # numbered behind the parts, for searches within budgets
 
@@ -186,7 +186,7 @@ class SearchSpace:
         """The leaves that stand in several places, with how many."""
         return places(self.found)
 
-    def behind(self, number: int) -> Mapping[str, Part]:
+    def behind(self, number: int) -> Mapping[str, Segment]:
         """A part, or a substitution, by the state of the border before it."""
         own = number - len(self.found)
         return self.found[number] if own < 0 else {FULL: self.substitutions[own].part}
@@ -246,10 +246,10 @@ class SearchSpace:
                          {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
 
 
-def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *,
+def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[TimeModel], extents: Extents | Mix, *,
            fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
-           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
+           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Segment]] = ()) -> Structure:
     """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may
     be stored in: by default every one that holds it exactly. With `along`, the cheapest that hands on these border
     states."""
@@ -267,7 +267,7 @@ def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: flo
     counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
     found = solve_chain(space, methods, time_limit, along, Shares(counted), solved, problems)
     while space.tied:                                       # what other parts store is there for nothing
-        other = solve_chain(space, methods, time_limit, along, Others(found.contents), solved, problems)
+        other = solve_chain(space, methods, time_limit, along, OtherUses(found.contents), solved, problems)
         if other.time + TIE * other.memory >= found.time + TIE * found.memory: break
         found = replace(other, bound=found.bound, greedy=found.greedy)
     return found
@@ -306,7 +306,7 @@ def input_buffer(port: Port) -> Buffer:
     return Buffer({AS_ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
 
 
-def sizes(part: Part) -> tuple[Any, ...]:
+def sizes(part: Segment) -> tuple[Any, ...]:
     """What a price depends on beside the signature."""
     return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port)
                  else value

@@ -7,13 +7,13 @@ from functools import cache, cached_property
 from typing import Any
 
 from formats.core.errors import InputError
-from rewrites.derivations.derivation import Step
-from rewrites.derivations.finding import Deriver, sides
+from rewrites.derivations.derivation import Application
+from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, Tree, match_trees
 from rewrites.derivations.wording import occurrences
 from rewrites.graph.egraph import ENGINES, Graph, engine, freeze, keep_imported
 from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Part
+from rewrites.graph.layers import Segment
 from rewrites.graph.match import Binding
 from rewrites.law import MARK, Law
 from rewrites.lower.lower import Lowering
@@ -46,15 +46,15 @@ class Applied:
     """One part of a model behind stages of laws: its program, the steps that led there, and how often each law of each
     stage was applied."""
 
-    part: Part
+    part: Segment
     number: int
     forest: Forest
     start: Tree
     tree: Tree
-    steps: list[Step]
+    steps: list[Application]
     counts: list[dict[str, int]]
 
-    def over(self, part: Part) -> "Applied":
+    def over(self, part: Segment) -> "Applied":
         """What these stages make of another part of equal structure."""
         if part is self.part:
             return self
@@ -113,12 +113,12 @@ def reached(template: Any, stages: Stages) -> Graph:
     return graph
 
 
-def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
+def apply_stages(part: Segment, number: int, stages: Stages) -> Applied:
     """The import of a part behind these stages."""
     graph = reached(part.template, stages)
     forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here
     start = tree = forest.imported[part.roots[FULL]]
-    steps: list[Step] = []
+    steps: list[Application] = []
     counts: list[dict[str, int]] = []
     for stage in stages:
         deriver, seen = Deriver(forest, stage.laws, forest.representatives), {tree}
@@ -131,19 +131,19 @@ def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
     return Applied(part, number, forest, start, tree, steps, counts)
 
 
-def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> Step | None:
+def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> Application | None:
     """The next application that leads to a program not seen before: of the first law that fits, at the innermost
     place."""
     for law in stage.laws:
         for before, after in fitting(deriver, law, tree, stage.kinds.get(law.name, ({},))):
             if before is not after and deriver.forest.replace(tree, before, after) not in seen:
-                return Step(law.name, law.kind, False, before, after)
+                return Application(law.name, law.kind, False, before, after)
     return None
 
 
 def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tuple[Tree, Tree]]:
     """Every place where a law fits a program, and what it makes there. A law of several sides asks for all of them."""
-    left, right = sides(law)
+    left, right = law.sides()
     keys = {part.key for part in tree.walk()}
     for part, index, found in matching(law, tree):
         if not any(all(found[name].kind in allowed for name, allowed in choice.items()) for choice in kinds):
@@ -160,14 +160,14 @@ def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Binding]]:
     """Every place where a side of a law fits but for its guards."""
     matches = match_trees()
     for part in tree.walk():
-        for index, side in enumerate(sides(law)[0]):
+        for index, side in enumerate(law.sides()[0]):
             for binding in matches.find(side, part):
                 yield part, index, binding
 
 
 def refusal(applied: Applied, law: Law) -> str:
     """Why a law applies nowhere in a part: no such operators, or what guards miss, where they miss least."""
-    where, left = f"part {applied.number + 1}", ", ".join(map(str, sides(law)[0]))
+    where, left = f"part {applied.number + 1}", ", ".join(map(str, law.sides()[0]))
     found = [(missing(applied.forest.graph, law, bound), part) for part, _, bound in matching(law, applied.tree)]
     if not found:
         return f"{where} has no {left}"

@@ -12,7 +12,7 @@ from rewrites.derivations.finding import derive
 from rewrites.extraction import Extraction
 from rewrites.graph.interfaces import FULL
 from rewrites.law import APPROXIMATE, Law
-from rewrites.lower.lower import Call, Method, Stored, Use
+from rewrites.lower.lower import KernelCall, Method, Stored, Use
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Chain:
                        for number, part in enumerate(self.parts))
 
 
-def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
+def derive_chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
     """The derivation of an extracted program from the imported model; `stored` says by part what weights are stored
     otherwise, and with what errors, instead of the structure. Raises Underivable where a part has none."""
     found: list[Derivation] = []
@@ -98,4 +98,4 @@ def chosen_as(cls: Any, label: Any) -> Any:
         return None
     if isinstance(label, Method):
         return cls, None if label.error else label
-    return cls, (label.implementation.name, label.bound) if isinstance(label, Call) else label
+    return cls, (label.implementation.name, label.bound) if isinstance(label, KernelCall) else label

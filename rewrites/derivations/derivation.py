@@ -8,7 +8,7 @@ import numpy as np
 
 from opmatrix.algebra.term import Operator, substitute
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree, match_trees
-from rewrites.graph.egraph import Node, build
+from rewrites.graph.egraph import ENode, build
 from rewrites.graph.match import Binding, join_matches
 from rewrites.graph.template import sizes_of
 from rewrites.law import APPROXIMATE, Law
@@ -25,7 +25,7 @@ Otherwise = dict[tuple[int, str], tuple[str, float, float | None]]
 
 
 @dataclass(frozen=True)
-class Step:
+class Application:
     """One application of a law, from left to right or backwards: `before` becomes `after` at these places, or wherever
     it stands. An approximation states its error: the relative change of the model's output that it alone brings about,
     on calibration rows and on held-out ones."""
@@ -58,7 +58,7 @@ class Derivation:
 
     forest: Forest
     start: Tree
-    steps: tuple[Step, ...]
+    steps: tuple[Application, ...]
 
     def programs(self) -> Iterator[Tree]:
         """The import, and the program behind each step, by applying one after another."""
@@ -81,14 +81,14 @@ class Derivation:
             if tree.kind == STORED and (changed := methods.get((tree.cls, tree.attributes[1]))) is not None:
                 words, error, held_out = changed
                 after = self.forest.tree(STORED, tree.children, (words, tree.attributes[1]), tree.cls)
-                steps.append(Step(words, APPROXIMATE, False, tree, after, (), error, held_out))
+                steps.append(Application(words, APPROXIMATE, False, tree, after, (), error, held_out))
         return replace(self, steps=(*self.steps, *steps))
 
     def check(self, laws: Sequence[Law] = (), seed: int = 0, tolerance: float = TOLERANCE) -> float:
         """The largest relative difference of the two sides of a step, and of any program to the import, in float64 on
         random numbers at shrunken sizes. Raises VerificationError, which names the step, where one is larger or is no
         instance of its law."""
-        read, worst = Reading.of(self.forest, seed), 0.0
+        read, worst = TreeValues.of(self.forest, seed), 0.0
         declared = {law.name: law for law in laws}
         for number, (step, program) in enumerate(zip(self.steps, list(self.programs())[1:], strict=True), 1):
             if step.law in declared and instance(declared[step.law], step) is None:
@@ -105,7 +105,7 @@ class Derivation:
         return {name: names.count(name) for name in names}
 
 
-def instance(law: Law, step: Step) -> Binding | None:
+def instance(law: Law, step: Application) -> Binding | None:
     """What the variables of a law stand for in a step, told from the text of both alone; None where the sides of the
     step are not those of the law over the same trees."""
     matches = match_trees()
@@ -117,7 +117,7 @@ def instance(law: Law, step: Step) -> Binding | None:
 
 
 @dataclass
-class Reading:
+class TreeValues:
     """Trees of a forest as operators over random numbers at shrunken sizes."""
 
     forest: Forest
@@ -126,7 +126,7 @@ class Reading:
     terms: dict[Tree, Operator]
 
     @classmethod
-    def of(cls, forest: Forest, seed: int = 0) -> "Reading":
+    def of(cls, forest: Forest, seed: int = 0) -> "TreeValues":
         rng = np.random.default_rng(seed)
         small = template = forest.lowering.template
         if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > MAX_EXACT_SIZE:
@@ -159,7 +159,7 @@ class Reading:
             return kernel.over({name: self.values[next(others)] if sort.name in OPEN else next(operands)
                                 for name, sort in kernel.variables.items()})
         places = dict(enumerate(parts))
-        term = build(Node(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)
+        term = build(ENode(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)
         return stack(self.forest.graph, tree.cls, term, self.numbers)
 
 

@@ -8,15 +8,13 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from opmatrix.algebra.term import Operator
-from rewrites.derivations.derivation import Derivation, Step
+from rewrites.derivations.derivation import Application, Derivation
 from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
 from rewrites.graph.match import Binding, Matches, join_matches
 from rewrites.law import IMPLEMENTATION, Law, is_variable
 from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
-
-sides = cache(Law.sides)
 
 
 @cache
@@ -74,7 +72,7 @@ class Deriver:
     def edges(self, cls: int) -> list[Edge]:
         """Every law instance whose sides are members of a class."""
         if cls not in self.known:
-            self.known[cls] = [edge for law in self.laws for index, side in enumerate(sides(law)[0])
+            self.known[cls] = [edge for law in self.laws for index, side in enumerate(law.sides()[0])
                                for bound in self.guarded(law, self.completed(law, self.matches.find(side, cls)))
                                if (edge := self.edge(law, index, bound, cls)) is not None]
         return self.known[cls]
@@ -84,7 +82,7 @@ class Deriver:
         variables are known has a class, and the side it equals is among the members of that. What no class tells is
         left to guards."""
         for bound in found:
-            for pair in zip(*sides(law), strict=True):
+            for pair in zip(*law.sides(), strict=True):
                 known, other = sorted(pair, key=lambda side: len(variables(side) - bound.keys()))
                 if variables(known) <= bound.keys() and not variables(other) <= bound.keys():
                     if (cls := self.find(known, bound)) is not None:
@@ -94,7 +92,7 @@ class Deriver:
 
     def edge(self, law: Law, index: int, bound: Binding, cls: int) -> Edge | None:
         """The instance, if all its sides are in the graph."""
-        left, right = sides(law)
+        left, right = law.sides()
         pairs = [(self.find(a, bound), self.find(b, bound)) for a, b in zip(left, right, strict=True)]
         if any(a is None or a != b for a, b in pairs) or pairs[index][0] != cls:
             return None
@@ -179,7 +177,7 @@ class Deriver:
 
     def apply(self, tree: Tree, edge: Edge, backwards: bool) -> tuple[list[Move], Tree]:
         """One law at the root, behind the moves that make the tree an instance of its side."""
-        left, right = (side[edge.number] for side in sides(edge.law))
+        left, right = (side[edge.number] for side in edge.law.sides())
         before, after = (right, left) if backwards else (left, right)
         variables = dict[str, Tree]()
         moves, tree = self.fit(tree, before, edge.bound, variables)
@@ -209,7 +207,7 @@ class Deriver:
 
     # ---- the chain
 
-    def chain(self, start: Tree, goal: Tree) -> Iterator[Step]:
+    def chain(self, start: Tree, goal: Tree) -> Iterator[Application]:
         """The steps from one tree to another, from the root down; what several places have in common changes at
         once."""
         now = start
@@ -223,7 +221,7 @@ class Deriver:
                     places: tuple[Path, ...] = ()
                 else:
                     places = tuple(path + move.path for path in positions(whole, goal, pair))
-                yield Step(move.law.name, move.law.kind, move.backwards, move.before, move.after, places)
+                yield Application(move.law.name, move.law.kind, move.backwards, move.before, move.after, places)
                 now = then
 
     def fill(self, tree: Tree, goal: Tree, pair: tuple[Tree, Tree], new: Tree) -> Tree:
@@ -294,7 +292,7 @@ def derive(lowering: Lowering, extraction: Extraction, root: str, laws: Sequence
     return Derivation(forest, start, (*deriver.chain(start, goal), *lowered(called)))
 
 
-def lowered(called: dict[Tree, Tree]) -> Iterator[Step]:
+def lowered(called: dict[Tree, Tree]) -> Iterator[Application]:
     """Kernels take the place of what they compute, from the result down: no larger tree is left that holds the same."""
     for tree, call in sorted(called.items(), key=lambda item: -item[0].size):
-        yield Step(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)
+        yield Application(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)

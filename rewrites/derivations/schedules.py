@@ -26,62 +26,62 @@ from rewrites.compiler.fit import Fitter
 from rewrites.compiler.search import Structure, search
 from rewrites.derivations.by_hand import Applied, Rewrite, apply_stages, refusal
 from rewrites.derivations.chain import Chain, describe_method
-from rewrites.derivations.derivation import Derivation, Step
+from rewrites.derivations.derivation import Application, Derivation
 from rewrites.derivations.finding import lowered
-from rewrites.derivations.stages import Stage, Store, Tile, find_law
+from rewrites.derivations.stages import ScheduleStage, Store, TileStage, find_law
 from rewrites.derivations.trees import READ, Tree
-from rewrites.derivations.wording import TRUST, Writer
+from rewrites.derivations.wording import TRUST, TreeWriter
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Part, check_possible, parts
+from rewrites.graph.layers import Segment, check_possible, parts
 from rewrites.law import PARTITION, Law, apart
-from rewrites.lower.lower import Call, Lowering, Method, Use, plainly
-from rewrites.lower.price import Machine, Prices
+from rewrites.lower.lower import KernelCall, Lowering, Method, Use, plainly
+from rewrites.lower.price import Prices, TimeModel
 from rewrites.verify import VerificationError, verify_laws
 from rewrites.verify.differences import difference
 from rewrites.verify.programs import oracle, unrounded, verify_approximate, verify_exact, verify_structure
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 
-MAX_TILE_KEYS, EQUAL = 4096, 1e-9                           # keys of a tile, and how equal splits of attention are
+MAX_TILE_KEYS, EQUAL_SPLITS = 4096, 1e-9                    # keys of a tile, and how equal splits of attention are
 VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; what float32 rounds
-Site = tuple[int, int, str]                                 # part, class and layout of a weight
+WeightSite = tuple[int, int, str]                                 # part, class and layout of a weight
 
 
 @dataclass(frozen=True)
-class Schedule:
+class HandSchedule:
     """A program under way: a model, the batch whose seconds count, a machine, and the stages so far. `stage | stage`
     reads from left to right."""
 
     model: Operator
     batch: Batch
-    machine: Machine
+    machine: TimeModel
     fit: Batch
     held_out: Batch
     meta: dict[str, Any] = field(default_factory=dict, repr=False)
-    stages: tuple[Stage, ...] = ()
-    before: "Schedule | None" = field(default=None, repr=False)
+    stages: tuple[ScheduleStage, ...] = ()
+    before: "HandSchedule | None" = field(default=None, repr=False)
 
-    def __or__(self, stage: Stage | Law | str) -> "Schedule":
+    def __or__(self, stage: ScheduleStage | Law | str) -> "HandSchedule":
         """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError,
         which says where and why, for a stage that does not apply."""
         if isinstance(stage, str | Law):
             stage = Rewrite(stage if isinstance(stage, str) else stage.name,
                             (find_law(stage) if isinstance(stage, str) else stage,))
-        if not isinstance(stage, Rewrite | Store | Tile):
+        if not isinstance(stage, Rewrite | Store | TileStage):
             raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an "
                              "approximation such as prune(0.5), or tile(64)")
         if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if not isinstance(s, Rewrite)), None)):
             raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights and "
                              f"kernels: put {stage.name} before {done.name}")
         after = replace(self, stages=(*self.stages, stage), before=self)
-        if isinstance(stage, Tile):
+        if isinstance(stage, TileStage):
             return after.tiled(stage)
         return after.applied() if isinstance(stage, Rewrite) else after.stored(stage)
 
     # ---- laws
 
-    def applied(self) -> "Schedule":
+    def applied(self) -> "HandSchedule":
         """Itself, if the last stage applies to some part."""
         stage = self.stages[-1]
         assert isinstance(stage, Rewrite)
@@ -96,7 +96,7 @@ class Schedule:
     def extents(self) -> Extents: return self.batch.extents(*collect_needs(self.model))
 
     @cached_property
-    def split(self) -> list[Part]:
+    def split(self) -> list[Segment]:
         return [states[FULL] for states in parts(self.model)]
 
     @cached_property
@@ -145,11 +145,11 @@ class Schedule:
 
     # ---- tiles
 
-    def tiled(self, stage: Tile) -> "Schedule":
+    def tiled(self, stage: TileStage) -> "HandSchedule":
         """Itself, if there is attention to tile."""
         if not 1 <= stage.keys <= MAX_TILE_KEYS:
             raise InputError(f"{stage.name}: from 1 to {MAX_TILE_KEYS} keys at a time")
-        if done := next((s for s in self.stages[:-1] if isinstance(s, Tile)), None):
+        if done := next((s for s in self.stages[:-1] if isinstance(s, TileStage)), None):
             raise InputError(f"{stage.name}: attention has {done.name} already: leave one out")
         if not self.applications():
             raise InputError(f"{stage.name}: no part has a product over softmax that one kernel computes: "
@@ -159,7 +159,7 @@ class Schedule:
     @property
     def keys(self) -> int | None:
         """Keys that attention merges at a time, where a stage says so."""
-        return next((stage.keys for stage in self.stages if isinstance(stage, Tile)), None)
+        return next((stage.keys for stage in self.stages if isinstance(stage, TileStage)), None)
 
     def split_holds(self, seed: int = 0) -> float:
         """How far softmax over tiles of so many keys is from softmax over all at once, for the longest sentence of the
@@ -171,7 +171,7 @@ class Schedule:
 
     # ---- approximations
 
-    def stored(self, stage: Store) -> "Schedule":
+    def stored(self, stage: Store) -> "HandSchedule":
         """Itself, if the last stage stores some weight, and none that is stored otherwise already."""
         if not (chosen := self.choice(stage)):
             names = ", ".join(dict.fromkeys(name for site in self.sites for name in self.names(site)))
@@ -190,28 +190,28 @@ class Schedule:
         return self
 
     @cached_property
-    def sites(self) -> dict[Site, np.ndarray]:
+    def sites(self) -> dict[WeightSite, np.ndarray]:
         """Every weight that a product multiplies by, as it is stored (in x out)."""
         program, emitter = self.exact
         return {site.key: site.numbers() for site in sites(program, self.structure, emitter) if site.x}
 
-    def names(self, site: Site) -> list[str]:
+    def names(self, site: WeightSite) -> list[str]:
         """The names of the arrays that a weight is made of."""
         part, cls, _ = site
         return [*map(str, self.structure.lowerings[part].arrays(cls))]
 
-    def choice(self, stage: Store) -> list[Site]:
+    def choice(self, stage: Store) -> list[WeightSite]:
         """The weights that a stage is about."""
         return [site for site in self.sites if not stage.only
                 or any(word in name for word in stage.only for name in self.names(site))]
 
     @cached_property
-    def methods(self) -> dict[Site, Method]:
+    def methods(self) -> dict[WeightSite, Method]:
         """How weights are stored that are not stored as they are."""
         return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store)
                 for site in self.choice(stage)}
 
-    def method(self, stage: Store, site: Site) -> Method:
+    def method(self, stage: Store, site: WeightSite) -> Method:
         """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of
         it."""
         if stage.own is None:
@@ -259,11 +259,11 @@ class Schedule:
         """The program that runs."""
         return self.made(self.methods) if self.methods else self.over_tiles(self.exact[0])
 
-    def made(self, methods: dict[Site, Method]) -> Program:
+    def made(self, methods: dict[WeightSite, Method]) -> Program:
         """The program with some weights stored otherwise."""
         return self.over_tiles(self.emitted(methods)[0])
 
-    def emitted(self, methods: dict[Site, Method]) -> tuple[Program, Emitter]:
+    def emitted(self, methods: dict[WeightSite, Method]) -> tuple[Program, Emitter]:
         """The program before its attention goes over tiles, and where its constants come from."""
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)
@@ -307,7 +307,7 @@ class Schedule:
         searched. Raises VerificationError."""
         found: dict[str, Any] = {"laws": verify_laws(self.laws) if self.laws else None}
         found["steps"] = self.derivation.checked
-        if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
+        if self.keys is not None and not (off := self.split_holds()) <= EQUAL_SPLITS:
             raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
         batches = [next(self.held_out.pieces(VERIFIED_ROWS))]
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
@@ -339,7 +339,7 @@ class Schedule:
         if not self.stages:
             return 0
         stage = self.stages[-1]
-        if isinstance(stage, Tile):
+        if isinstance(stage, TileStage):
             return sum(has_tiles(step.kernel) for step in self.exact[0].steps)
         return len(self.choice(stage)) if isinstance(stage,
                                                      Store) else sum(sum(each.counts[-1].values())
@@ -358,9 +358,9 @@ def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
     trees: dict[Any, Tree] = {tree.cls: tree for tree in each.tree.walk()}
     own: dict[Any, Tree] = each.forest.representatives
     for node in found.nodes:
-        if isinstance(node.label, Call) and node.label.implementation.name == READ:
+        if isinstance(node.label, KernelCall) and node.label.implementation.name == READ:
             if (tree := trees.get(node.cls)) is not own[node.cls]:
-                said = Writer(each.forest).text(tree or own[node.cls])
+                said = TreeWriter(each.forest).text(tree or own[node.cls])
                 raise InputError(f"no kernel computes {said} of {where}, as the laws have made it: apply more of them")
     return found
 
@@ -377,12 +377,12 @@ def split_axis(part: Derivation, keys: int) -> Derivation:
     steps = [*part.steps]
     for tree in sorted(calls, key=lambda tree: -tree.size):
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)
-        steps.append(Step(f"tile({keys})", PARTITION, False, tree, after))
+        steps.append(Application(f"tile({keys})", PARTITION, False, tree, after))
     return replace(part, steps=tuple(steps))
 
 
 def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,
-             machine: Machine | None = None) -> Schedule:
+             machine: TimeModel | None = None) -> HandSchedule:
     """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is
     timed, fitted and verified on. Raises InputError for what comes from outside."""
     machine = machine or this_machine()
@@ -390,9 +390,9 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
         check_possible(model)
         if batch is None:
             raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
-        return Schedule(model, batch, Running.of(machine, batch.starts), batch, batch)
+        return HandSchedule(model, batch, Running.of(machine, batch.starts), batch, batch)
     checkpoint = open_model(model)
     workload = Workload.of(checkpoint, text, tokens)
     operator, timed = checkpoint.operator(), batch or workload.timed
-    return Schedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify,
+    return HandSchedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify,
                     source(checkpoint))

@@ -21,7 +21,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileStage:
     """A stage that splits the contracted axis of attention: so many keys are merged at a time. It holds for every
     monoid whose merge is associative, whatever the split."""
 
@@ -29,7 +29,7 @@ class Tile:
     keys: int
 
 
-Stage = Rewrite | Store | Tile
+ScheduleStage = Rewrite | Store | TileStage
 
 
 def rewrite(name: str, *laws: str, needed: tuple[str, ...] = (), kinds: dict[str, Kinds] | None = None) -> Rewrite:
@@ -80,9 +80,9 @@ def nearest(approximation: Approximation, *only: str, **parameters: Any) -> Stor
     return Store(own.label(given), "", given, only, own)
 
 
-def tile(keys: int) -> Tile:
+def tile(keys: int) -> TileStage:
     """Attention over tiles of so many keys (Dao et al. 2022); without it over tiles of 256."""
-    return Tile(f"tile({keys})", keys)
+    return TileStage(f"tile({keys})", keys)
 
 
 def find_law(name: str) -> Law:
@@ -94,18 +94,18 @@ def find_law(name: str) -> Law:
 
 
 SPLIT = "split_shift", "stack_columns"
-SCALE = "scale_scores", *SPLIT, "spread", "associate"
+SCALE_LAWS = "scale_scores", *SPLIT, "spread", "associate"
 MATRIX, DIAGONAL = ("weight", "compose"), ("mul",)
 SCALED: dict[str, Kinds] = {"spread": ({"A": DIAGONAL},), "associate": ({"B": DIAGONAL},)}
 GAINED: dict[str, Kinds] = {"spread": ({"A": MATRIX},), "associate": ({"A": DIAGONAL, "B": MATRIX},)}
 MOVED: dict[str, Kinds] = {"spread": ({"c": ("compose",), "A": ("weight",)},)}
 BOTH: dict[str, Kinds] = {"spread": (*SCALED["spread"], *MOVED["spread"]), "associate": SCALED["associate"]}
 
-fold_scale = rewrite("fold_scale", *SCALE, needed=("scale_scores",), kinds=SCALED)
-drop_key_bias = rewrite("drop_key_bias", *SCALE, "split_keys", "shift_scores", kinds=SCALED)
+fold_scale = rewrite("fold_scale", *SCALE_LAWS, needed=("scale_scores",), kinds=SCALED)
+drop_key_bias = rewrite("drop_key_bias", *SCALE_LAWS, "split_keys", "shift_scores", kinds=SCALED)
 move_value_bias = rewrite("move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts",
                           needed=("value_bias",), kinds=MOVED)
 fold_norm = rewrite("fold_norm", "merge_shifts", "spread", "associate", kinds=GAINED)
-join_qkv = rewrite("join_qkv", *SCALE, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts",
+join_qkv = rewrite("join_qkv", *SCALE_LAWS, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts",
                    "join_bias", "join",
                    needed=("join", "join_bias"), kinds=BOTH)

@@ -9,13 +9,13 @@ from typing import Any
 
 from opmatrix.algebra.term import Operator
 from rewrites.extraction import Extraction
-from rewrites.graph.egraph import Graph, Node, fitting
+from rewrites.graph.egraph import ENode, Graph, fitting
 from rewrites.graph.match import Matches, orders
 from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
 from rewrites.lower.calls import multiplied
 from rewrites.lower.kernel_matches import attribute_variable
-from rewrites.lower.lower import Call, Lowering, Method, Use
+from rewrites.lower.lower import KernelCall, Lowering, Method, Use
 from rewrites.spelling import spelled
 
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
@@ -76,9 +76,9 @@ class Forest:
         return {node[:3]: node.cls for node in self.graph.nodes}
 
     @cached_property
-    def members(self) -> dict[int, list[Node]]:
+    def members(self) -> dict[int, list[ENode]]:
         """Class to all its members."""
-        found: dict[int, list[Node]] = {}
+        found: dict[int, list[ENode]] = {}
         for node in self.graph.nodes:
             found.setdefault(node.cls, []).append(node)
         return found
@@ -129,7 +129,7 @@ class Forest:
         for entry in reversed(template.entries):
             found[self.graph.named[entry.name]] = self.imported[entry.name]
 
-        def make(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+        def make(node: ENode, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
             if (term := fitting(node, terms, values)) is not None:
                 found.setdefault(node.cls,
                                  self.tree(node.kind, tuple(found[c] for c in node.children), node.attributes))
@@ -146,7 +146,7 @@ class Forest:
     def extracted(self, extraction: Extraction, root: int) -> tuple[Tree, dict[Tree, Tree]]:
         """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call
         over such trees, with weights that are only nearly stored still as they are."""
-        calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, Call)}
+        calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, KernelCall)}
         uses: dict[Any, Any] = {node.cls: node.label for node in extraction.nodes if isinstance(node.cls, Use)}
         found, called = dict[int, Tree](), dict[Tree, Tree]()
 
@@ -175,11 +175,11 @@ class Forest:
             called[tree] = self.tree(READ, parts, (str(cls),), cls)
             return tree
 
-        def operand(call: Call, name: str, at: Any) -> Any:
+        def operand(call: KernelCall, name: str, at: Any) -> Any:
             sort = call.implementation.variables[name].name
             return value(at) if sort in ("value", "scores") else self.stored(at) if isinstance(at, int) else at
 
-        def held(call: Call, cls: int, name: str, tree: Tree) -> Tree:
+        def held(call: KernelCall, cls: int, name: str, tree: Tree) -> Tree:
             if call.implementation.variables[name].name != "matrix" or name == "key":
                 return tree
             x = multiplied(dict(call.bound), name)
@@ -190,7 +190,7 @@ class Forest:
 
         return value(root), called
 
-    def instance(self, call: Call, cls: int, operands: dict[str, Any]) -> Tree:
+    def instance(self, call: KernelCall, cls: int, operands: dict[str, Any]) -> Tree:
         """The members of a class and below that a kernel was matched with, over the trees of its operands."""
         values = self.lowering.template.values
 

@@ -7,7 +7,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import KINDS, NAMES, Operator
 from opmatrix.signature import Port
-from rewrites.derivations.derivation import Derivation, Step, instance
+from rewrites.derivations.derivation import Application, Derivation, instance
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.graph.match import Binding
 from rewrites.law import APPROXIMATE, Law
@@ -20,7 +20,7 @@ DEPTH = 5
 TRUST, ROUNDED = 1.3, 1e-6                                  # times the stated error, and what float32 rounds
 
 
-class Writer:
+class TreeWriter:
     """Trees of one forest in the algebra's notation; `short` says some by a name."""
 
     def __init__(self, forest: Forest, short: dict[Tree, str] | None = None) -> None:
@@ -94,9 +94,9 @@ def count_common(first: str, last: str) -> int:
     return next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
-def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
+def describe_sides(forest: Forest, step: Application, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
     """Before, after, and what the variables are that stand for what is long."""
-    plain, found = Writer(forest), Binding()
+    plain, found = TreeWriter(forest), Binding()
     if step.law in laws:
         found = instance(laws[step.law], step) or {}
     elif step.after.kind in forest.kernels and step.before.kind not in forest.kernels:
@@ -105,13 +105,13 @@ def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[st
                          strict=True))
     said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
     long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > INLINE_LETTERS or "…" in text}
-    writer = Writer(forest, {tree: name for name, (tree, _) in long.items()})
+    writer = TreeWriter(forest, {tree: name for name, (tree, _) in long.items()})
     return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
         name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)"
         for name, (tree, text) in long.items()}
 
 
-def describe_place(program: Tree, step: Step) -> str:
+def describe_place(program: Tree, step: Application) -> str:
     """Where in the program: which child, from the result down; and in how many places."""
     paths = step.places or tuple(occurrences(program, step.before))
     runs = [(at, len(list(same))) for at, same in groupby(paths[0])]
@@ -146,7 +146,7 @@ def describe_steps(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[st
     return found
 
 
-def describe_held_out(step: Step) -> str:
+def describe_held_out(step: Application) -> str:
     """The error of an approximation, and whether held-out rows keep it."""
     if step.kind != APPROXIMATE:
         return ""

@@ -10,7 +10,7 @@ from random import Random
 from time import perf_counter
 
 from . import greedy
-from .indexed import Graph
+from .indexed import IndexedGraph
 
 MOVES = 500                                     # between two looks at the clock
 ROUND = 20_000                                  # moves between two repairs
@@ -19,7 +19,7 @@ ROUND = 20_000                                  # moves between two repairs
 class Walk:
     """A program on its way: a node for every class, used or not, each needing only classes of a lower level."""
 
-    def __init__(self, graph: Graph, nodes: Iterable[int], random: Random) -> None:
+    def __init__(self, graph: IndexedGraph, nodes: Iterable[int], random: Random) -> None:
         self.graph, self.random = graph, random
         self.kids = [tuple(kids) for kids in graph.kids]
         self.settle(nodes)
@@ -125,7 +125,7 @@ class Walk:
         self.listed.update(fresh)
 
 
-def anneal(graph: Graph, nodes: Iterable[int], random: Random, seconds: float) -> list[int]:
+def anneal(graph: IndexedGraph, nodes: Iterable[int], random: Random, seconds: float) -> list[int]:
     """The best nodes found from these on in a time that is given; heat falls from a typical price to a twentieth."""
     start, walk, moves = perf_counter(), Walk(graph, nodes, random), 0
     typical = walk.cost / (len(walk.used) or 1)

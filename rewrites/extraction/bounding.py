@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from . import cuts, greedy, landmarks
 from .anneal import anneal
-from .exact import Program
-from .indexed import Graph, find_components
+from .exact import CoveringProgram
+from .indexed import IndexedGraph, find_components
 from .presolve import presolve
 
 ANNEALED_NODES = 1000                           # nodes from which on annealing is worth its time
@@ -33,7 +33,7 @@ class Found(NamedTuple):
     greedy: float
 
 
-def optimise(graph: Graph | None, budgets: Sequence[float], until: float, gap: float, deep: bool = True,
+def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float, gap: float, deep: bool = True,
              families: Mapping[int, Collection[str]] = MappingProxyType({})) -> Found:
     """The best program of a presolved graph: its independent parts, small ones first, share the time.
 
@@ -62,7 +62,7 @@ def optimise(graph: Graph | None, budgets: Sequence[float], until: float, gap: f
 class Search:
     """The best program of one graph; `floor` is the least cost of a program outside the part of it that is left."""
 
-    def __init__(self, graph: Graph, budgets: Sequence[float], until: float, gap: float, deep: bool,
+    def __init__(self, graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float, deep: bool,
                  families: Mapping[int, Collection[str]] = MappingProxyType({})) -> None:
         self.budgets, self.until, self.gap, self.deep = budgets, until, gap, deep
         self.families = families
@@ -74,13 +74,13 @@ class Search:
         self.grain = float(gcd(*map(int, graph.price))) if whole else 0.0      # costs are multiples of it
         self.enter(graph)
 
-    def enter(self, graph: Graph) -> None:
+    def enter(self, graph: IndexedGraph) -> None:
         """Search this graph from now on."""
         self.graph, self.bound = graph, 0.0
-        self.duals: list[landmarks.Bound] = []
+        self.duals: list[landmarks.LandmarkBound] = []
         self.detours: list[list[float]] = []
-        self.rows: Program | None = None
-        self.tried: set[cuts.Cut] = set()
+        self.rows: CoveringProgram | None = None
+        self.tried: set[cuts.CuttingPlane] = set()
         self.elite: dict[frozenset[int], float] = {}    # the best programs so far
 
     @property
@@ -162,7 +162,7 @@ class Search:
                 charge = [1.0, *(typical * 4.0 ** step * size / (b or 1.0) for b in self.budgets)]
                 yield [sum(map(mul, charge, cost)) for cost in self.graph.cost]
 
-    def learn(self, dual: landmarks.Bound) -> None:
+    def learn(self, dual: landmarks.LandmarkBound) -> None:
         """Keep a bound; the latest few are enough."""
         self.bound = max(self.bound, dual.value)
         self.duals = [*self.duals, dual][-6:]
@@ -218,10 +218,10 @@ class Search:
         return {i for i, origin in enumerate(self.graph.origin) if best.issuperset(origin)}
 
     @property
-    def program(self) -> Program:
+    def program(self) -> CoveringProgram:
         """The rows of the graph with the landmarks so far; those of the best bound are in use from the start."""
         if self.rows is None:
-            self.rows = Program(self.graph, self.budgets)
+            self.rows = CoveringProgram(self.graph, self.budgets)
             for k, dual in enumerate(sorted(self.duals, key=lambda dual: -dual.value)):
                 for landmark in dual.landmarks:
                     self.rows.cut(landmark, age=-1 if k else 0)
@@ -243,7 +243,7 @@ class Search:
             price = [p * (1.001 - q) for p, q in zip(self.graph.price, x, strict=True)]
             self.guide(price)
             self.scatter(price, seconds / 40, len(self.graph.cls) // 100)
-            self.learn(landmarks.Bound(relaxation.value, relaxation.spare.tolist(), []))
+            self.learn(landmarks.LandmarkBound(relaxation.value, relaxation.spare.tolist(), []))
             if self.shrunk():
                 return True
             values.append(relaxation.value)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .indexed import Graph
+from .indexed import IndexedGraph
 from .landmarks import bound_by_landmarks
 
-Cut = tuple[tuple[int, ...], int | None]        # one of these for every program of this class (None: of the roots)
+CuttingPlane = tuple[tuple[int, ...], int | None]       # one of these for every program of this class (None: of roots)
 SLACK = 1e-3                                    # how much a cut must be violated to be worth a row
 
 
-def thresholds(graph: Graph, x: Sequence[float], most: int = 40) -> Iterable[Cut]:
+def thresholds(graph: IndexedGraph, x: Sequence[float], most: int = 40) -> Iterable[CuttingPlane]:
     """Landmarks among the nodes that x uses little: landmark cuts at the price of what is missing to a threshold."""
     for least in (1e-4, 0.05, 0.2, 0.5, 1.01):
         price = [max(0.0, 1 - q / least) for q in x]
@@ -24,7 +24,7 @@ def thresholds(graph: Graph, x: Sequence[float], most: int = 40) -> Iterable[Cut
                 yield tuple(sorted(landmark)), None
 
 
-def widest(graph: Graph, x: Sequence[float]) -> tuple[list[float], list[int]]:
+def widest(graph: IndexedGraph, x: Sequence[float]) -> tuple[list[float], list[int]]:
     """For each class the most of it that x derives if sums counted as maxima, and its rank in that order, widest
     first."""
     width, rank = [0.0] * graph.classes, [graph.classes] * graph.classes
@@ -45,7 +45,8 @@ def widest(graph: Graph, x: Sequence[float]) -> tuple[list[float], list[int]]:
     return width, rank
 
 
-def flows(graph: Graph, x: Sequence[float], random: Random, rounds: int = 12, targets: int = 3) -> Iterable[Cut]:
+def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int = 12,
+          targets: int = 3) -> Iterable[CuttingPlane]:
     """Minimum cuts in the graph where each node keeps the child that x derives least: each cut is a landmark of its
     class.
 
@@ -92,7 +93,7 @@ def reached(pipes: Any, source: int) -> np.ndarray:
     return out
 
 
-def find_landmark(graph: Graph, before: np.ndarray, least: Sequence[int], c: int) -> list[int]:
+def find_landmark(graph: IndexedGraph, before: np.ndarray, least: Sequence[int], c: int) -> list[int]:
     """The landmark of class c at a cut: the nodes into the classes beyond it that have no child beyond it."""
     zone, queue = {c}, [c]
     for d in queue:
@@ -103,7 +104,7 @@ def find_landmark(graph: Graph, before: np.ndarray, least: Sequence[int], c: int
     return [i for d in queue for i in graph.members[d] if zone.isdisjoint(graph.kids[i])]
 
 
-def cycles(graph: Graph, nodes: Sequence[int]) -> list[Cut]:
+def cycles(graph: IndexedGraph, nodes: Sequence[int]) -> list[CuttingPlane]:
     """Landmarks that the chosen nodes leave out; none if they derive all roots."""
     have = graph.derive(nodes)
     chosen: dict[int, list[int]] = {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .indexed import Graph, components
+from .indexed import IndexedGraph, components
 
 INTERIOR_NODES = 500                            # nodes from which on interior points are quicker than the simplex
 RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is
@@ -33,7 +33,7 @@ class Relaxation(NamedTuple):
     spare: np.ndarray
 
 
-class Program:
+class CoveringProgram:
     """The covering program of a graph, solved by HiGHS.
 
     Rows are kept in a pool. The relaxation works with those that have been violated lately, `age` counts for how many
@@ -41,7 +41,7 @@ class Program:
     cut.
     """
 
-    def __init__(self, graph: Graph, budgets: Sequence[float] = ()) -> None:
+    def __init__(self, graph: IndexedGraph, budgets: Sequence[float] = ()) -> None:
         self.graph, self.budgets = graph, budgets
         self.columns: list[int] = []
         self.values: list[float] = []

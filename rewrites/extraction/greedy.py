@@ -7,10 +7,10 @@ from math import inf
 
 import numpy as np
 
-from .indexed import Choice, Graph, bits, union
+from .indexed import Choice, IndexedGraph, bits, union
 
 
-def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
+def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[Choice, list[float]]:
     """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised
     Dijkstra)."""
     cls, users = graph.cls, graph.users
@@ -32,7 +32,7 @@ def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
     return choice, cheapest
 
 
-def dag(graph: Graph, price: Sequence[float]) -> Choice:
+def dag(graph: IndexedGraph, price: Sequence[float]) -> Choice:
     """Each class takes the node whose *set* of nodes below is cheapest: the usual greedy DAG extraction.
 
     A set costs no less than any set in it, so the cheapest node that is left settles its class, as among trees. Sets of
@@ -53,11 +53,11 @@ def dag(graph: Graph, price: Sequence[float]) -> Choice:
             if not missing[j] and graph.cls[j] not in choice:
                 first = max(graph.kids[j], key=total.__getitem__)
                 rest = union(below, graph.kids[j]) & ~below[first] if len(graph.kids[j]) > 1 else 0
-                heappush(heap, (price[j] + total[first] + weigh(rest, paid), j))
+                heappush(heap, (price[j] + total[first] + sum_over(rest, paid), j))
     return choice
 
 
-def weigh(classes: int, paid: np.ndarray) -> float:
+def sum_over(classes: int, paid: np.ndarray) -> float:
     """The sum over a set of classes."""
     if classes.bit_count() < 50:
         return float(sum(map(paid.item, bits(classes))))

@@ -15,7 +15,7 @@ Choice = dict[int, int]                         # class -> node
 
 
 @dataclass(frozen=True)
-class Graph:
+class IndexedGraph:
     """Nodes by index; class `cls[i]` needs one of its nodes, node i needs the classes `kids[i]`.
 
     The first criterion of `cost[i]` is the objective, the others are the budgeted resources. `origin[i]` are the nodes
@@ -46,11 +46,20 @@ class Graph:
         return out
 
     @cached_property
+    def parents(self) -> list[set[int]]:
+        """The classes of the nodes that need each class."""
+        out: list[set[int]] = [set() for _ in range(self.classes)]
+        for c, kids in zip(self.cls, self.kids, strict=True):
+            for k in kids:
+                out[k].add(c)
+        return out
+
+    @cached_property
     def price(self) -> list[float]:
         """The objective of each node."""
         return [cost[0] for cost in self.cost]
 
-    def keep(self, nodes: Iterable[int]) -> Graph:
+    def keep(self, nodes: Iterable[int]) -> IndexedGraph:
         """A graph of these nodes alone."""
         nodes = list(nodes)
         return replace(self, cls=[self.cls[i] for i in nodes], kids=[self.kids[i] for i in nodes],
@@ -122,7 +131,8 @@ def union(sets: Sequence[int], kids: frozenset[int]) -> int:
     return out
 
 
-def index(problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[object]) -> tuple[Graph, list[Hashable]]:
+def index(problem: Problem, criteria: Sequence[Criteria],
+          forbidden: Iterable[object]) -> tuple[IndexedGraph, list[Hashable]]:
     """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover.
     Forbidden nodes are left out, and those of infinite cost."""
     names: dict[Hashable, int] = {}
@@ -136,10 +146,10 @@ def index(problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[ob
     cls = [number(problem.nodes[i].cls) for i in use]
     kids = [frozenset(map(number, problem.nodes[i].children)) for i in use]
     roots = frozenset(map(number, problem.roots))
-    return Graph(cls, kids, [criteria[i] for i in use], [(i,) for i in use], roots, len(names)), list(names)
+    return IndexedGraph(cls, kids, [criteria[i] for i in use], [(i,) for i in use], roots, len(names)), list(names)
 
 
-def components(graph: Graph) -> list[int]:
+def components(graph: IndexedGraph) -> list[int]:
     """The strongly connected component of each class, numbered children first (Tarjan 1972, without recursion)."""
     below: list[set[int]] = [set() for _ in range(graph.classes)]
     for c, kids in zip(graph.cls, graph.kids, strict=True):
@@ -178,7 +188,7 @@ def components(graph: Graph) -> list[int]:
     return out
 
 
-def find_components(graph: Graph) -> list[Graph]:
+def find_components(graph: IndexedGraph) -> list[IndexedGraph]:
     """The parts of a graph that share no class: independent problems, since every class without a user is a root."""
     leader = list(range(graph.classes))
 
@@ -197,7 +207,7 @@ def find_components(graph: Graph) -> list[Graph]:
     out = []
     for nodes in parts.values():
         number = {c: j for j, c in enumerate(dict.fromkeys(graph.cls[i] for i in nodes))}
-        out.append(Graph([number[graph.cls[i]] for i in nodes],
+        out.append(IndexedGraph([number[graph.cls[i]] for i in nodes],
                          [frozenset([number[k] for k in graph.kids[i]]) for i in nodes],
                          [graph.cost[i] for i in nodes], [graph.origin[i] for i in nodes],
                          frozenset([number[c] for c in number if c in graph.roots]), len(number)))

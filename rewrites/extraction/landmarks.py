@@ -12,10 +12,10 @@ from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
-from .indexed import Graph
+from .indexed import IndexedGraph
 
 
-class Bound(NamedTuple):
+class LandmarkBound(NamedTuple):
     """No program costs less than `value`, and none that uses node i less than `value + spare[i]`."""
     value: float
     spare: list[float]
@@ -28,7 +28,7 @@ class Levels:
     Node n is the goal, its children are the roots; class `source` stands below the nodes without children.
     """
 
-    def __init__(self, graph: Graph, price: Sequence[float]) -> None:
+    def __init__(self, graph: IndexedGraph, price: Sequence[float]) -> None:
         n, self.source, self.goal = len(graph.cls), graph.classes, graph.classes + 1
         self.kids = [tuple(kids) or (self.source,) for kids in graph.kids] + [tuple(graph.roots)]
         self.cls, self.price = [*graph.cls, self.goal], [*price, 0.0]
@@ -122,8 +122,8 @@ class Zone:
 QUICK = 10 ** 9                                 # steps of the quickest bound
 
 
-def bound_by_landmarks(graph: Graph, price: Sequence[float], steps: int = 10, most: int = QUICK,
-                       until: float = inf) -> Bound:
+def bound_by_landmarks(graph: IndexedGraph, price: Sequence[float], steps: int = 10, most: int = QUICK,
+                       until: float = inf) -> LandmarkBound:
     """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
     through it.
 
@@ -159,10 +159,10 @@ def bound_by_landmarks(graph: Graph, price: Sequence[float], steps: int = 10, mo
         levels.settle(heap)
         if not paid:
             break
-    return Bound(value, levels.price[:-1], landmarks)
+    return LandmarkBound(value, levels.price[:-1], landmarks)
 
 
-def detours(graph: Graph, spare: Sequence[float]) -> list[float]:
+def detours(graph: IndexedGraph, spare: Sequence[float]) -> list[float]:
     """What a program that uses node i pays at least at these prices: below i, for it, and on a way from it up to a
     root."""
     levels = Levels(graph, spare)

@@ -17,10 +17,10 @@ from operator import le
 from time import perf_counter
 
 from . import greedy
-from .indexed import Graph, bits, components, union
+from .indexed import IndexedGraph, bits, components, union
 
 
-def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
+def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | None:
     """Productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is lost.
 
     Classes are numbered anew, children mostly before parents.
@@ -39,13 +39,9 @@ def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
                    roots=frozenset([number[c] for c in able.roots]), classes=len(number))
 
 
-def needs(graph: Graph) -> list[int]:
+def needs(graph: IndexedGraph) -> list[int]:
     """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in
     c."""
-    parents: list[set[int]] = [set() for _ in range(graph.classes)]
-    for c, kids in zip(graph.cls, graph.kids, strict=True):
-        for k in kids:
-            parents[k].add(c)
     need = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, -1
     while (c := dirty.find(1, c + 1)) >= 0 or (c := dirty.find(1)) >= 0:       # upwards, again and again
@@ -56,23 +52,19 @@ def needs(graph: Graph) -> list[int]:
         meet |= 1 << c
         if meet != need[c]:
             need[c] = meet
-            for p in parents[c]:
+            for p in graph.parents[c]:
                 dirty[p] = 1
     return need
 
 
-def dominators(graph: Graph) -> list[int]:
+def dominators(graph: IndexedGraph) -> list[int]:
     """For each class the classes that lie on every path to it from a root, itself included."""
-    parents: list[set[int]] = [set() for _ in range(graph.classes)]
-    for c, kids in zip(graph.cls, graph.kids, strict=True):
-        for k in kids:
-            parents[k].add(c)
     over = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, graph.classes
     while (c := dirty.rfind(1, 0, c)) >= 0 or (c := dirty.rfind(1)) >= 0:      # downwards, again and again
         dirty[c] = 0
         meet = 0 if c in graph.roots else -1
-        for p in parents[c]:
+        for p in graph.parents[c]:
             meet &= over[p]
         meet |= 1 << c
         if meet != over[c]:
@@ -83,13 +75,13 @@ def dominators(graph: Graph) -> list[int]:
     return over
 
 
-def acyclic(graph: Graph, need: Sequence[int], over: Sequence[int]) -> Graph:
+def acyclic(graph: IndexedGraph, need: Sequence[int], over: Sequence[int]) -> IndexedGraph:
     """Without the nodes that need their own class or one that lies above it on every path: they only close cycles."""
     return graph.keep(i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
                       if not union(need, kids) & over[c])
 
 
-def implied(graph: Graph, need: Sequence[int]) -> Graph:
+def implied(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
     """Without children that another child needs anyway; a class that every program needs becomes a root, and no
     child."""
     roots = frozenset(bits(union(need, graph.roots)))
@@ -103,7 +95,7 @@ def implied(graph: Graph, need: Sequence[int]) -> Graph:
     return replace(graph, kids=kids, roots=roots)
 
 
-def drop_dominated(graph: Graph, need: Sequence[int]) -> Graph:
+def drop_dominated(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
     """Without nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
 
     What is derived anew are cheapest trees, so the roots of those trees stay (or a node could help to replace itself).
@@ -132,7 +124,7 @@ def drop_dominated(graph: Graph, need: Sequence[int]) -> Graph:
     return graph.keep(keep)
 
 
-def is_rederivable(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
+def is_rederivable(graph: IndexedGraph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
     """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than
     `node`."""
     cost = graph.cost[node][0]
@@ -140,7 +132,7 @@ def is_rederivable(graph: Graph, others: Iterable[int], node: int, rest: int, tr
         graph.cost[o][0] + sum(tree[k] for k in graph.kids[o] if rest >> k & 1) <= cost for o in others)
 
 
-def merged(graph: Graph) -> Graph:
+def merged(graph: IndexedGraph) -> IndexedGraph:
     """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs
     nothing."""
     cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
@@ -174,7 +166,7 @@ def merged(graph: Graph) -> Graph:
     return whole.keep(i for nodes in inside for i in sorted(nodes))
 
 
-def presolve(graph: Graph, budgets: Sequence[float] = (), until: float = inf) -> Graph | None:
+def presolve(graph: IndexedGraph, budgets: Sequence[float] = (), until: float = inf) -> IndexedGraph | None:
     """All reductions, again as long as they take away one part in a hundred; None if no program covers the roots."""
     small, before = prune(graph, budgets), inf
     while small is not None and (size := len(small.cls) + sum(map(len, small.kids))) < 0.99 * before:

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from . import greedy, landmarks
 from .bounding import Found, optimise
-from .indexed import Criteria, Graph, index
+from .indexed import Criteria, IndexedGraph, index
 from .presolve import presolve, prune
 from .problem import Extraction, Infeasible, Node, Problem, check_problem, order
 
@@ -46,7 +46,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
         budget = f"memory {memory} and squared error {error}"
         raise (Infeasible(f"no program fits {budget}") if best.bound == inf else
                TimeoutError(f"no program that fits {budget} was found in {time_limit} s"))
-    nodes = order(choose(problem, whole, names, best.nodes), problem.roots)
+    nodes = order(choose_nodes(problem, whole, names, best.nodes), problem.roots)
     totals = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
     cost = sum(w * t for w, t in zip(weights, totals, strict=True))
     bound = min(max(best.bound, floor.value), cost)
@@ -62,21 +62,22 @@ def measure(problem: Problem, weights: tuple[float, float, float], memory: bool,
              *[n.error] * error) for n in problem.nodes]
 
 
-def drop_costlier(graph: Graph, floor: landmarks.Bound, cost: float) -> Graph:
+def drop_costlier(graph: IndexedGraph, floor: landmarks.LandmarkBound, cost: float) -> IndexedGraph:
     """Without the nodes that no program below a cost uses."""
     if cost == inf: return graph
     detours = landmarks.detours(graph, floor.spare)
     return graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < cost)
 
 
-def choose(problem: Problem, whole: Graph, names: Sequence[Hashable], chosen: Iterable[int]) -> dict[Hashable, Node]:
+def choose_nodes(problem: Problem, whole: IndexedGraph, names: Sequence[Hashable],
+           chosen: Iterable[int]) -> dict[Hashable, Node]:
     """The node of each class that is derived from chosen nodes."""
     position = {origin: i for i, (origin,) in enumerate(whole.origin)}
     derived = whole.derive(position[origin] for origin in chosen)
     return {names[c]: problem.nodes[whole.origin[i][0]] for c, i in derived.items()}
 
 
-def solve_greedy(graph: Graph, budgets: Sequence[float]) -> Found:
+def solve_greedy(graph: IndexedGraph, budgets: Sequence[float]) -> Found:
     """The better of greedy DAG and greedy tree extraction, if it meets the budgets; its cost is infinite if not."""
     found = Found([], inf, 0.0, inf)
     for choice in (greedy.dag(graph, graph.price), greedy.trees(graph, graph.price)[0]):

@@ -70,7 +70,7 @@ def arguments(kind: Kind) -> list[str]:
     return ["Op"] * kind.arity + ["String"] * (len(kind.signature.parameters) - kind.arity)
 
 
-class Node(NamedTuple):
+class ENode(NamedTuple):
     """One member of an e-class, over classes. Laws no longer look at what is subsumed."""
 
     kind: str
@@ -84,7 +84,7 @@ class Node(NamedTuple):
 class Graph:
     """A saturated graph in Python: nodes, class facts, named classes; seconds by phase; what was cut by a budget."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[ENode] = field(default_factory=list)
     facts: dict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))
     named: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -97,9 +97,9 @@ class Graph:
         return self.facts["constant"] & self.facts["uniform"]
 
     @cached_property
-    def members(self) -> dict[int, list[Node]]:
+    def members(self) -> dict[int, list[ENode]]:
         """Class to its members; subsumed ones are left out."""
-        found: dict[int, list[Node]] = defaultdict(list)
+        found: dict[int, list[ENode]] = defaultdict(list)
         for node in self.nodes:
             if not node.subsumed:
                 found[node.cls].append(node)
@@ -126,15 +126,15 @@ class Graph:
         return built
 
 
-Make = Callable[[Node, dict[int, Operator], dict[str, Any]], Operator | None]
+Make = Callable[[ENode, dict[int, Operator], dict[str, Any]], Operator | None]
 
 
-def build(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator:
+def build(node: ENode, terms: dict[int, Operator], values: dict[str, Any]) -> Operator:
     """The operator that a node denotes over operators of its child classes."""
     return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
 
 
-def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+def fitting(node: ENode, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
     """The operator of a node, or none where it does not fit: W @ heads(h) takes one head, though its class, h
     matrices, takes h."""
     try:
@@ -154,7 +154,7 @@ ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
 GONE = set[int]()                                           # the numbers of engines that nobody has any more
 
 
-class Engine:
+class EgglogEngine:
     """An egglog engine, used and dropped by the thread that made it alone, as the binding needs: whichever thread
     collects the last that has this says so, and its own thread drops it at once, or when it makes the next one."""
 
@@ -182,7 +182,7 @@ def leave(*numbers: int) -> None:
 def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> Any:
     """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are
     laws that it is told afterwards."""
-    made = Engine()
+    made = EgglogEngine()
     made.run_program(*made.parse_program(prelude(laws, trace, later)))
     return made
 
@@ -246,7 +246,8 @@ def freeze(shared: Any, graph: Graph) -> None:
                 graph.named[name] = read(row.output, "Op")
             elif name.startswith("K_"):
                 arity = KINDS[name[2:]].arity
-                graph.nodes.append(Node(name[2:], inputs[:arity], inputs[arity:], read(row.output, "Op"), row.subsumed))
+                cls = read(row.output, "Op")
+                graph.nodes.append(ENode(name[2:], inputs[:arity], inputs[arity:], cls, row.subsumed))
             else:
                 graph.facts[name].add(inputs[0] if len(inputs) == 1 else inputs)
 

@@ -1,5 +1,6 @@
-"""Border forms: what a part may hand on in place of its full value, from which the next part makes the full value where
-it likes. A form is one function in this file: what it gives is handed on, what may still follow is in `pending`."""
+"""Interface forms: what a segment may hand on in place of its full value, from which the next one makes the full value
+where it likes. A form is one function in this file: what it gives is handed on, what may still follow is in
+`pending`."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,14 @@ from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator, substitute
 from rewrites.flat import flat
 from rewrites.graph.match import Matches
-from rewrites.law import Declared, Sort, constant, n, scalar, stand_in, value
+from rewrites.law import FunctionDeclaration, Sort, constant, n, scalar, stand_in, value
 
-FULL = "full"                                               # the state of a border that hands on the value as it is
+FULL = "full"                                               # the state of an interface that hands on the value as it is
 
 
 # ---- what makes the full value of a normed one, which may lack its gain or its shift
 
-def affine(y: value[n], gain: constant[n], shift: constant[n]): return y @ (I * gain) + shift
+def gained_shifted(y: value[n], gain: constant[n], shift: constant[n]): return y @ (I * gain) + shift
 def gained(y: value[n], gain: constant[n]): return y @ (I * gain)
 def shifted(y: value[n], shift: constant[n]): return y + shift
 
@@ -31,9 +32,9 @@ HANDED = stand_in("y", value[n])
 
 
 @dataclass(frozen=True)
-class Form(Declared):
-    """One border form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full value
-    of what is handed on."""
+class InterfaceForm(FunctionDeclaration):
+    """One interface form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full
+    value of what is handed on."""
 
     body: Callable[..., Operator]
     pending: tuple[Callable[..., Operator], ...]
@@ -67,24 +68,24 @@ def match_terms() -> Matches[Operator]:
                    fits=lambda symbol, term: all(getattr(term, fact) for fact in symbol.args[3]))
 
 
-FORMS: list[Form] = []
+FORMS: list[InterfaceForm] = []
 
 
-def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]], Form]:
+def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]], InterfaceForm]:
     """Enter a form into the table by what it hands on; those that stand first are tried first."""
-    def enter(body: Callable[..., Operator]) -> Form:
-        FORMS.append(Form(body, pending))
+    def enter(body: Callable[..., Operator]) -> InterfaceForm:
+        FORMS.append(InterfaceForm(body, pending))
         return FORMS[-1]
     return enter
 
 
-@form(affine, gained, shifted)
+@form(gained_shifted, gained, shifted)
 def normed(x: value[n], eps: scalar):
     """LayerNorm's value before its gain and shift."""
     return x @ layernorm(eps)
 
 
-@form(affine, gained, shifted)
+@form(gained_shifted, gained, shifted)
 def rms_normed(x: value[n], eps: scalar):
     """RMSNorm's value before its gain."""
     return x @ rmsnorm(eps)

@@ -1,6 +1,6 @@
-"""A model as parts with borders between them: one graph for each distinct signature, one small program for each pair of
-border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a border form of
-it (rewrites/graph/interfaces.py)."""
+"""A model as segments with interfaces between them: one graph for each distinct signature, one small program for each
+pair of interface states, joined by a shortest path. A state is the name of what is handed on: the full value, or a form
+of it (rewrites/graph/interfaces.py)."""
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ Model = Operator | Mapping[str, Operator]                   # one output, or sev
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a model behind one border state: its template, and the class names of its border, of its results by
-    state, and of the model's further outputs that it gives."""
+class Segment:
+    """One segment of a model behind one interface state: its template, and the class names of what enters, of its
+    results by state, and of the model's further outputs that it gives."""
 
     template: Template
     border: str | None
@@ -68,7 +68,7 @@ def spine(model: Model) -> str:
     return max(found := outputs(model), key=lambda name: sum(1 for _ in factors(found[name])))
 
 
-def split(model: Operator) -> list[Operator]:
+def split_model(model: Operator) -> list[Operator]:
     """The factors of a model, gathered into parts."""
     return [reduce(matmul, group) for group in group_factors([*factors(model)])]
 
@@ -107,10 +107,10 @@ def find_vocabulary(model: Model) -> int | None:
     return next((columns for term in outputs(model).values() if isinstance(columns := term.into.cols, int)), None)
 
 
-def parts(model: Model) -> list[dict[str, Part]]:
+def parts(model: Model) -> list[dict[str, Segment]]:
     """Every part of a model, by the state of the border before it. Raises as `check_possible` does."""
     check_possible(model)
-    found: list[dict[str, Part]] = []
+    found: list[dict[str, Segment]] = []
     starts: dict[str, Operator] = {}
     named, last = outputs(model), spine(model)
     groups = group_factors([*factors(named[last])])
@@ -129,9 +129,10 @@ def parts(model: Model) -> list[dict[str, Part]]:
             for root in (full, *more.values()): check_order(root)
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
             leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
-            states[state] = Part(Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
-                                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
-                                 {name: f"${label}" for name, label in zip(also, more, strict=True)})
+            states[state] = Segment(
+                Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
+                "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
+                {name: f"${label}" for name, label in zip(also, more, strict=True)})
         starts = {FULL: border(full)} | {name: over for name, _, over in forms}
         found.append(states)
     return found
@@ -164,12 +165,12 @@ def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> No
                                  "cache's next value")
     for name, term in named.items():
         if str(term.out.rows) == str(C) and not (appends(term)
-                                                 and any(each.args[0].name == name for each in caches(term))):
+                                                 and any(each.args[0].name == name for each in find_caches(term))):
             raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name "
                              "has them as its next value")
 
 
-def caches(term: Operator) -> list[Operator]:
+def find_caches(term: Operator) -> list[Operator]:
     """The inputs that a sum adds to."""
     return [child for child in term.children if child.kind.name == "entered"]
 
@@ -179,7 +180,7 @@ def appends(term: Operator) -> bool:
     def new(each: Operator) -> bool:
         return each.kind.name == "product" and each.children[
             0].kind.name == "related" and each.children[0].args[0] == SLOTS
-    return term.kind.name == "add" and len(caches(term)) == 1 and any(map(new, term.children))
+    return term.kind.name == "add" and len(find_caches(term)) == 1 and any(map(new, term.children))
 
 
 @dataclass
@@ -199,7 +200,7 @@ class Explorer:
         self.prepared = time.perf_counter() - start
         return made
 
-    def graph(self, part: Part) -> Graph:
+    def graph(self, part: Segment) -> Graph:
         if part.template.text not in self.graphs:
             self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=self.engine)
         return self.graphs[part.template.text]
@@ -213,7 +214,7 @@ class Explorer:
         return total
 
 
-def states(parts: Sequence[dict[str, Part]]) -> Iterator[tuple[int, str, str]]:
+def states(parts: Sequence[dict[str, Segment]]) -> Iterator[tuple[int, str, str]]:
     """Every part with every pair of states that it can stand between; the last hands on the full value."""
     for number, by_state in enumerate(parts):
         after: Any = parts[number + 1] if number + 1 < len(parts) else {FULL: None}

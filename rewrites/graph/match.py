@@ -1,5 +1,5 @@
-"""All ways in which a host holds a pattern: a class of a graph, which has many members, or a tree or a term, which is
-its only one. From the leaves up: patterns that share a part match it once in each host."""
+"""All ways in which a subject holds a pattern: a class of a graph, which has many members, or a tree or a term, which
+is its only one. From the leaves up: patterns that share a part match it once in each subject."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import eq
@@ -8,45 +8,45 @@ from typing import Any, Generic, TypeVar
 from opmatrix.algebra.term import Operator
 from rewrites.law import is_variable
 
-Binding = dict[str, Any]                                    # variable -> what it stands for: a host, or an attribute
-Host = TypeVar("Host")                                      # what may hold a pattern
+Binding = dict[str, Any]                                    # variable -> what it stands for: a subject, or an attribute
+Subject = TypeVar("Subject")                                # what may hold a pattern
 COMMUTES = ("add", "mul")
 
 
-def accept(symbol: Operator, host: Any) -> bool:
-    """Whether a symbol may stand for a host: any may."""
+def accept(symbol: Operator, subject: object) -> bool:
+    """Whether a symbol may stand for a subject: any may."""
     return True
 
 
 @dataclass
-class Matches(Generic[Host]):
-    """Patterns among hosts. `members` gives what of a kind a host is made of: children, attributes. `same` compares an
-    attribute of a pattern with one of a member, `fits` tells what a symbol may stand for, `variable` how an open
-    attribute is called."""
+class Matches(Generic[Subject]):
+    """Patterns among subjects. `members` gives what of a kind a subject is made of: children, attributes. `same`
+    compares an attribute of a pattern with one of a member, `fits` tells what a symbol may stand for, `variable` how an
+    open attribute is called."""
 
-    members: Callable[[Host, str], Iterable[tuple[Sequence[Host], Sequence[Any]]]]
+    members: Callable[[Subject, str], Iterable[tuple[Sequence[Subject], Sequence[Any]]]]
     same: Callable[[Any, Any], bool] = eq
-    fits: Callable[[Operator, Host], bool] = accept
-    variable: Callable[[Any], str] = str
-    known: dict[tuple[Operator, Host], Sequence[Binding]] = field(default_factory=dict)
+    fits: Callable[[Operator, Subject], bool] = accept
+    variable: Callable[[object], str] = str
+    known: dict[tuple[Operator, Subject], Sequence[Binding]] = field(default_factory=dict)
 
-    def find(self, pattern: Operator, host: Host) -> Sequence[Binding]:
+    def find(self, pattern: Operator, subject: Subject) -> Sequence[Binding]:
         """Each way, in the order of the members; one may be there twice."""
-        if (pattern, host) not in self.known:
+        if (pattern, subject) not in self.known:
             if pattern.kind.name == "symbol":
-                self.known[pattern, host] = [{str(pattern.args[0]): host}] if self.fits(pattern, host) else ()
-            else: self.known[pattern, host] = [*self._among_members(pattern, host)]
-        return self.known[pattern, host]
+                self.known[pattern, subject] = [{str(pattern.args[0]): subject}] if self.fits(pattern, subject) else ()
+            else: self.known[pattern, subject] = [*self._among_members(pattern, subject)]
+        return self.known[pattern, subject]
 
-    def _among_members(self, pattern: Operator, host: Host) -> Iterator[Binding]:
-        for children, attributes in self.members(host, pattern.kind.name):
+    def _among_members(self, pattern: Operator, subject: Subject) -> Iterator[Binding]:
+        for children, attributes in self.members(subject, pattern.kind.name):
             ways = self._attributes(pattern.attributes, attributes)
             for part, child in zip(pattern.children, children, strict=True):
                 if not ways: break
                 ways = join_matches(ways, self.find(part, child))
             yield from ways
 
-    def _attributes(self, wanted: Sequence[Any], attributes: Sequence[Any]) -> Sequence[Binding]:
+    def _attributes(self, wanted: Sequence[object], attributes: Sequence[object]) -> Sequence[Binding]:
         binding: Binding = {}
         for want, have in zip(wanted, attributes, strict=True):
             if is_variable(want):
@@ -61,7 +61,7 @@ def join_matches(ours: Sequence[Binding], theirs: Sequence[Binding]) -> list[Bin
             if not one or all(one[name] == other[name] for name in one.keys() & other.keys())]
 
 
-def orders(kind: str, children: tuple[Host, ...]) -> list[tuple[Host, ...]]:
+def orders(kind: str, children: tuple[Subject, ...]) -> list[tuple[Subject, ...]]:
     """The children, in both orders where that makes no difference to the value and one to the match."""
     turned = kind in COMMUTES and children[0] != children[1]
     return [children, children[::-1]] if turned else [children]

@@ -22,8 +22,8 @@ FIRST_TRIED, FACTOR = 4, 2                                        # what is trie
 TRIES = 1000                                                # numbers that may be given in each
 
 
-Asked = tuple["Question", bool, set[int]]                   # with its answer, and the sizes that it is about
-About = Mapping[int, Sequence[Asked]]
+ShapeQuery = tuple["Question", bool, set[int]]                   # with its answer, and the sizes that it is about
+About = Mapping[int, Sequence[ShapeQuery]]
 
 
 def divides(a: int, b: int) -> bool: return b != 0 and a % b == 0
@@ -223,7 +223,7 @@ def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | N
     return give({}, start) if all(narrow_domains(each, {}, start) for each in about.values()) else None
 
 
-def narrow_domains(about: Sequence[Asked], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
+def narrow_domains(about: Sequence[ShapeQuery], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
     """Whether a number is left for each size, where questions about one that has none yet leave it those that answer
     them so."""
     for question, answer, sizes in about:

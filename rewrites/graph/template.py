@@ -16,7 +16,7 @@ from rewrites.laws import facts
 from rewrites.spelling import spelled
 
 
-class Entry(NamedTuple):
+class ImportedNode(NamedTuple):
     """One imported node: its name, kind, children by name and attributes by name."""
 
     name: str
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     attributes: tuple[str, ...]
 
 
-class Table:
+class AttributeTable:
     """Attributes and their names in the graph: each thing has its own. Arrays and sizes are named in order of
     appearance, others as laws spell them."""
 
@@ -48,7 +48,7 @@ class Template:
 
     text: str
     values: dict[str, Any]
-    entries: tuple[Entry, ...]
+    entries: tuple[ImportedNode, ...]
 
     @property
     def names(self) -> dict[Any, str]:
@@ -68,13 +68,13 @@ class Template:
     @classmethod
     def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
         """`leaves` are the borders: opaque values that depend on the input."""
-        table, entries, lines, names = Table(), [], [], dict[Operator, str]()
+        table, entries, lines, names = AttributeTable(), [], [], dict[Operator, str]()
         measured, flags = [name for name, said in PROPERTIES.items() if said.measured], facts.flags()
         for root in roots.values():
             for term in root.walk():
                 if term not in names:
                     names[term] = f"$t{len(names)}"
-                    entries.append(Entry(names[term], term.kind.name, tuple(names[c] for c in term.children),
+                    entries.append(ImportedNode(names[term], term.kind.name, tuple(names[c] for c in term.children),
                                          tuple(table.name(a) for a in term.attributes)))
                     lines.append(f"(let {names[term]} {write_node(entries[-1])})")
                     lines += [f"({fact} {names[term]})" for fact in find_facts(term, leaves, measured)]
@@ -107,7 +107,7 @@ class Template:
         return small
 
 
-def write_node(entry: Entry) -> str:
+def write_node(entry: ImportedNode) -> str:
     return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
 
 

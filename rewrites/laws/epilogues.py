@@ -11,36 +11,23 @@ from formats.core.stage import STAGES as FUSED
 from opmatrix.algebra.operators import I, layernorm, rmsnorm, total
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.law import (
-    Sort,
-    constant,
-    entrywise,
-    h,
-    k,
-    matrix,
-    n,
-    p,
-    q,
-    scalar,
-    value,
-    varying,
-)
+from rewrites.law import Sort, constant, entrywise, h, k, matrix, n, p, q, scalar, value, varying
 from rewrites.laws.kernel_law import Implementation
 
 FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, as kernels come to them
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
-Rows = varying[p]                                           # what a stage is applied to, in one head or several
+StageRows = varying[p]                                           # what a stage is applied to, in one head or several
 
 
 # What may follow in the same pass over a row.
-def bias(rows: Rows, bias: constant[p]): return rows + bias
-def activate(rows: Rows, activation: entrywise[p]): return rows @ activation
-def times(rows: Rows, times: value[p]): return rows * times
-def residual(rows: Rows, residual: value[p]): return rows + residual
-def norm(rows: Rows, eps: scalar): return rows @ layernorm(eps)
-def rms(rows: Rows, eps: scalar): return rows @ rmsnorm(eps)
-def gained(rows: Rows, gain: constant[p]): return rows @ (I * gain)
-def affine(rows: Rows, gain: constant[p], shift: constant[p]): return rows @ (I * gain) + shift
+def bias(rows: StageRows, bias: constant[p]): return rows + bias
+def activate(rows: StageRows, activation: entrywise[p]): return rows @ activation
+def times(rows: StageRows, times: value[p]): return rows * times
+def residual(rows: StageRows, residual: value[p]): return rows + residual
+def norm(rows: StageRows, eps: scalar): return rows @ layernorm(eps)
+def rms(rows: StageRows, eps: scalar): return rows @ rmsnorm(eps)
+def gained(rows: StageRows, gain: constant[p]): return rows @ (I * gain)
+def affine(rows: StageRows, gain: constant[p], shift: constant[p]): return rows @ (I * gain) + shift
 
 
 def stage(body: Callable[..., Operator]) -> Implementation:
@@ -74,7 +61,7 @@ HEADS = (
 
 
 STAGES = tuple(map(stage, (bias, activate, times, residual, norm, rms, gained, affine)))
-NORMS = (norm, affine), (rms, gained)                       # operators of models
+NORM_STAGES = (norm, affine), (rms, gained)                       # operators of models
 
 
 @cache
@@ -86,7 +73,7 @@ def precedes(first: Implementation, second: Implementation) -> bool:
 
 
 @cache
-def chain(head: Implementation, *stages: Implementation) -> Implementation | None:
+def chain_stages(head: Implementation, *stages: Implementation) -> Implementation | None:
     """The implementation of these stages behind a head; none where its kernel cannot do them, or does nothing."""
     bare = head.pattern.kind.name == "symbol"
     if not all(head.named[0] in each.named for each in stages) or (bare and not stages): return None
@@ -101,7 +88,7 @@ def chain(head: Implementation, *stages: Implementation) -> Implementation | Non
                    variables=head.variables | {name: sorts[name] for name in FIELDS if name in sorts},
                    attributes=reduce(or_, (each.attributes for each in stages), head.attributes),
                    single=head.single if not stages else bare and (
-                       len(stages) == 1 or (head is ITSELF and bodies in NORMS)))
+                       len(stages) == 1 or (head is ITSELF and bodies in NORM_STAGES)))
 
 
 def epilogues(after: tuple[Implementation, ...] = ()) -> Iterator[tuple[Implementation, ...]]:

@@ -30,7 +30,7 @@ from rewrites.law import (
     value,
     where,
 )
-from rewrites.laws.epilogues import HEADS, chain, epilogues
+from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
 from rewrites.laws.kernel_law import Implementation
 
 
@@ -148,7 +148,7 @@ IMPLEMENTATIONS = [*(Implementation(body.__name__, kernels, body, variables, *at
 def implementations() -> Iterator[Implementation]:
     """Every one: those of one pattern, and all chains of stages."""
     yield from IMPLEMENTATIONS
-    yield from (made for stages in epilogues() for head in HEADS if (made := chain(head, *stages)))
+    yield from (made for stages in epilogues() for head in HEADS if (made := chain_stages(head, *stages)))
 
 
 def implements(*kernels: str, source: str = "",

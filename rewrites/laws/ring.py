@@ -1,20 +1,6 @@
 """The near-ring: composition distributes over sums from the left always, from the right where the factor is linear."""
 from opmatrix.algebra.operators import I
-from rewrites.law import (
-    NORMALISE,
-    SIMPLIFY,
-    collect,
-    column,
-    constant,
-    k,
-    law,
-    matrix,
-    n,
-    operator,
-    p,
-    value,
-    varying,
-)
+from rewrites.law import NORMALISE, SIMPLIFY, collect, column, constant, k, law, matrix, n, operator, p, value, varying
 
 
 @law(both=True, source="composition of maps")

@@ -10,12 +10,12 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
 if TYPE_CHECKING:
-    from rewrites.lower.lower import Call, Lowering
+    from rewrites.lower.lower import KernelCall, Lowering
 
 TABLE = "table"                                             # operands from which rows are gathered: table0, table1 ...
 
 
-class At(NamedTuple):
+class CallVariables(NamedTuple):
     """What attributes of a call ask about its variables."""
 
     lowering: "Lowering"
@@ -45,19 +45,19 @@ def multiplied(bound: Mapping[str, int], operand: str) -> int:
     return bound[f"field{number}" if (number := table_number(operand)) else "x"]
 
 
-def list_kernels(call: "Call") -> list[Declared]:
+def list_kernels(call: "KernelCall") -> list[Declared]:
     """The kernels of a call, in the order in which they run."""
     return [KERNELS[name] for name in call.implementation.named]
 
 
-def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[str, Any]:
+def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> dict[str, Any]:
     """The attributes that an implementation gives a kernel."""
-    at = At(lowering, dict(call.bound))
+    at = CallVariables(lowering, dict(call.bound))
     return {name: value(at) if callable(value) else value for name, value in call.implementation.attributes.items()
             if name in declared.attributes}
 
 
-def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Declared, Bound, Value]]:
+def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple[Declared, Bound, Value]]:
     """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as
     they are, no weight; of other constants and numbers, that they are there."""
     bound = dict(call.bound)

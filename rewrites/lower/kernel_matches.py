@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator
 from rewrites.graph.egraph import Graph
 from rewrites.graph.match import Binding, Matches, orders
 from rewrites.law import Name, Sort, stand_in
-from rewrites.laws.epilogues import chain, precedes
+from rewrites.laws.epilogues import chain_stages, precedes
 from rewrites.laws.kernel_law import Implementation
 
 C = space("C")                                              # rows of caches
@@ -82,7 +82,7 @@ class KernelMatches:
         for after, first, operands in self._epilogues(cls, stages):
             for head in heads:
                 starts = self._ways(head.pattern, first, head.variables)
-                if starts and (made := chain(head, *after)) is not None:
+                if starts and (made := chain_stages(head, *after)) is not None:
                     for start in starts:
                         bound = {name: (start if name in start else operands)[name] for name in made.variables}
                         if self._agree(bound, made.variables): yield made, bound
@@ -168,6 +168,6 @@ def of_heads(sort: Sort) -> bool:
     return sort.name == "scores" or len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name)
 
 
-def attribute_variable(want: Any) -> str:
+def attribute_variable(want: object) -> str:
     """A size symbol stands for the variable `heads`; monoids and patterns carry their own name."""
     return str(want) if isinstance(want, Name) else "heads"

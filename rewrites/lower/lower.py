@@ -27,7 +27,7 @@ from rewrites.lower.calls import multiplied
 from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds
-from rewrites.lower.uncovered import interpreted
+from rewrites.lower.uncovered import interpret_uncovered
 
 
 class Method(NamedTuple):
@@ -62,7 +62,7 @@ def is_plain(name: str) -> bool:
     return name in FORMATS and FORMATS[name].plain
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """What a chosen kernel node stands for: an implementation and the class or attribute of each of its variables."""
 
     implementation: Implementation
@@ -131,10 +131,10 @@ class Lowering:
         return KernelMatches(self.graph, self.terms, self.template.values)
 
     @cached_property
-    def calls(self) -> list[tuple[int, Call]]:
+    def calls(self) -> list[tuple[int, KernelCall]]:
         """Every kernel that computes a class, with what it reads; what none reaches is read as a term."""
-        return [*self.matched, *((cls, Call(term, tuple(bound.items())))
-                                 for cls, term, bound in interpreted(self, self.matched))]
+        return [*self.matched, *((cls, KernelCall(term, tuple(bound.items())))
+                                 for cls, term, bound in interpret_uncovered(self, self.matched))]
 
     @cached_property
     def epilogues(self) -> dict[Use, list[str]]:
@@ -146,13 +146,13 @@ class Lowering:
                 for use in self.children(cls, call)[1]}
 
     @cached_property
-    def matched(self) -> list[tuple[int, Call]]:
+    def matched(self) -> list[tuple[int, KernelCall]]:
         """Every match of an implementation."""
         if self.near is not None:
             return self.near.matched
         matcher = self.matcher
         whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
-        return [(cls, Call(implementation, tuple(bound.items())))
+        return [(cls, KernelCall(implementation, tuple(bound.items())))
                 for cls in self.terms if cls in self.graph.facts["act"] and cls not in self.graph.fixed
                 for implementation, bound in sorted(
                     (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind)
@@ -183,7 +183,7 @@ class Lowering:
         stored = [node for use in uses for node in self.representations(use, methods(self, use), made)]
         return Problem([*(Node(cls, (), label="given") for cls in given), *nodes, *stored], tuple(roots))
 
-    def children(self, gives: int, call: Call) -> tuple[list[Hashable], list[Use]]:
+    def children(self, gives: int, call: KernelCall) -> tuple[list[Hashable], list[Use]]:
         """Values as they are, weights as uses of the value they multiply, constants as rows."""
         bound, sorts = dict(call.bound), call.implementation.variables
         children: list[Hashable] = []

@@ -16,11 +16,11 @@ from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, T
 from opmatrix.runtime.costs import Costs
-from rewrites.lower.price import Machine, Prices
+from rewrites.lower.price import Prices, TimeModel
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
-    from rewrites.lower.lower import Call, Lowering, Method, Use
+    from rewrites.lower.lower import KernelCall, Lowering, Method, Use
 
 Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of
                                                             # extents
@@ -60,11 +60,11 @@ class Mean:
         found = [each.product(lowering, use, method) for _, each in self.parts]
         return sum(share * seconds for (share, _), (seconds, _) in zip(self.parts, found, strict=True)), found[0][1]
 
-    def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
+    def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
         return self.of(lambda each: each.kernel(lowering, cls, call))
 
 
-def priced(machine: Machine | Sequence[Machine], extents: Extents | Mix) -> Prices | Mean:
+def priced(machine: TimeModel | Sequence[TimeModel], extents: Extents | Mix) -> Prices | Mean:
     """The prices of a batch of these extents, or of several, [(share, extents), ..]: on one machine, or each on its
     own. Raises InputError for shares that are none."""
     if isinstance(extents, Extents): return Prices(machine, extents)      # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def format_lengths(batch: Batch) -> str:
     return "+".join(f"{len([*same])}x{length}" for length, same in groupby(each))
 
 
-def batches(mix: Mix, drawn: Callable[[Sequence[int]], Batch]) -> tuple[tuple[float, Batch], ...]:
+def list_batches(mix: Mix, drawn: Callable[[Sequence[int]], Batch]) -> tuple[tuple[float, Batch], ...]:
     """Shares with their batches; `drawn` makes one of lengths. Raises InputError."""
     check_shares(mix)
     return tuple((float(share), of if isinstance(of, Batch) else drawn(lengths(of))) for share, of in mix)

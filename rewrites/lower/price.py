@@ -16,10 +16,10 @@ from rewrites.lower.calls import shapes
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
-    from rewrites.lower.lower import Call, Lowering, Method, Use
+    from rewrites.lower.lower import KernelCall, Lowering, Method, Use
 
 
-class Machine(Protocol):
+class TimeModel(Protocol):
     """What prices a kernel: formats.machine.model.Machine, or a stand-in."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: ...
@@ -50,7 +50,7 @@ def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ..
 class Prices:
     """What a batch of these extents takes on a machine."""
 
-    machine: Machine
+    machine: TimeModel
     extents: Extents
 
     @cached_property
@@ -122,7 +122,7 @@ class Prices:
                          for rounds in (False, True))
         return self.seconds(plain) - self.seconds(narrow)
 
-    def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
+    def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
         return sum(self.seconds(kernel.cost(bound, out, self.group))
                    for kernel, bound, out in shapes(lowering, cls, call))

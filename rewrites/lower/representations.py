@@ -44,7 +44,7 @@ def traits(numbers: np.ndarray) -> frozenset[str]:
     return frozenset(name for name, holds in found.items() if holds)
 
 
-def looked(data: Data) -> frozenset[str]:
+def find_traits(data: Data) -> frozenset[str]:
     """The traits of a leaf, looked up once; what is only promised has none."""
     known = LOOKED.get(data)                                # once: its key may be an equal leaf, which others hold
     if known is None:
@@ -61,8 +61,8 @@ def exactly_half(numbers: np.ndarray) -> bool:
 def content(template: Template) -> tuple[str, ...]:
     """The keys of the weights whose numbers decide what can hold them, and which others a file stores in blocks: layers
     of equal structure are the same problem where these are equal."""
-    return tuple(value.key if looked(value) else name for name, value in template.values.items()
-                 if isinstance(value, Data) and (looked(value) or leaf(value).blocks is not None))
+    return tuple(value.key if find_traits(value) else name for name, value in template.values.items()
+                 if isinstance(value, Data) and (find_traits(value) or leaf(value).blocks is not None))
 
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
@@ -138,5 +138,5 @@ class Representable:
 
 def promising(leaves: Sequence[Data]) -> bool:
     """Some leaf is sparse, or all can be stored half: other matrices made of them are dense in float32."""
-    seen = [looked(leaf) for leaf in leaves if prod(leaf.shape) > 1]
+    seen = [find_traits(leaf) for leaf in leaves if prod(leaf.shape) > 1]
     return bool(seen) and (any("sparse" in each for each in seen) or all("float16" in each for each in seen))

@@ -29,7 +29,7 @@ class Interpreted(Implementation):
         return [each if isinstance(each, Data) else each.data[at] for each, at in found]
 
 
-def interpreted(lowering: "Lowering",
+def interpret_uncovered(lowering: "Lowering",
                 calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
     """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
     facts, terms = lowering.graph.facts, lowering.terms

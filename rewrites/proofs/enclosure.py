@@ -29,7 +29,7 @@ class Maybe:
     __array_ufunc__ = None
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, more: Any) -> Any:
-        return chosen(*inputs) if function is np.where and len(inputs) == 3 else NotImplemented
+        return choose_between(*inputs) if function is np.where and len(inputs) == 3 else NotImplemented
 
     def __bool__(self) -> bool: raise Undecided("a comparison of numbers that rounding does not tell apart")
     def __and__(self, other: Any) -> Any: return self if isinstance(other, Maybe) or other else False
@@ -112,7 +112,7 @@ class Between:
         return known(*map(as_between, inputs)) if known else Between(nan)
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, more: Any) -> Any:
-        if function is np.where and len(inputs) == 3: return chosen(*inputs)
+        if function is np.where and len(inputs) == 3: return choose_between(*inputs)
         return NotImplemented
 
 
@@ -138,7 +138,7 @@ def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: 
 
 def negated(said: Any) -> Any: return said if isinstance(said, Maybe) else not said
 
-def chosen(condition: Any, one: Any, other: Any) -> Any:
+def choose_between(condition: Any, one: Any, other: Any) -> Any:
     """One where the condition holds, else the other: both where it may hold."""
     if not isinstance(condition, Maybe): return one if condition else other
     a, b = as_between(one), as_between(other)

@@ -133,7 +133,7 @@ class Prover:
         template = spell_values(Template.of(roots, inputs(left, right) if self.acts else ()), self.laws)
         self.run("(push)\n" + add_sizes(template, roots).text)
         try:
-            search = Search(self.engine, budget)
+            search = ProofSearch(self.engine, budget)
             search.saturate(self.phases)
             proved, growing = search.equal(), search.growing()
         finally:
@@ -142,7 +142,7 @@ class Prover:
 
 
 @dataclass
-class Search:
+class ProofSearch:
     """One proof under way: matches by rule, nodes, and how many nodes there may be."""
 
     engine: Any

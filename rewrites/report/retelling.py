@@ -8,7 +8,7 @@ from opmatrix.program import Program
 from rewrites.approximate.sites import sites
 from rewrites.approximate.trials import try_weights
 from rewrites.compiler.search import Structure
-from rewrites.derivations.chain import chain, nearly
+from rewrites.derivations.chain import derive_chain, nearly
 from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
 from rewrites.law import Law
@@ -32,7 +32,7 @@ def tell_steps(point: Point, laws: Sequence[Law], choices: Choices | None, few: 
 def derive(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> str:
     """The steps from the imported model to a program. Raises VerificationError for one that does not hold."""
     try:
-        return str(chain(structure, laws, stored))
+        return str(derive_chain(structure, laws, stored))
     except Underivable as error:
         return f"none was found: {error}"
 

@@ -17,7 +17,7 @@ from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, Relation
 from opmatrix.signature import Port
 from rewrites.flat import flat
-from rewrites.graph.egraph import Graph, Node, build, fitting, saturate
+from rewrites.graph.egraph import ENode, Graph, build, fitting, saturate
 from rewrites.graph.template import Template, quoted
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
 from rewrites.lower.lower import Lowering
@@ -130,7 +130,7 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
 
 def represented(graph: Graph, template: Template, values: Drawn) -> dict[int, Operator]:
     """The term of every class."""
-    def make(node: Node, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
+    def make(node: ENode, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
             return None
         return stack(graph, node.cls, term, values)

@@ -23,8 +23,7 @@ from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_l
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.sparse_attention import LONG, sparser_patterns
 from rewrites.graph.layers import Model, find_vocabulary, outputs
-from rewrites.lower.mixed import Mix
-from rewrites.lower.mixed import batches as batches_of
+from rewrites.lower.mixed import Mix, list_batches
 from rewrites.lower.mixed import describe_mix as said_of
 from rewrites.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
@@ -248,7 +247,7 @@ def of_shares(mix: Mix, limit: int | None, model: str,
     tokens. Raises InputError for what is no mix, and for a sentence that is longer than the model's limit."""
     def filled(lengths: Sequence[int]) -> Batch:
         return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
-    found = batches_of(mix, filled)
+    found = list_batches(mix, filled)
     longest = max(int(np.diff(batch.starts).max()) for _, batch in found)
     if limit is not None and longest > limit:
         raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")

@@ -13,7 +13,7 @@ from opmatrix.files.saving import DERIVATION
 from opmatrix.program import Program
 from rewrites import explain, run
 from rewrites.evaluate.reported import Reported
-from rewrites.lower.lower import Call, Method, Use
+from rewrites.lower.lower import KernelCall, Method, Use
 from rewrites.phases import Report
 from rewrites.report import results, retelling
 
@@ -94,7 +94,7 @@ def test_the_derivation_is_told(saved, told):
     assert "scale_scores" not in said and "stack_columns at" in said
     for extraction in exact.extractions:
         for node in extraction.nodes:
-            if isinstance(node.label, Call): assert f" {node.label.implementation.name} at " in said
+            if isinstance(node.label, KernelCall): assert f" {node.label.implementation.name} at " in said
 
 
 def test_approximations_are_steps_with_errors(saved):

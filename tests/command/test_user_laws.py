@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.program import Program
 from rewrites.compiler.approximation import approximation
 from rewrites.compiler.fit import Fitter
-from rewrites.derivations.chain import chain
+from rewrites.derivations.chain import derive_chain
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
 from rewrites.pareto.error_levels import count_methods, describe_methods
@@ -78,7 +78,7 @@ def my_heads(x: value[n], A: matrix[n, h * p], H: count):
     operator = model(num_hidden_layers=1)
     with_mine, with_ours = structure(operator, laws), structure(operator)
     assert with_mine.time == pytest.approx(with_ours.time)
-    steps = chain(with_mine, laws)
+    steps = derive_chain(with_mine, laws)
     assert any("my_heads" in part.laws()
                for part in steps.parts) and "my_heads at" in str(steps) and steps.checked < 1e-12
 
@@ -127,7 +127,7 @@ def test_an_approximation_of_ones_own_is_a_point_and_a_step(tmp_path):
         return [each._replace(error=1e-4) for each in kept]
     made = structure(model(num_hidden_layers=1), methods=mine)
     assert count_methods(made)["largest"] >= 4 and describe_methods(made).startswith("largest x")
-    said = str(chain(made, EXACT_LAWS))
+    said = str(derive_chain(made, EXACT_LAWS))
     assert "as csr at" in said and "largest(density=" in said and "error 0.01 on calibration rows" in said
 
 

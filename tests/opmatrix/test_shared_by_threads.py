@@ -47,7 +47,7 @@ def test_answers_that_another_thread_forgets(monkeypatch, rng):
     monkeypatch.setattr(representations, "LOOKED", Forgetful())
     program = attending(rng, PATTERNS[0])
     assert order.least_peak(program.schedule, Extents({T: 3, S: 1})).peak > 0
-    assert representations.looked(Data(np.eye(64))) == {"sparse", "float16"}
+    assert representations.find_traits(Data(np.eye(64))) == {"sparse", "float16"}
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from opmatrix.algebra.shapes import Shape, T, size
 from opmatrix.batch import Batch
 from rewrites.law import INPUT, ROWS, array, k, n, stand_in, varying
 from rewrites.laws import EXACT_LAWS
-from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, chosen, enclose
+from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, choose_between, enclose
 from rewrites.proofs.equations import Prover, prove
 from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.refute import refute
@@ -228,8 +228,8 @@ def test_functions_of_intervals_hold_at_the_ends_of_float64(name):
 def test_what_is_not_told_is_not_decided():
     one, other = Between(0.0, 2.0), Between(1.0, 3.0)
     with pytest.raises(Undecided): bool(one < other)
-    both = chosen(one < other, 5.0, 7.0)
-    assert (both.low, both.high) == (5.0, 7.0) and chosen(Between(0.0) < 1.0, 5.0, 7.0) == 5.0
+    both = choose_between(one < other, 5.0, 7.0)
+    assert (both.low, both.high) == (5.0, 7.0) and choose_between(Between(0.0) < 1.0, 5.0, 7.0) == 5.0
     assert np.where(one < other, Between(5.0), 7.0).high == 7.0 and (Between(INF) - INF).unknown
     assert (Between(INF) * 0.0).unknown and (1.0 / one).unknown and not (one + other).unknown
     assert around(0.1).low < 0.1 < around(0.1).high and around(1e12).low == 1e12 == around(1e12).high

@@ -12,7 +12,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import logsumexp
 from opmatrix.algebra.operators import I, const, heads, over, relu, weight
 from rewrites.derivations import finding, wording
-from rewrites.derivations.chain import chain
+from rewrites.derivations.chain import derive_chain
 from rewrites.derivations.derivation import Derivation, instance
 from rewrites.derivations.finding import Deriver, Underivable, match_rows
 from rewrites.derivations.trees import READ, STORED, Forest
@@ -20,7 +20,7 @@ from rewrites.graph.egraph import engine, saturate
 from rewrites.graph.layers import parts
 from rewrites.law import SIMPLIFY, count, h, law, n, p, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Call, Lowering
+from rewrites.lower.lower import KernelCall, Lowering
 from rewrites.verify import VerificationError
 from rewrites.verify.graphs import seeded
 
@@ -31,7 +31,7 @@ BY_NAME = {each.name: each for each in EXACT_LAWS}
 def whole():
     """The structure of a small BERT, and its derivation."""
     _, made = found()
-    return made["exact"][0], chain(made["exact"][0], EXACT_LAWS)
+    return made["exact"][0], derive_chain(made["exact"][0], EXACT_LAWS)
 
 
 def deriver(forest, laws, *trees):
@@ -73,7 +73,7 @@ def test_the_steps_lead_from_the_import_to_the_kernels_that_were_chosen():
     exact, steps = whole()
     for derivation, part, extraction, (_, after) in zip(steps.parts, exact.parts, exact.extractions, exact.path,
                                                         strict=True):
-        calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, Call)}
+        calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, KernelCall)}
 
         def same(tree, cls, calls=calls):
             if cls not in calls: return tree.kind in ("symbol", "given")
@@ -99,7 +99,7 @@ def test_every_step_is_an_instance_of_its_law_and_equal_in_numbers():
 
 def test_equal_layers_are_derived_once():
     operator = model(num_hidden_layers=4)
-    steps = chain(structure(operator), EXACT_LAWS)
+    steps = derive_chain(structure(operator), EXACT_LAWS)
     assert steps.like[1:] == (1,) * 4 or len(set(steps.like)) < len(steps.like)
     repeated = next(number for number, first in enumerate(steps.like) if number != first)
     first, again = steps.parts[steps.like[repeated]], steps.parts[repeated]
@@ -163,7 +163,7 @@ def test_a_law_looks_where_its_sides_can_be(monkeypatch):
     exact, asked = found()[1]["exact"][0], []
     monkeypatch.setattr(finding, "match_rows", lambda rows, names, bound: asked.append(names) or
                         match_rows(rows, names, bound))
-    steps = chain(exact, EXACT_LAWS)
+    steps = derive_chain(exact, EXACT_LAWS)
     members = sum(len(part.forest.graph.nodes) for number, part in enumerate(steps.parts)
                   if steps.like[number] == number)
     assert 0 < len(asked) < 10 * members
@@ -190,7 +190,7 @@ def test_what_no_kernel_computes_is_a_step_that_reads_a_term():
     E, A, B = (weight(Data(rng.normal(size=shape), name))
                for name, shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
     exact = structure(E @ (A + const(Data(rng.normal(size=16), "b"))) @ (I * over(I, logsumexp)) @ B)
-    steps = chain(exact, EXACT_LAWS)
+    steps = derive_chain(exact, EXACT_LAWS)
     assert any(step.law == READ for part in steps.parts for step in part.steps) and steps.checked < 1e-12
     assert "interpreted(" in str(steps)
 

@@ -27,7 +27,6 @@ from rewrites.kinds import left, right
 from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
-from rewrites.proofs.laws.blocks import SAME
 from rewrites.proofs.laws.value_kinds import below, unit
 from rewrites.proofs.laws.values import SORTED
 from rewrites.proofs.laws.values import VALUE_LAWS as LAWS
@@ -82,7 +81,7 @@ def test_what_is_no_function_of_single_entries_fails(each):
 def misfit(each):
     """Variables of other sizes, which the guard tells apart: the left side fits all the same."""
     sorts = dict(each.variables)
-    if each.when == SAME: sorts["b"] = array[k, 1]
+    if each.when == EQUALLY_WIDE: sorts["b"] = array[k, 1]
     elif "d" in sorts: sorts["c"], sorts["d"] = sorts["d"], sorts["c"]
     else: sorts["c"] = array[q, p]
     return {name: stand_in(name, sort) for name, sort in sorts.items()}

@@ -31,8 +31,8 @@ from rewrites.extraction import (
 )
 from rewrites.extraction.anneal import Walk, anneal
 from rewrites.extraction.bounding import Search
-from rewrites.extraction.exact import Program
-from rewrites.extraction.indexed import Graph, components, find_components, index
+from rewrites.extraction.exact import CoveringProgram
+from rewrites.extraction.indexed import IndexedGraph, components, find_components, index
 from rewrites.extraction.presolve import presolve, prune
 from rewrites.extraction.problem import order
 
@@ -78,7 +78,7 @@ def brute(problem: Problem, memory: float = inf, error: float = inf, weights: tu
     return best
 
 
-def indexed(problem: Problem) -> Graph:
+def indexed(problem: Problem) -> IndexedGraph:
     return index(problem, [(node.time,) for node in problem.nodes], ())[0]
 
 
@@ -119,7 +119,7 @@ def test_presolve_and_bounds_keep_the_optimum(problem):
         for cost, used in costs:
             assert bound.value + max(detours[i] for i in used) <= cost + 1e-9
             assert all(set(used) & set(landmark) for landmark in bound.landmarks), "a program without the landmark"
-    relaxation = Program(graph).relax(10.0)
+    relaxation = CoveringProgram(graph).relax(10.0)
     assert relaxation is not None and relaxation.value <= optimum + 1e-6
 
 
@@ -285,7 +285,7 @@ def test_stages_agree():
     """Each stage alone finds or bounds the same optimum: the 0/1 program with order variables, and without."""
     problem = tangled(150, 3)
     graph = presolve(prune(indexed(problem)))
-    whole = Program(graph)
+    whole = CoveringProgram(graph)
     whole.order()
     answer = whole.solve(60.0, 1e-9)
     assert answer.finished and not cuts.cycles(graph, answer.nodes)

@@ -36,7 +36,7 @@ from rewrites.extraction import Problem, extract
 from rewrites.flat import flat
 from rewrites.graph.egraph import engine, saturate
 from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Part
+from rewrites.graph.layers import Segment
 from rewrites.graph.template import Template
 from rewrites.law import (
     FLAGS,
@@ -61,10 +61,10 @@ from rewrites.law import (
     varying,
 )
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain, epilogues
+from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain_stages, epilogues
 from rewrites.laws.facts import DIRECTING
 from rewrites.laws.implementation import IMPLEMENTATIONS, implementations
-from rewrites.lower.lower import Call, Lowering, plainly
+from rewrites.lower.lower import KernelCall, Lowering, plainly
 from rewrites.lower.price import Prices
 from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
@@ -240,14 +240,14 @@ def forced(implementation, rng):
     lowering = Lowering(graph, template, Prices(Flat(), ragged().extents(*collect_needs(full))))
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
-    part = Part(template, None, {FULL: "$full"})
+    part = Segment(template, None, {FULL: "$full"})
     return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound,
                      found.greedy), full
 
 
 def allowed(node, at, implementation):
     """That implementation alone at its own class, and elsewhere nothing that would take its place."""
-    if not isinstance(node.label, Call): return True
+    if not isinstance(node.label, KernelCall): return True
     chosen = node.label.implementation
     return chosen is implementation if node.cls == at else "attention" not in chosen.named
 
@@ -264,7 +264,8 @@ def test_a_kernel_of_caches_computes_its_term(implementation):
     assert matched and worst < 1e-9
 
 
-SHORT = [made for stages in ((), *((stage,) for stage in STAGES)) for head in HEADS if (made := chain(head, *stages))]
+SHORT = [made for stages in ((), *((stage,) for stage in STAGES)) for head in HEADS
+         if (made := chain_stages(head, *stages))]
 LONG = [*implementations()][len(IMPLEMENTATIONS)::7]         # chains of all lengths
 
 
@@ -299,16 +300,18 @@ def test_stages_follow_in_the_order_of_the_kernel():
     found = {*epilogues()}
     assert (bias, activate, times, residual, rms, affine) in found and (residual, bias, norm) in found
     assert not found & {(activate, residual, bias), (residual, activate), (norm, rms), (gained, affine), (bias, bias)}
-    assert chain(ITSELF) is None and chain(HEADS[-1], bias) is None, "it does nothing; tables have no bias"
-    assert chain(ITSELF, bias) is chain(ITSELF, bias) and chain(ITSELF, norm, affine).single
+    assert chain_stages(ITSELF) is None, "it does nothing"
+    assert chain_stages(HEADS[-1], bias) is None, "tables have no bias"
+    assert chain_stages(ITSELF, bias) is chain_stages(ITSELF, bias) and chain_stages(ITSELF, norm, affine).single
 
 
 @pytest.mark.parametrize("stages", [*epilogues()][1::40], ids=lambda each: "".join(stage.name for stage in each))
 def test_chains_are_found_where_their_whole_pattern_is(stages):
     """Stage by stage from the class back, and no others, with the same operands."""
-    lowering, *_ = computed.lower_implementation(chain(HEADS[0], *stages), np.random.default_rng(0))
-    matcher, every = lowering.matcher, [made for each in epilogues() for head in HEADS if (made := chain(head, *each))]
+    lowering, *_ = computed.lower_implementation(chain_stages(HEADS[0], *stages), np.random.default_rng(0))
+    matcher = lowering.matcher
+    every = [made for each in epilogues() for head in HEADS if (made := chain_stages(head, *each))]
     staged, whole = ({(cls, each.name, *found.items()) for cls in lowering.terms for each, found in ways(cls)}
                      for ways in (partial(matcher.chains, heads=HEADS, stages=STAGES),
                                   partial(matcher.wholes, implementations=matcher.able(every))))
-    assert staged == whole and {chain(HEADS[0], *stages).name} < {name for _, name, *_ in whole}
+    assert staged == whole and {chain_stages(HEADS[0], *stages).name} < {name for _, name, *_ in whole}

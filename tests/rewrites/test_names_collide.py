@@ -17,7 +17,7 @@ from opmatrix.algebra.term import KINDS, formula
 from opmatrix.patterns import Pattern, causal, coarse, hubs, mask, parse, scattered, sequence, window
 from opmatrix.runtime.interpreted import is_writable, write_term
 from rewrites.extraction import Infeasible
-from rewrites.graph.template import Table
+from rewrites.graph.template import AttributeTable
 from rewrites.law import law, n, value
 from rewrites.proofs.equations import prove
 from rewrites.spelling import spelled
@@ -46,7 +46,7 @@ THINGS = [*OURS, *OWN, *PATTERNS, *LINKS, None, "sum", "mine", "None", "data1", 
 def test_each_thing_has_a_name_of_its_own():
     """In one table, in any order of appearance; equal things have one."""
     for things in (THINGS, THINGS[::-1]):
-        table = Table()
+        table = AttributeTable()
         names = [table.name(each) for each in things]
         assert len({*names}) == len(things) == len(table.values)
         assert all(table.values[name] is each or table.values[name] == each

@@ -28,7 +28,7 @@ from opmatrix.pipelines.pooling import MODES, Pooling
 from opmatrix.program import Program
 from rewrites import optimize
 from rewrites.cli.exit_codes import InputError
-from rewrites.derivations.chain import chain
+from rewrites.derivations.chain import derive_chain
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import unrounded, verify_steps
@@ -103,7 +103,7 @@ def test_behind_the_last_attention_there_are_only_rows_that_are_read(mode):
     behind = [call for call in calls[at + 1:] if not call.kernel.view]
     assert len(behind) > 3 and {call.shape.space for call in behind} == {made.schedule.calls[at].shape.space}
     assert not any(call.kernel.name == "attention" for call in calls[at:])
-    assert "pick_queries" in str(chain(found, EXACT_LAWS)) and "pick_before" in found.fired
+    assert "pick_queries" in str(derive_chain(found, EXACT_LAWS)) and "pick_before" in found.fired
     assert relative(made.exact(RAGGED, unrounded(found, emitter)),
                     dense(ROWS_ONLY @ Pooling((mode,)).operator(), RAGGED)) < 1e-12
 

@@ -3,32 +3,17 @@ the same form: transposes at the leaves, blocks outermost (rewrites/proofs/laws/
 then products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper
 for them.
 
-A sum is taken apart only where no column spreads (SAME). No law subsumes its left side: what is no longer looked at is
-still needed once its class is found to be another."""
+A sum is taken apart only where no column spreads (EQUALLY_WIDE). No law subsumes its left side: what is no longer looked
+at is still needed once its class is found to be another."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, turn
-from rewrites.law import (
-    JOIN,
-    SIMPLIFY,
-    array,
-    collect,
-    entrywise,
-    k,
-    law,
-    matrix,
-    n,
-    operator,
-    p,
-    q,
-    scalar,
-    varying,
-)
+from rewrites.law import JOIN, SIMPLIFY, array, collect, entrywise, k, law, matrix, n, operator, p, q, scalar, varying
 from rewrites.proofs.laws import blocks
-from rewrites.proofs.laws.blocks import SAME
+from rewrites.proofs.laws.blocks import EQUALLY_WIDE
 from rewrites.proofs.laws.value_kinds import unit
 
 SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b stand in the wrong order
-TRANSPOSE, RING, LINEAR = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
+TRANSPOSE, RING, LINEARITY = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
 
 
 # ---- transposes go to the leaves
@@ -39,13 +24,13 @@ def turn_back(a: array[k, n]):
     return turn(turn(a)), a
 
 
-@law(phase=SIMPLIFY, source=TRANSPOSE, when=SAME)
+@law(phase=SIMPLIFY, source=TRANSPOSE, when=EQUALLY_WIDE)
 def turn_sum(a: array[k, n], b: array[k, n]):
     """A transpose moves entries and leaves their sums alone."""
     return turn(a + b), turn(a) + turn(b)
 
 
-@law(phase=SIMPLIFY, source=TRANSPOSE, when=SAME)
+@law(phase=SIMPLIFY, source=TRANSPOSE, when=EQUALLY_WIDE)
 def turn_entries(a: array[k, n], b: array[k, n]):
     """A transpose moves entries and leaves their products alone."""
     return turn(a * b), turn(a) * turn(b)
@@ -71,7 +56,7 @@ def turn_unit(a: array[k, n]):
 
 # ---- sums come out of products
 
-@law(source=RING, when=SAME)
+@law(source=RING, when=EQUALLY_WIDE)
 def sum_left(a: array[k, n], b: array[k, n], c: array[n, p]):
     """A product is linear in its left factor."""
     return product(a + b, c), product(a, c) + product(b, c)
@@ -95,7 +80,7 @@ def entries_sum(a: array[k, n], b: array[k, n], c: array[k, n]):
     return c * (a + b), c * a + c * b
 
 
-@law(source=LINEAR, when=SAME, without=(dict(A=operator[n, p]),))
+@law(source=LINEARITY, when=EQUALLY_WIDE, without=(dict(A=operator[n, p]),))
 def sum_through(a: array[k, n], b: array[k, n], A: matrix[n, p]):
     """A matrix is additive."""
     return compose(a + b, A), compose(a, A) + compose(b, A)
@@ -103,7 +88,7 @@ def sum_through(a: array[k, n], b: array[k, n], A: matrix[n, p]):
 
 # ---- numbers and matrices come out of products of values
 
-@law(phase=SIMPLIFY, source=LINEAR, without=(dict(s=varying[1]),))
+@law(phase=SIMPLIFY, source=LINEARITY, without=(dict(s=varying[1]),))
 def scale_left(a: array[k, n], b: array[n, p], s: scalar):
     """A number may be multiplied last."""
     return product(compose(a, I * s), b), compose(product(a, b), I * s)
@@ -115,13 +100,13 @@ def late(a: array[k, n], b: array[n, p], A: matrix[p, q]):
     return product(a, compose(b, A)), compose(product(a, b), A)
 
 
-@law(phase=SIMPLIFY, source=LINEAR, without=(dict(s=varying[1]),))
+@law(phase=SIMPLIFY, source=LINEARITY, without=(dict(s=varying[1]),))
 def scale_entries(a: array[k, n], b: array[k, n], s: scalar):
     """A number is multiplied after the entries."""
     return compose(a, I * s) * b, compose(a * b, I * s)
 
 
-@law(phase=SIMPLIFY, source=LINEAR, without=(dict(s=varying[1]),))
+@law(phase=SIMPLIFY, source=LINEARITY, without=(dict(s=varying[1]),))
 def entries_scale(a: array[k, n], b: array[k, n], s: scalar):
     """A number on the second factor is multiplied after the entries."""
     return a * compose(b, I * s), compose(a * b, I * s)
