@@ -20,7 +20,7 @@ from opmatrix.patterns import Batch, Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.pricing import Costs
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from formats.core.errors import InputError
 from opmatrix.extents import Extents, T
 from opmatrix.patterns import Batch
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.pricing import Costs
 from rewrites.lower.price import Machine, Prices
 
 if TYPE_CHECKING:

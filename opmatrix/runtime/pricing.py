@@ -1,0 +1,57 @@
+"""What calls of kernels cost: names of the machine's prices (formats/machine/prices.py), each with its sizes: T rows,
+S2 scores of one head.
+
+Operands are shapes. A weight that is None is priced elsewhere: by the search, in each form that it may be stored in."""
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from formats.core.stage import stages_of
+from formats.machine.prices import NARROW_SUFFIX
+from opmatrix.extents import WHOLE, Extents, Pairs, T
+from opmatrix.runtime.arguments import Arguments
+
+Costs = list[tuple[str, dict[str, float]]]
+Cost = Callable[[Any, Any, Extents], Costs]
+
+
+def row_width(out: Any) -> int:
+    """Numbers in a row, all heads together."""
+    return int(out.cols * getattr(out, "heads", 1))
+
+
+def one_pass(name: str) -> Cost:
+    """The cost of a kernel whose time grows with the numbers of its result."""
+    return lambda a, out, extents: [(name, {"T": extents[getattr(out, "space", T)], "p": row_width(out)})]
+
+
+def by_scores(name: str, *operands: str, seen: Callable[[Any], Pairs] = lambda _: WHOLE) -> Cost:
+    """The cost of a kernel whose work grows with the scores that are `seen`; `operands` have its columns."""
+    def cost(a: Arguments, out: Any, extents: Extents) -> Costs:
+        widths = [each.cols for each in (getattr(a, one) for one in operands) if hasattr(each, "cols")] or [1]
+        return [(name, {"T": extents[T], "S2": extents[seen(a)], "h": out.heads, "d": sum(widths) / len(widths)})]
+    return cost
+
+
+def times_format(name: str, sizes: Mapping[Any, Any], rows: Any) -> Costs:
+    """x @ W in a format, where W has these sizes."""
+    return [(f"linear.{name}", {"T": rows, **{str(size): count for size, count in sizes.items()}})]
+
+
+def times_stack(shape: tuple[int, ...], rows: Any) -> Costs:
+    """x @ W, a matrix for each head: heads × in × out."""
+    return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
+
+
+def gather_cost(cols: Any, rows: Any, panels: str = "") -> Costs:
+    """Rows of a table; or, of one in a format's panels, columns."""
+    return [(f"gather.{panels}" if panels else "gather", {"T": rows, "p": cols})]
+
+
+def behind_product(stages: Iterable[str], rounds: bool) -> list[str]:
+    """The prices of stages that ride along with a product, which may round what it multiplies."""
+    return [name + NARROW_SUFFIX if rounds else name for name in stages]
+
+
+def stage_prices(a: Arguments) -> list[str]:
+    """The prices of the stages of an epilogue that a kernel is given."""
+    return [stage.price for stage in stages_of(a)]
