@@ -32,8 +32,8 @@ def test_three_files_are_enough(tmp_path):
 
 @pytest.mark.parametrize("patches, use, said", [
     ([RECORD, LAW], "import formats.kernels.rows.following", "following.py has no slope, cap"),
-    ([RECORD, CODE], "import rewrites.laws", "epilogues.py has no law for it, a function of its operands"),
-    ([RECORD.replace("operations = 10", "counted = 10")], "import formats",
+    ([RECORD, CODE], "import rewrites.laws.epilogues", "epilogues.py has no law for it, a function of its operands"),
+    ([RECORD.replace("operations = 10", "counted = 10")], "import formats.core.stage",
      "it says no operations: declare it as those in formats/core/stage.py")])
 def test_what_is_left_out_is_one_line(tmp_path, patches, use, said):
     last = used(tmp_path, *patches, use=use).stderr.splitlines()[-1]
