@@ -41,8 +41,9 @@ class rotate(Arguments):
     or of each sequence the first or the last."""
 
     def run(out: Any, batch: Any, x: Heads, cos: Array, sin: Array, *, rows: Picked = "all") -> None:
+        tables: Any = cos
         starts = None if rows == "all" else batch.starts
-        compiled.rotate(x, batch.field("positions", np.shape(cos)[0]), cos, sin, out, starts, rows == "last")
+        compiled.rotate(x, batch.field("positions", len(tables)), cos, sin, out, starts, rows == "last")
 
     def shape(a) -> Heads:
         same("sin", a.sin.shape, a.cos.shape)

@@ -29,5 +29,5 @@ class scale(Arguments):
 
     def bound(a) -> Doubles:
         """The factor is rounded, and the product."""
-        return gamma(2) * np.abs(a.exact.x * a.factor)
+        return np.asarray(gamma(2) * abs(a.exact.x * a.factor))
     cost = one_pass("scale")
