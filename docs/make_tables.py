@@ -68,7 +68,7 @@ def tables() -> str:
         table("Node kinds", "kind, properties (of combinators: where operands have them; ?: it depends), what it is", (
             (kind.name, properties(kind), kind.doc or "") for kind in KINDS.values())),
         table("Kernels of programs", "kernel, operands; attributes, what it computes", (
-            (name, code(repr(kernel)), first(kernel.function)) for name, kernel in KERNELS.items())),
+            (name, code(repr(kernel)), first(kernel)) for name, kernel in KERNELS.items())),
         table("Which kernel computes which term; what begins with _ may follow", "implementation, statement, source", (
             (name, statement(text), source)
             for name, _, text, _, source in (each.row() for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))),

@@ -16,8 +16,8 @@ from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, formula
 from opmatrix.batch import Batch
 from opmatrix.pipelines.session import some
+from opmatrix.runtime.by_sequence import sentence_rows
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import sentences
 from opmatrix.runtime.operands import C, Tables
 from opmatrix.runtime.schedule import meaning, widen_value
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
@@ -75,7 +75,7 @@ def expected(lowering: Lowering, cls: int, values: Drawn) -> Float64s:
     """The rows of a class as kernels hold them."""
     found = values.of_value(lowering.terms[cls])
     if cls in lowering.matcher.square:
-        return np.concatenate([found[:, rows, rows].ravel() for rows in sentences(values.batch)])
+        return np.concatenate([found[:, rows, rows].ravel() for rows in sentence_rows(values.batch)])
     rows = found.swapaxes(0, 1)
     return rows if cached(lowering, cls) else rows.reshape(len(rows), -1)
 

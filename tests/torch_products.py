@@ -5,6 +5,7 @@ itself, is UNTESTED: nobody has run it on such a device."""
 import warnings
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from formats.core.activation import COMPILED
 from formats.core.arrays import Floats, by_rows
 from formats.core.epilogue import NOTHING, Epilogue
+from formats.core.stage import OPERANDS, activation, norm, stages_of
 from formats.format import Format
 
 Product = Callable[[Any], Any]                               # a tensor (T, n) to a tensor (T, p)
@@ -144,22 +146,28 @@ class Held:
 def finished(y: Any, epilogue: Epilogue) -> Any:
     """What an Epilogue declares, on a tensor."""
     torch = torch_here()
-    def there(part: NDArray[Any]) -> Any: return torch.from_numpy(part).to(y.device)
-    if epilogue.bias is not None: y = y + there(epilogue.bias)
-    y = activated(y, epilogue.activation)
-    if epilogue.times is not None: y = y * there(epilogue.times)
-    if epilogue.residual is not None: y = y + there(epilogue.residual)
-    if epilogue.eps is not None:
-        if epilogue.norm == "layer": y = y - y.mean(1, keepdim=True)
-        y = y * torch.rsqrt(y.square().mean(1, keepdim=True) + epilogue.eps)
-    if epilogue.gain is not None: y = y * there(epilogue.gain)
-    return y if epilogue.shift is None else y + there(epilogue.shift)
+    arrays = {name: torch.from_numpy(part).to(y.device) for name, part in epilogue.arrays.items()}
+    operands = SimpleNamespace(**{name: arrays.get(name, getattr(epilogue, name)) for name in OPERANDS})
+    for stage in stages_of(epilogue):
+        means = FAST[stage] if stage in FAST else stage.means
+        y = means(y, operands)
+    return y
+
+
+def normalised(y: Any, e: Any) -> Any:
+    """A norm, on a tensor."""
+    if e.norm == "layer": y = y - y.mean(1, keepdim=True)
+    return y * torch_here().rsqrt(y.square().mean(1, keepdim=True) + e.eps)
+
+
+FAST: dict[Any, Callable[[Any, Any], Any]] = {              # where torch has its own; sums and products are as they are
+    activation: lambda y, e: activated(y, e.activation), norm: normalised}
 
 
 def activated(y: Any, name: str) -> Any:
     """One of Epilogue's activations, on a tensor: by torch's function of that name, else by its meaning in float64."""
     torch = torch_here()
-    if name in ("", "gelu_tanh"): return torch.nn.functional.gelu(y, approximate="tanh") if name else y
+    if name == "gelu_tanh": return torch.nn.functional.gelu(y, approximate="tanh")
     for place in (torch.nn.functional, torch):
         if function := getattr(place, name, None): return function(y)
     return torch.from_numpy(COMPILED[name].function(y.double().cpu().numpy())).to(y)

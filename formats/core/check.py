@@ -86,7 +86,7 @@ def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.rando
             bias, residual = (rng.integers(-99, 99, size).astype(np.float32) for size in (shape[1:], (rows, shape[1])))
             packed, wanted = F.pack(W, **options), x.astype(np.int64) @ W.astype(np.int64)
             must(np.array_equal(packed.matmul(x), wanted), packed, rows, "rows of whole numbers times it are not exact")
-            after = Epilogue(bias, "relu", residual)
+            after = Epilogue(bias=bias, activation="relu", residual=residual)
             must(np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual), packed,
                  rows,
                  "rows of whole numbers times it, with an epilogue, are not exact")

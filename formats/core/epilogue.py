@@ -1,5 +1,5 @@
 """What a product does to its rows before it lets them go: one declaration, read by every kernel and by both checks."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -7,43 +7,40 @@ from numpy.typing import NDArray
 
 from .activation import COMPILED
 from .arrays import by_rows, separate
+from .choices import OneOf
+from .stage import CHOICES, DEFAULTS, ROW_FIELDS, VECTORS, bound, reference, stages_of
+from .stage import EPS as EPS
+from .stage import NORMS as NORMS
 from .stage import ROUGH_ERROR as ROUGH_ERROR
-from .stage import ROW_FIELDS, VECTORS, reference, stages_of
+from .stage import TINY as TINY
 from .stage import UNIT as UNIT
 from .stage import gamma as gamma
 
-TINY, HUGE = 2.0 ** -126, float(np.finfo(np.float32).max)    # the positive normal numbers of float32
-EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more,
-                                                             # squares overflow
-NORMS = ("layer", "rms")
+HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
+Operands: Any = make_dataclass("Operands", [(name, Any, field(default=value)) for name, value in DEFAULTS.items()],
+                               frozen=True, eq=False, kw_only=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Epilogue:
-    """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each
-    optional.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Epilogue(Operands):                                    # type: ignore[misc]
+    """The operands of stages (formats/core/stage.py), which run in their order where they are given: y + bias,
+    activation, * times, + residual, normalised along the row, * gain, + shift.
 
     `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation`
     is a name of COMPILED. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is
     "layer" or "rms". Raises ValueError, which names the field, for another activation or norm, an eps that is no such
     number, a wrong number of axes."""
-    bias: NDArray[np.float32] | None = None
-    activation: str = ""
-    residual: NDArray[np.float32] | None = None
-    eps: float | None = None
-    gain: NDArray[np.float32] | None = None
-    shift: NDArray[np.float32] | None = None
-    times: NDArray[np.float32] | None = None
-    norm: str = "layer"
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("", *COMPILED)
 
     def __post_init__(self) -> None:
-        if self.activation not in self.ACTIVATIONS:
-            raise ValueError(f"epilogue: activation {self.activation!r} is unknown; choose from {self.ACTIVATIONS}")
-        if self.norm not in NORMS: raise ValueError(f"epilogue: norm {self.norm!r} is unknown; choose from {NORMS}")
-        if self.eps is not None and not EPS[0] <= self.eps <= EPS[1]:
-            raise ValueError(f"epilogue: eps = {self.eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}, so that every row "
-                             "has a norm")
+        for name, choice in CHOICES.items():
+            value = getattr(self, name)
+            if isinstance(choice, OneOf):
+                if choice.holds(value): continue
+                raise ValueError(f"epilogue: {name} {value!r} is unknown; choose from {choice.words}")
+            if value is not None and not choice.low <= value <= choice.high:
+                raise ValueError(f"epilogue: {name} = {value} is not from {choice.low:.3g} to {choice.high:.3g}"
+                                 + f", {choice.why}" * bool(choice.why))
         for name in (*VECTORS, *ROW_FIELDS):
             if (value := getattr(self, name)) is None: continue
             axes = 2 if name in ROW_FIELDS else 1
@@ -76,14 +73,9 @@ class Epilogue:
         return reference(np.asarray(y, np.float64), self)
 
     def bound(self, y: NDArray[Any], error: NDArray[Any], rough: bool = False) -> NDArray[Any]:
-        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a
-        product that rounds x, whose activation need be no more exact.
-
-        A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through
-        its derivative and adds its own rounding."""
-        y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
-        for stage in stages_of(self): y, error = stage.means(y, self), stage.bound(y, error, self, rough)
-        return error
+        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; see
+        formats.core.stage.bound."""
+        return bound(y, error, self, rough)
 
 
 NOTHING = Epilogue()

@@ -6,10 +6,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .activation import COMPILED, TIMED, Reals
+from .choices import Choice, OneOf, Range
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
-PER_COLUMN, PER_ROW, CHOICE = "columns", "rows", "choice"    # what a stage's operands are: (p,), (T, p), or no array
+PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's arrays are: (p,) or (T, p)
+TINY = 2.0 ** -126                                           # the least positive normal number of float32
+EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more,
+                                                             # squares overflow
+NORMS = "layer", "rms"
+Operand = str | Choice
 
 
 def gamma(k: int) -> float:
@@ -18,19 +24,19 @@ def gamma(k: int) -> float:
 
 
 class Stage:
-    """A part of an epilogue: a class with its operands, the fields of `Epilogue` that ask for it, each (p,), (T, p) or
-    a choice. `means` is what becomes of the rows y, in float64; `bound` how far a float32 evaluation may then be from
-    that, entry by entry, where y is known to within `error`, and `rough` where a product that rounds x comes before. It
-    costs `operations` a number of y, and reads `reads` numbers for each; machines price it as `price`, by its own name
-    where it says none. Raises TypeError where a part is missing."""
-    operands: ClassVar[dict[str, str]]
+    """A part of an epilogue: a class with its operands, each an array, (p,) or (T, p), or a choice. `means` is what
+    becomes of the rows y, in float64, given whatever has the operands as its fields. `bound` is how far a float32
+    evaluation may be from `value`, entry by entry, which y became, where y is known to within `error`, and `rough`
+    where a product that rounds x comes before. It costs `operations` a number of y, and reads `reads` numbers for each;
+    machines price it as `price`, by its own name where it says none. Raises TypeError where a part is missing."""
+    operands: ClassVar[dict[str, Operand]]
     operations: ClassVar[int]
     reads: ClassVar[int] = 0
     price: ClassVar[str]
     means: ClassVar[Callable[[Reals, Any], Reals]]
-    bound: ClassVar[Callable[[Reals, Reals, Any, bool], Reals]]
+    bound: ClassVar[Callable[[Reals, Reals, Reals, Any, bool], Reals]]
 
-    def __init_subclass__(cls, **operands: str) -> None:
+    def __init_subclass__(cls, **operands: Operand) -> None:
         missing = [part for part in ("operations", "means", "bound") if part not in vars(cls)]
         if missing or not operands:
             raise TypeError(f"stage {cls.__name__}: it says no {(*missing, 'operands')[0]}: declare it as those in "
@@ -39,8 +45,14 @@ class Stage:
 
     @classmethod
     def asked(cls, epilogue: Any) -> bool:
-        """Whether what has its fields asks for it, by an operand, or a choice that is made."""
-        return any(is_given(getattr(epilogue, name, None)) for name in cls.operands)
+        """Whether what has its operands as fields asks for it: by one that is nothing where nobody gives it."""
+        return any(is_given(getattr(epilogue, name, None)) for name, kind in cls.operands.items()
+                   if not is_given(default(kind)))
+
+
+def default(operand: Operand) -> Any:
+    """What an operand is where nothing is said."""
+    return None if isinstance(operand, str) else operand.default
 
 
 def is_given(value: Any) -> bool: return not (value is None or (isinstance(value, str) and not value))
@@ -50,34 +62,34 @@ class bias(Stage, bias=PER_COLUMN):
     """y + bias."""
     operations = 1
     def means(y, e): return y + e.bias
-    def bound(y, error, e, rough): return error + UNIT * (abs(y + e.bias) + error)
+    def bound(y, error, value, e, rough): return error + UNIT * (abs(value) + error)
 
 
-class activation(Stage, activation=CHOICE):
+class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
     """A function of each number (activation.py); any of them is priced as TIMED is."""
     operations = COMPILED[TIMED].operations
     def means(y, e): return COMPILED[e.activation].function(y)
-    def bound(y, error, e, rough):
-        declared = COMPILED[e.activation]
-        least = (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(declared.function(y)))
-        return declared.spread(y, error) + least
+    def bound(y, error, value, e, rough):
+        least = (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(value))
+        return COMPILED[e.activation].spread(y, error) + least
 
 
 class times(Stage, times=PER_ROW):
     """y * times: a gate. It is priced as a residual, which moves as much."""
     operations, reads, price = 1, 1, "residual"
     def means(y, e): return y * e.times
-    def bound(y, error, e, rough): return (error + UNIT * (abs(y) + error)) * abs(e.times)
+    def bound(y, error, value, e, rough): return (error + UNIT * (abs(y) + error)) * abs(e.times)
 
 
 class residual(Stage, residual=PER_ROW):
     """y + residual."""
     operations, reads = 1, 1
     def means(y, e): return y + e.residual
-    def bound(y, error, e, rough): return error + UNIT * abs(y + e.residual) + UNIT * error
+    def bound(y, error, value, e, rough): return error + UNIT * abs(value) + UNIT * error
 
 
-class norm(Stage, eps=CHOICE):
+class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has a norm"),
+           norm=OneOf(NORMS, "layer", "layer")):
     """y less its mean where `norm` is "layer" (Ba et al. 2016, eq. 4), or y itself where it is "rms" (Zhang and
     Sennrich 2019, eq. 4), over sqrt(mean square + eps), row by row."""
     operations = 6
@@ -85,17 +97,16 @@ class norm(Stage, eps=CHOICE):
         if e.norm == "layer": y = y - y.mean(1, keepdims=True)
         return y / np.sqrt(np.square(y).mean(1, keepdims=True) + e.eps)
 
-    def bound(y, error, e, rough):
+    def bound(y, error, value, e, rough):
         # d z_i = (d_i - mean(d) - z_i mean(z d)) / s and |mean(z d)| <= rms(d); the mean and the mean square are sums
         # of p terms, the second of squares, so their own roundings act like a d of gamma(p + 4) (|y| + mean |y|).
-        columns = y.shape[1]
-        z = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
-        deviation = np.sqrt(np.square(z).mean(1, keepdims=True) + e.eps)
-        z = z / deviation
+        columns, size = y.shape[1], abs(value)
+        centred = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
+        deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + e.eps)
         d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True))
-        first = d + d.mean(1, keepdims=True) + abs(z) * np.sqrt(np.square(d).mean(1, keepdims=True))
+        first = d + d.mean(1, keepdims=True) + size * np.sqrt(np.square(d).mean(1, keepdims=True))
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
-        return first / deviation * second + gamma(columns + 8) * abs(z)
+        return first / deviation * second + gamma(columns + 8) * size
 
 
 class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
@@ -105,24 +116,32 @@ class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
         if is_given(e.gain): y = y * e.gain
         return y + e.shift if is_given(e.shift) else y
 
-    def bound(y, error, e, rough):
-        if is_given(e.gain): y, error = y * e.gain, (error + gamma(2) * abs(y)) * abs(e.gain)
-        return error + UNIT * (abs(y + e.shift) + error) if is_given(e.shift) else error
+    def bound(y, error, value, e, rough):
+        if is_given(e.gain): error = (error + gamma(2) * abs(y)) * abs(e.gain)
+        return error + UNIT * (abs(value) + error) if is_given(e.shift) else error
 
 
 STAGES = (bias, activation, times, residual, norm, gain_shift)   # in the order in which they run
 
 
-def operands_that_are(*kinds: str) -> tuple[str, ...]:
-    """The operands of all stages that are of these kinds, in the order of stages."""
-    return tuple(name for stage in STAGES for name, kind in stage.operands.items() if kind in kinds)
+def collect_operands(stages: tuple[type[Stage], ...]) -> dict[str, Operand]:
+    """The operands of stages, in their order. TypeError for a stage that is there twice, or an operand of two."""
+    operands: dict[str, Operand] = {}
+    for stage in stages:
+        if taken := [name for name in stage.operands if name in operands]:
+            raise TypeError(f"stage {stage.__name__}: {taken[0]} is an operand of a stage before it: declare each once")
+        operands |= stage.operands
+    return operands
 
 
-VECTORS, ROW_FIELDS = operands_that_are(PER_COLUMN), operands_that_are(PER_ROW)
+OPERANDS = collect_operands(STAGES)
+VECTORS, ROW_FIELDS = (tuple(name for name, kind in OPERANDS.items() if kind == each) for each in (PER_COLUMN, PER_ROW))
+CHOICES = {name: kind for name, kind in OPERANDS.items() if not isinstance(kind, str)}
+DEFAULTS = {name: default(kind) for name, kind in OPERANDS.items()}
 
 
 def stages_of(epilogue: Any) -> Iterator[type[Stage]]:
-    """The stages that what has their fields asks for, in their order."""
+    """The stages that what has their operands as fields asks for, in their order."""
     yield from (stage for stage in STAGES if stage.asked(epilogue))
 
 
@@ -130,3 +149,16 @@ def reference(y: Reals, epilogue: Any) -> Reals:
     """What stages make of the rows y (T, p), one after another, in float64."""
     for stage in stages_of(epilogue): y = stage.means(y, epilogue)
     return y
+
+
+def bound(y: Reals, error: Reals, epilogue: Any, rough: bool = False) -> Reals:
+    """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a
+    product that rounds x, whose activation need be no more exact.
+
+    A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through its
+    derivative and adds its own rounding."""
+    y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
+    for stage in stages_of(epilogue):
+        value = stage.means(y, epilogue)
+        y, error = value, stage.bound(y, error, value, epilogue, rough)
+    return error

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.activation import TIMED
 from formats.core.epilogue import Epilogue
 from formats.core.sizes import T, ceiling, p, size
-from formats.core.stage import ROW_FIELDS, STAGES, VECTORS, Stage
+from formats.core.stage import PER_COLUMN, PER_ROW, STAGES, Stage
 
 if TYPE_CHECKING:
     import sympy
@@ -109,9 +108,9 @@ class Catalogue:
 def staged(stage: type[Stage], x: np.ndarray) -> Epilogue:
     """An epilogue of this stage alone, for rows like these."""
     row = np.ones(x.shape[1], np.float32)
-    given: dict[str, Any] = dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
-    given |= {"activation": TIMED, "eps": 1e-6}
-    return Epilogue(**{field: given[field] for field in stage.operands})
+    arrays = {PER_COLUMN: row, PER_ROW: x}
+    return Epilogue(**{name: arrays[kind] if isinstance(kind, str) else kind.usual
+                       for name, kind in stage.operands.items()})
 
 
 def stage_cases(stage: type[Stage], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:

@@ -16,12 +16,12 @@ from opmatrix.algebra.term import Operator
 from opmatrix.patterns import among, everyone, parse
 from opmatrix.program import OUTPUT, Program, Step
 from opmatrix.relations import GIVEN, HELD, SLOTS
-from opmatrix.runtime.kernels import CAUSAL
 from opmatrix.runtime.operands import C, Heads
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from opmatrix.signature import Port
 
+CAUSAL = "sequence & causal"                                # whom rows of caches see
 ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed"
 
 
@@ -120,7 +120,7 @@ def cached(program: Program) -> Program:
             steps.append(Step("append", {"x": name, "cache": ports[name].name}, {}, behind(name)))
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
-        steps.append(Step(call.kernel.cached, operands, {"scale": step.attributes.get("scale", 1.0), **last},
+        steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last},
                           step.output))
     if not ports: raise InputError("cached: no step of this program is attention: nothing is to be cached")
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
@@ -135,12 +135,12 @@ behind: Callable[[str], str] = "cached {}".format           # the name of a cach
 def of_new_rows(call: Call) -> bool:
     """Whether a step computes each row from one that is new: itself, or the last of its sequence."""
     moved = getattr(call.bound, "how", getattr(call.bound, "rows", ""))
-    return not call.kernel.mixes and (not call.kernel.moves or moved in ("all", "last"))
+    return not call.kernel.row_mixing and (not call.kernel.changes_space or moved in ("all", "last"))
 
 
 def causal(call: Call) -> bool:
     """Whether a step is attention of rows to those up to themselves; the last of a sequence sees no others."""
-    if not call.kernel.cached: return False
+    if not call.kernel.cached_variant: return False
     seen, wanted = pattern(call.bound), parse(CAUSAL).reach
     if query := getattr(call.bound, "query", ""):
         return query == "last" and seen.within and (seen & parse(CAUSAL)).reach == wanted

@@ -17,7 +17,7 @@ from opmatrix.extents import Extents, collect_needs, pairs
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
-from opmatrix.runtime.meanings import held
+from opmatrix.runtime.by_sequence import held
 from opmatrix.runtime.operands import C
 from opmatrix.signature import Port
 

@@ -6,11 +6,9 @@ kinds of the algebra can be named."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace as Bound
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
@@ -20,9 +18,9 @@ from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
+from opmatrix.runtime.arguments import Arguments, Doubles
 from opmatrix.runtime.terms import measured, parse_operator
 
-Doubles = NDArray[np.float64]
 MAX_OPERANDS = 8                                            # values of a step, and arrays
 UNWRITABLE = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"
 
@@ -75,13 +73,13 @@ class AtValues(DenseReading):
         return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
 
 
-def list_operands(a: Bound) -> tuple[list[Any], list[Any]]:
+def list_operands(a: Arguments) -> tuple[list[Any], list[Any]]:
     """The values and the arrays of a step, those that it has."""
     values, arrays = ([getattr(a, f"{letter}{k}") for k in range(MAX_OPERANDS)] for letter in "xc")
     return [v for v in values if v is not None], [c for c in arrays if c is not None]
 
 
-def shape(a: Bound) -> Shape:
+def shape(a: Arguments) -> Shape:
     """What a step gives, of shapes of its values."""
     values, arrays = list_operands(a)
     shapes = [Shape(getattr(value, "heads", 1), space(str(value.space)), value.cols) for value in values]
@@ -91,7 +89,7 @@ def shape(a: Bound) -> Shape:
     return found
 
 
-def exact(a: Bound) -> Doubles:
+def exact(a: Arguments) -> Doubles:
     """What a step means: rows x columns, or rows x heads x columns."""
     values, arrays = list_operands(a)
     turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(as_float64, values)]

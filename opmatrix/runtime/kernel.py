@@ -1,83 +1,89 @@
-"""A kernel is a Python function, its signature the declaration: operands with their types, attributes with defaults."""
-from collections.abc import Callable, Collection, Iterator, Mapping
+"""A kernel is a class: its call, whose signature says what it reads, and the readings of its arguments."""
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import wraps
 from inspect import Parameter, signature
-from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
 
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.choices import LARGEST_FLOAT32, OneOf, Range
+from formats.core.epilogue import Epilogue
+from formats.core.stage import PER_COLUMN, Stage, collect_operands
 from formats.format import Format
 from formats.machine.prices import Price
-from opmatrix.extents import T
+from opmatrix.extents import Extents, T
 from opmatrix.relations import Relation
-from opmatrix.runtime import probes
+from opmatrix.runtime.arguments import BESIDE as BESIDE
+from opmatrix.runtime.arguments import Arguments as Arguments
 from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value
+from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value, Vector
 
 REQUIRED = Parameter.empty
-
-
-class Range(NamedTuple):
-    """The numbers that an attribute may be, as its annotation: whole ones or real ones, both ends included."""
-    number: type
-    low: float
-    high: float
-
-    def holds(self, value: Any) -> bool:
-        wanted = int if self.number is int else int | float
-        return isinstance(value, wanted) and not isinstance(value, bool) and self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"a {'whole' if self.number is int else 'real'} number from {self.low:.8g} to {self.high:.8g}"
-
-
-LARGEST_FLOAT32 = (2 - 2 ** -23) * 2.0 ** 127               # of float32, in which kernels compute
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
+PARTS = "run", "shape", "reference"                         # what every kernel says
+RowNumbers = NDArray[np.int64]
+Restricted = tuple[dict[str, Any], Any]                     # arguments of a kernel, and the batch that they are of
 
 
 class Declared:
-    """One entry of the kernel table: the function, whose signature says what it reads and gives, and readings of its
-    bound arguments. Where values are shapes: `gives` is the shape of the result, `cost` the machine's prices with
-    sizes, `room` the bytes that the kernel allocates for itself. Where they are float64 arrays: `means` is the result,
-    of operands as `reads` rounds them, by name; `bound` is how far the kernel may be from that, entry by entry: it sees
-    the arguments as they come, and in float64 as `exact`. `price`, by the kernel's name, and `prices` are those that
-    machines learn for it.
+    """One entry of the kernel table, made of a class of readings, each a function of the kernel's Arguments.
 
-    The result may lie in the buffer of operand `over`. `moves`: its operands and its result may be of different spaces,
-    as its shape says; others keep that of their operands, which is T where the batch is read. `bounded`: it may be
-    given too many sequences, and leaves those alone that have no rows. `launches`: its function launches compiled
-    kernels and does nothing else, so its launches may be recorded; `fields` are those of the batch that it reads, each
-    with the number that all must be below, `relations` those relations. `mixes`: a row depends on others; `held`: its
-    value enters, and lies with a batch or a session; `cached`: the kernel that computes the same of new rows alone,
-    over caches of the others.
+    `run(out, batch, ...)` computes: operands by type, then attributes; without `out` it is a view, without `batch` it
+    reads none. An `epilogue` stands for the operands of `stages`. Where values are shapes, `shape` is that of the
+    result, whose annotation is its type, `cost` the machine's prices with sizes, `scratch` the bytes that the kernel
+    allocates for itself. Where they are float64 arrays, `reference` is the result, of operands as `reads` rounds them,
+    by name; `bound` is how far the kernel may be from that, entry by entry: it sees the arguments as they come, and in
+    float64 as `exact`. `price`, by the kernel's name, and `prices` are those that machines learn for it.
 
-    What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `at`, its
-    arguments for some rows of the result alone, None where there are none such (see opmatrix.runtime.probes); `telling`
-    operands beside those of a run, by which every number that it reads shows."""
+    The result may lie in the buffer of operand `inplace`. `changes_space`: its operands and its result may be of
+    different spaces, as its shape says; others keep that of their operands, which is T where the batch is read.
+    `pads_sequences`: it may be given too many sequences, and leaves those alone that have no rows. `launches`: it
+    launches compiled kernels and does nothing else, so its launches may be recorded; `limits` are the fields of the
+    batch that it reads, each with the number that all must be below, `relations` the relations. `row_mixing`: a row
+    depends on others; `is_input`: its value enters, and lies with a batch or a session; `cached_variant`: the kernel
+    that computes the same of new rows alone, over caches of the others.
 
-    def __init__(self, function: Callable[..., Any], *, gives: Callable[[Any], Value], means: Callable[[Any], Any],
-                 bound: Callable[[Any], Any] | None = None, cost: Callable[..., Costs] = lambda *_: [],
-                 price: Price | None = None, prices: Mapping[str, Price] | None = None,
-                 room: Callable[[Any], BufferSize] = lambda _: BufferSize(0, 0), over: str | None = None,
-                 launches: bool = False,
-                 reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
-                 fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
-                 moves: bool = False, bounded: bool = False, cached: str = "",
-                 relations: Callable[[Any], tuple[Relation, ...]] = lambda _: (),
-                 borders: Callable[[Any], Collection[int]] = lambda _: (), at: probes.Restrict | None = None,
-                 telling: Callable[[Any, Any], Iterator[dict[str, Any]]] = lambda *_: iter(())):
-        self.bound = bound or self.unbounded
-        self.moves, self.bounded, self.cached = moves, bounded, cached
-        self.prices = dict(prices or {}) | ({function.__name__: price} if price else {})
-        self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
-        self.cost, self.room, self.over, self.launches = cost, room, over, launches
-        self.reads, self.fields = reads, fields
-        self.mixes, self.held, self.relations = mixes, held, relations
-        self.borders, self.telling = borders, telling
-        self.at = at or (None if mixes or moves else probes.some_rows)
-        named = dict(signature(function).parameters)
-        self.result = signature(function).return_annotation
+    What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `restrict`, its
+    arguments for some rows of the result alone, None where there are none such; `telling` operands beside those of a
+    run, by which every number that it reads shows. Raises TypeError for a part that is missing."""
+
+    def __init__(self, cls: type[Arguments], *, stages: tuple[type[Stage], ...] = (), price: Price | None = None,
+                 prices: Mapping[str, Price] | None = None, inplace: str | None = None, launches: bool = False,
+                 row_mixing: bool = False, is_input: bool = False, changes_space: bool = False,
+                 pads_sequences: bool = False, cached_variant: str = ""):
+        self.name, self.__doc__ = cls.__name__, cls.__doc__
+        if missing := [part for part in PARTS if part not in vars(cls)]:
+            raise TypeError(f"kernel {self.name}: it says no {missing[0]}: declare it as those in "
+                            "opmatrix/runtime/kernels")
+        def reading(name: str, otherwise: Any = None) -> Any: return vars(cls).get(name, otherwise)
+        self.shape: Callable[[Any], Value] = reading("shape")
+        self.reference: Callable[[Any], Any] = reading("reference")
+        self.bound: Callable[[Any], Any] = reading("bound", self.unbounded)
+        self.cost: Callable[[Any, Any, Extents], Costs] = reading("cost", lambda *_: [])
+        self.scratch: Callable[[Any], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
+        self.reads: Callable[[Any], Mapping[str, Any]] = reading("reads", lambda _: {})
+        self.limits: Callable[[Any], Mapping[str, int]] = reading("limits", lambda _: {})
+        self.relations: Callable[[Any], tuple[Relation, ...]] = reading("relations", lambda _: ())
+        self.borders: Callable[[Any], Collection[int]] = reading("borders", lambda _: ())
+        self.telling: Callable[[Any, Any], Iterator[dict[str, Any]]] = reading("telling", lambda *_: iter(()))
+        self.restrict: Callable[[Mapping[str, Any], Sequence[str], Any, RowNumbers], Restricted | None] | None = (
+            reading("restrict", None if row_mixing or changes_space else restrict_rows))
+        self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
+        self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
+        self.prices = dict(prices or {}) | ({self.name: price} if price else {})
+        run: Callable[..., Any] = vars(cls)["run"]
+        run = getattr(run, "__func__", run)
+        named = parameters(run, stages)
+        self.function = fold_epilogue(run, [*collect_operands(stages)]) if stages else run
+        self.result = signature(self.shape).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
-        self.attributes = {name: p for name, p in named.items() if p.kind is Parameter.KEYWORD_ONLY}
-        self.operands = {name: p for name, p in named.items() if name not in self.attributes}
+        self.attributes = {name: each for name, each in named.items() if each.kind is Parameter.KEYWORD_ONLY}
+        self.operands = {name: each for name, each in named.items() if name not in self.attributes}
+        self.record: Callable[..., Arguments] = type(self.name, (Arguments,), {
+            "kernel": repr(self), "names": frozenset({*self.operands, *self.attributes, *BESIDE}),
+            "__annotations__": {name: each.annotation for name, each in named.items()}})
 
     def __repr__(self) -> str:
         operands = ", ".join(name if p.default is REQUIRED else f"[{name}]" for name, p in self.operands.items())
@@ -86,9 +92,9 @@ class Declared:
     @property
     def by_rows(self) -> bool:
         """Whether a row of the result depends on that row of the operands alone, wherever it stands."""
-        return not (self.mixes or self.moves or self.batched or self.view)
+        return not (self.row_mixing or self.changes_space or self.batched or self.view)
 
-    def unbounded(self, a: SimpleNamespace) -> Any:
+    def unbounded(self, a: Any) -> Any:
         """KeyError: nobody said how far it may be off."""
         raise KeyError(f"kernel {self.name} declares no bound")
 
@@ -97,51 +103,96 @@ class Declared:
         if name in self.operands: return self.operands[name].annotation
         return Tables if f"{name.rstrip('0123456789')}s" in self.operands else None
 
-    def seated(self, shape: Value, bound: SimpleNamespace) -> Value:
+    def seated(self, shape: Value, bound: Arguments) -> Value:
         """The shape of the result, in the space of the operands. ValueError where these are of several."""
-        if self.moves or not isinstance(shape, Rows | Heads): return shape
+        if self.changes_space or not isinstance(shape, Rows | Heads): return shape
         spaces = {name: value.space for name, value in vars(bound).items() if isinstance(value, Rows | Heads)}
         wanted = T if self.batched or not spaces else next(iter(spaces.values()))
         for name, space in spaces.items():
             if space != wanted: raise ValueError(f"{name}: its rows are of space {space}, where {wanted} is needed")
         return shape._replace(space=wanted)
 
-    def bind(self, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> SimpleNamespace:
+    def bind(self, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Arguments:
         """The arguments by name, absent ones at their defaults, many tables as one tuple. ValueError in words."""
-        given, bound = dict(operands), SimpleNamespace()
-        for name, parameter in self.operands.items():
-            setattr(bound, name, self._operand(name, parameter, given))
+        rest, values = dict(operands), dict[str, Any]()
+        for name, parameter in self.operands.items(): values[name] = self._operand(name, parameter, rest)
         for name, parameter in self.attributes.items():
-            setattr(bound, name, self._attribute(name, parameter, attributes.get(name, parameter.default)))
-        if unknown := sorted(set(given) | set(attributes) - set(self.attributes)):
+            values[name] = self._attribute(name, parameter, attributes.get(name, parameter.default))
+        if unknown := sorted(set(rest) | set(attributes) - set(self.attributes)):
             raise ValueError(f"{self} has no {', '.join(unknown)}")
-        return bound
+        return self.record(**values)
 
-    def _operand(self, name: str, parameter: Parameter, given: dict[str, Any]) -> Any:
+    def _operand(self, name: str, parameter: Parameter, rest: dict[str, Any]) -> Any:
         if parameter.annotation is Tables:
-            names = [key for i in range(len(given)) if (key := f"{name[:-1]}{i}") in given]
+            names = [key for i in range(len(rest)) if (key := f"{name[:-1]}{i}") in rest]
             if not names: raise ValueError(f"{self}: {name[:-1]}0 is missing")
-            return tuple(self._typed(key, Tables, given.pop(key)) for key in names)
-        if name in given: return self._typed(name, parameter.annotation, given.pop(name))
+            return tuple(self._typed(key, Tables, rest.pop(key)) for key in names)
+        if name in rest: return self._typed(name, parameter.annotation, rest.pop(name))
         if parameter.default is REQUIRED: raise ValueError(f"{self}: {name} is missing")
         return parameter.default
 
-    def _typed(self, name: str, wanted: Any, given: Any) -> Any:
-        if wanted.holds(given) if wanted in CONSTANT else isinstance(given, wanted): return given
-        said = given if isinstance(given, Value | Format) else f"an array {given.dtype}{list(given.shape)}"
+    def _typed(self, name: str, wanted: Any, value: Any) -> Any:
+        if wanted.holds(value) if wanted in CONSTANT else isinstance(value, wanted): return value
+        shown = value if isinstance(value, Value | Format) else f"an array {value.dtype}{list(value.shape)}"
         needed = f"{wanted.__name__}: {wanted.__doc__}" if isinstance(wanted, type) else wanted
-        raise ValueError(f"{self}: {name} is {said}; it must be {needed}")
+        raise ValueError(f"{self}: {name} is {shown}; it must be {needed}")
 
     def _attribute(self, name: str, parameter: Parameter, value: Any) -> Any:
         if value is REQUIRED: raise ValueError(f"{self}: {name} is missing")
-        if choices := get_args(wanted := parameter.annotation):
-            if value in choices: return value
-            raise ValueError(f"{self}: {name} is {value!r:.80}; it may be {' or '.join(map(repr, choices))}")
+        wanted = parameter.annotation
+        if isinstance(wanted, OneOf):
+            if wanted.holds(value): return value
+            raise ValueError(f"{self}: {name} is {value!r:.80}; it may be {' or '.join(map(repr, wanted.words))}")
         wanted = DEFAULT_RANGES.get(wanted, wanted)
         holds = wanted.holds(value) if isinstance(wanted, Range) else isinstance(value, wanted)
         if value is parameter.default or holds: return value
         needed = wanted if isinstance(wanted, Range) else "text"
         raise ValueError(f"{self}: {name} is {value!r:.80}; it must be {needed}")
+
+
+def kernel(**properties: Any) -> Callable[[type[Arguments]], Declared]:
+    """Declares a class as a kernel, with its properties (see Declared)."""
+    return lambda cls: Declared(cls, **properties)
+
+
+def parameters(run: Callable[..., Any], stages: tuple[type[Stage], ...]) -> dict[str, Parameter]:
+    """What a kernel is called with, by name: its operands, then its attributes, those of its stages in their places;
+    annotations are plain, without None where an operand may be absent."""
+    named = {name: each.replace(annotation=plain(each.annotation)) for name, each in signature(run).parameters.items()}
+    named.pop("epilogue", None)
+    attributes = {name: each for name, each in named.items() if each.kind is Parameter.KEYWORD_ONLY}
+    operands = {name: each for name, each in named.items() if name not in attributes}
+    for name, kind in collect_operands(stages).items():
+        if isinstance(kind, str):
+            operands[name] = Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None,
+                                       annotation=Vector if kind == PER_COLUMN else Rows)
+        else: attributes[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=kind.default, annotation=kind)
+    return operands | attributes
+
+
+def plain(annotation: Any) -> Any:
+    """What an operand or an attribute is where it is given: X of `X | None`, a Range or OneOf that annotates."""
+    if get_origin(annotation) is Annotated: return get_args(annotation)[1]
+    others = [each for each in get_args(annotation) if each is not NoneType]
+    if len(others) < len(get_args(annotation)):
+        return plain(others[0]) if len(others) == 1 else plain(others[0] | others[1])
+    return annotation
+
+
+def fold_epilogue(run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`run`, called with the operands of stages by name in place of an epilogue."""
+    @wraps(run)
+    def function(*args: Any, **given: Any) -> Any:
+        parts = {name: given.pop(name) for name in names if name in given}
+        return run(*args, **given, epilogue=Epilogue(**parts))
+    return function
+
+
+def restrict_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Any, at: RowNumbers) -> Restricted:
+    """Arguments for some rows, where a row of the result depends on that row of its values, and of the batch, alone."""
+    some = batch.picked(at)
+    own = {name: arguments[name][at] for name in values} | ({"batch": some} if "batch" in arguments else {})
+    return {**arguments, **own}, some
 
 
 def in_heads(wanted: Any, heads: int) -> bool:

@@ -39,8 +39,9 @@ class StepGraph:
         base = list(range(len(calls)))                       # the step whose buffer a view shows
         for i, call in enumerate(calls):
             if call.kernel.view: base[i] = base[call.values["x"]]
-        self.base, self.real = base, [i for i, call in enumerate(calls) if not (call.kernel.view or call.kernel.held)]
-        entered = sum(1 << i for i, call in enumerate(calls) if call.kernel.held)
+        self.base = base
+        self.real = [i for i, call in enumerate(calls) if not (call.kernel.view or call.kernel.is_input)]
+        entered = sum(1 << i for i, call in enumerate(calls) if call.kernel.is_input)
         self.size = [call.shape.size.at(extents) for call in calls]
         self.needs = [sum(1 << each for each in {base[v] for v in call.values.values()}) & ~entered for call in calls]
         self.readers = [0] * len(calls)
@@ -63,11 +64,11 @@ class StepGraph:
     def over(self, i: int, done: int) -> bool:
         """Whether step i may write over its operand: as `schedule.over` decides, in terms of what is done."""
         call = self.calls[i]
-        if call.kernel.over is None: return False
-        v = call.values[call.kernel.over]
+        if call.kernel.inplace is None: return False
+        v = call.values[call.kernel.inplace]
         root = self.base[v]
         alone = [self.base[w] for w in call.values.values()].count(root) == 1
-        if self.calls[root].kernel.held: return isinstance(call.shape, Cache)
+        if self.calls[root].kernel.is_input: return isinstance(call.shape, Cache)
         return alone and self.calls[
             v].shape == call.shape and root not in self.kept and not self.readers[root] & ~(done | 1 << i)
 
@@ -144,7 +145,7 @@ class StepGraph:
         views: dict[int, list[int]] = {}
         for i in range(len(self.calls)):
             if self.base[i] != i: views.setdefault(self.base[i], []).append(i)
-        entered = [i for i, call in enumerate(self.calls) if call.kernel.held]
+        entered = [i for i, call in enumerate(self.calls) if call.kernel.is_input]
         return tuple(each for i in (*entered, *order) for each in (i, *views.get(i, ())))
 
     @cached_property
@@ -168,7 +169,7 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
     as many as WORK allows. Programs of a front that differ in stored numbers alone have one answer, which is sought
     once."""
     asked = tuple(schedule.results), extents, tuple(
-        (call.kernel.held, call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape)
+        (call.kernel.is_input, call.kernel.view, call.kernel.inplace, tuple(call.values.items()), call.shape)
         for call in schedule.calls)
     if (known := FOUND.get(asked)) is not None: return known                 # read once: other threads fill it, too
     answer = sought(schedule, extents)
@@ -204,7 +205,7 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
     calls = [call._replace(values={name: number[v] for name, v in call.values.items()})
              for call in map(schedule.calls.__getitem__, steps)]
     home, last = homes(calls, [number[at] for at in schedule.results])
-    buffers, result = sorted({b for b in home if not calls[b].kernel.held}), number[schedule.result]
+    buffers, result = sorted({b for b in home if not calls[b].kernel.is_input}), number[schedule.result]
     lives = [Life(calls[b].shape.size.at(extents), b, last[b]) for b in buffers]
     return place_buffers(lives, buffers.index(home[result])).end
 

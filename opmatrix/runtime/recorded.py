@@ -62,7 +62,7 @@ class Recorded:
     def counted(self) -> bool:
         """Whether a script is for a number of sequences: where a kernel has a row for each and cannot be given more for
         nothing."""
-        return any(getattr(call.shape, "space", T) == S and not call.kernel.bounded
+        return any(getattr(call.shape, "space", T) == S and not call.kernel.pads_sequences
                    for call in map(self.schedule.calls.__getitem__, self.steps))
 
     @cached_property
@@ -158,7 +158,7 @@ class Recorded:
     def arena(self, rows: int, sentences: int) -> int:
         """Bytes of a worker's inputs, buffers and records."""
         calls = [self.schedule.calls[step] for step in self.steps]
-        room = max(call.kernel.room(call.bound).at(Extents({T: rows, S: rows})) for call in calls)
+        room = max(call.kernel.scratch(call.bound).at(Extents({T: rows, S: rows})) for call in calls)
         kept = sum(self.kept(self.seats(rows, sentences)).values())
         return int(round_to_lines(8 * Slots.count(rows)) + self.plan(rows).end + kept + room + RECORDS * len(calls))
 
@@ -224,7 +224,7 @@ def least_limits(calls: Iterable[Any]) -> dict[str, int]:
     """The fields of the batch that these calls read, each with the least limit of its tables."""
     limits: dict[str, int] = {}
     for call in calls:
-        for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
+        for name, limit in call.kernel.limits(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
     return limits
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import cached_property
 from itertools import groupby
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from formats.format import Format
 from opmatrix.extents import Extents, S, T
 from opmatrix.relations import Relation
 from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.kernel import Declared
+from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planner import Plan
@@ -30,7 +30,7 @@ OBJECTS = 6000                                              # bytes of Python's 
 class Call(NamedTuple):
     """A step as it runs. What `values` names is a shape in `bound`, and comes from the step numbered there."""
     kernel: Declared
-    bound: SimpleNamespace
+    bound: Arguments
     values: dict[str, int]
     shape: Value
 
@@ -46,16 +46,20 @@ class Call(NamedTuple):
         return all(space == T for space in spaces)
 
 
-def enter(out: Any) -> None:
+class enter(Arguments):
     """No step calls it: what enters lies with the batch, or with the session."""
 
+    def run(out: Any, *, port: Any) -> None: ...
+    def shape(a) -> Value: return entering(a.port)
+    def reference(a) -> Any: return a.batch.input(a.port)
 
-ENTERED = Declared(enter, gives=lambda a: a.shape, means=lambda a: a.value, held=True)
+
+ENTERED = Declared(enter, is_input=True)
 
 
 def bind(steps: Sequence[Any], constants: Mapping[str, Any], ports: Sequence[Port] = ()) -> list[Call]:
     """What enters and steps, with their shapes. ValueError names the step, its kernel and what is wrong."""
-    calls = [Call(ENTERED, SimpleNamespace(port=port), {}, entering(port)) for port in ports]
+    calls = [Call(ENTERED, ENTERED.record(port=port), {}, entering(port)) for port in ports]
     number = {port.name: i for i, port in enumerate(ports)}
     shapes = {port.name: calls[i].shape for i, port in enumerate(ports)}
     if taken := [name for name in number if name in constants]:
@@ -78,7 +82,7 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     given = {operand: shapes.get(name, constants.get(name)) for operand, name in step.operands.items()}
     bound = kernel.bind(given, step.attributes)
     values = {operand: number[name] for operand, name in step.operands.items() if name in number}
-    shape = kernel.seated(kernel.gives(bound), bound)
+    shape = kernel.seated(kernel.shape(bound), bound)
     if max(shape.size[:4]) > FLOAT_BYTES * WIDEST:
         raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
     return Call(kernel, bound, values, shape)
@@ -88,7 +92,7 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
     """Every cache is a piece of state, which one step writes before anything else reads it: its next value. ValueError
     where it is not."""
     for i, call in enumerate(calls):
-        if call.kernel.held and isinstance(call.shape, Cache) and i not in state:
+        if call.kernel.is_input and isinstance(call.shape, Cache) and i not in state:
             raise ValueError(f"state: input {names[i]!r}, {call.shape} in space C, has no next value: "
                              f"state={{{names[i]!r}: the value "
                              "that is appended to it}")
@@ -97,7 +101,7 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
         if not isinstance(calls[i].shape, Cache):
             raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: rows that a session holds are of space C")
         readers = [j for j, call in enumerate(calls) if i in call.values.values()]
-        writers = [j for j in readers if calls[j].values.get(calls[j].kernel.over or "") == i]
+        writers = [j for j in readers if calls[j].values.get(calls[j].kernel.inplace or "") == i]
         if not writers: raise ValueError(f"{named}: no step writes it: append to it")
         if len(writers) > 1:
             raise ValueError(f"{named}: {' and '.join(repr(names[j]) for j in writers)} write it: one step may")
@@ -131,9 +135,9 @@ def homes(calls: Sequence[Call], outputs: Sequence[int]) -> tuple[list[int], lis
 
 def find_overwritten(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: Sequence[int]) -> int:
     """The step whose result step i may write over, or i itself."""
-    if call.kernel.over is None: return i
-    v = call.values[call.kernel.over]
-    if calls[home[v]].kernel.held and not isinstance(call.shape, Cache): return i
+    if call.kernel.inplace is None: return i
+    v = call.values[call.kernel.inplace]
+    if calls[home[v]].kernel.is_input and not isinstance(call.shape, Cache): return i
     alone = [home[w] for w in call.values.values()].count(home[v]) == 1
     whole = calls[v].shape == call.shape                    # rows of a part would be apart
     return v if alone and whole and last[home[v]] == i else i
@@ -189,7 +193,7 @@ class Schedule:
 
     def divided(self) -> list[Recorded | Called]:
         """Steps that can be recorded in one piece, as far as they follow one another, and the others one by one."""
-        real = [i for i, call in enumerate(self.calls) if not (call.kernel.view or call.kernel.held)]
+        real = [i for i, call in enumerate(self.calls) if not (call.kernel.view or call.kernel.is_input)]
         pieces = [[*steps] for _, steps in groupby(real, lambda i: -1 if launches(self.calls[i]) else i)]
         return [Recorded(self, steps) if launches(self.calls[steps[0]]) else Called(self, steps) for steps in pieces]
 
@@ -368,26 +372,24 @@ def objects(steps: int) -> int:
 
 
 def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any,
-            instead: Mapping[int, Any] = MappingProxyType({}),
-            rounded: bool = True) -> Any:
+            instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> Any:
     """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
-    return kernel.means(widen_arguments(kernel, arguments, batch, instead, rounded))
+    return kernel.reference(widen_arguments(kernel, arguments, batch, instead, rounded))
 
 
 def widen_arguments(kernel: Declared, arguments: Mapping[str, Any], batch: Any,
-                    instead: Mapping[int, Any] = MappingProxyType({}),
-                    rounded: bool = True) -> SimpleNamespace:
+                    instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> Arguments:
     """The arguments of a kernel in float64, as it computes with them."""
     given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
-    reads = kernel.reads(SimpleNamespace(**given)) if rounded else {}
-    return SimpleNamespace(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
+    reads = kernel.reads(kernel.record(**given)) if rounded else {}
+    return kernel.record(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
 
 
 def bound(kernel: Declared, arguments: Mapping[str, Any], exact: Any = None) -> NDArray[np.float64]:
     """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments`
     gives them."""
     if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
-    return np.asarray(kernel.bound(SimpleNamespace(**arguments, exact=exact)))
+    return np.asarray(kernel.bound(kernel.record(**arguments, exact=exact)))
 
 
 def widen_value(value: Any, instead: Mapping[int, Any]) -> Any:

@@ -1,7 +1,6 @@
 """What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask
 that its kernel reads, and the fields of an interpreted term."""
 import json
-from types import SimpleNamespace as Bound
 from typing import Any
 
 from numpy.typing import NDArray
@@ -9,21 +8,22 @@ from numpy.typing import NDArray
 from formats.masks import Mask
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
+from opmatrix.runtime.arguments import Arguments
 
 Tables = tuple[NDArray[Any], ...]
 
 
-def tables(a: Bound) -> Tables:
+def tables(a: Arguments) -> Tables:
     """The tables that a step's pattern speaks of."""
     return tuple(table for k in range(MAX_TABLES) if (table := getattr(a, f"mask{k}", None)) is not None)
 
 
-def pattern(a: Bound) -> Pattern:
+def pattern(a: Arguments) -> Pattern:
     """Whom a step's queries see; a search knows the pattern itself."""
     return a.where if isinstance(a.where, Pattern) else parse(a.where, tables(a))
 
 
-def check_pattern(a: Bound) -> None:
+def check_pattern(a: Arguments) -> None:
     """Raises ValueError where a kernel does not know the pattern of a step: nobody may see another sequence, every
     table is spoken of, and what is no range of positions is in float32."""
     found, given = pattern(a), len(tables(a))
@@ -35,7 +35,13 @@ def check_pattern(a: Bound) -> None:
                          "attention needs")
 
 
-def fields(a: Bound) -> dict[str, int]:
+def check_reach(a: Arguments) -> None:
+    """Raises ValueError where a step's queries see no ranges of positions, which is all that some kernels know."""
+    check_pattern(a)
+    if not pattern(a).reach: raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
+
+
+def fields(a: Arguments) -> dict[str, int]:
     """The positions that the tables of a step know."""
     limit = pattern(a).limit
     return {} if limit is None else {"positions": limit}
@@ -48,7 +54,7 @@ def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
     return found.mask(batch.rows)
 
 
-def fields_of_term(a: Bound) -> dict[str, int]:
+def fields_of_term(a: Arguments) -> dict[str, int]:
     """The fields of the batch that an interpreted step reads, each with the number that all must be below."""
     least: dict[str, int] = {}
     for _, _, attributes in (node for node in json.loads(a.term) if len(node) == 3 and isinstance(node[2], list)):

@@ -89,7 +89,7 @@ class Called:
     def peak(self, extents: Extents, starts: Any = None) -> int:
         """Bytes that the kernel allocates itself."""
         calls = [self.schedule.calls[step] for step in self.steps]
-        return max(int(call.kernel.room(call.bound).at(extents)) for call in calls)
+        return max(int(call.kernel.scratch(call.bound).at(extents)) for call in calls)
 
 
 def block(size: int) -> NDArray[np.uint8]:

@@ -53,7 +53,7 @@ def group_steps(program: Program, prices: Prices) -> dict[str, tuple[list[str], 
     """The steps that are not views by what is priced of them: names, and predicted seconds of all."""
     found: dict[str, tuple[list[str], float]] = {}
     for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
-        if call.kernel.view or call.kernel.held: continue
+        if call.kernel.view or call.kernel.is_input: continue
         costs = call.kernel.cost(call.bound, call.shape, prices.group)
         names, ahead = found.get(what := told(step.kernel, costs), ([], 0.0))
         found[what] = [*names, step.output], ahead + prices.seconds(costs)

@@ -61,6 +61,9 @@ HEADS = (
 
 
 STAGES = tuple(map(stage, (bias, activate, times, residual, norm, rms, gained, affine)))
+if unlawful := [each.__name__ for each in FUSED
+                if not any(each.operands.keys() & stage.variables.keys() for stage in STAGES)]:
+    raise TypeError(f"stage {unlawful[0]}: rewrites/laws/epilogues.py has no law for it, a function of its operands")
 NORM_STAGES = (norm, affine), (rms, gained)                       # operators of models
 
 

@@ -1,11 +1,10 @@
 """The kernels that a call stands for, and what they are given: as shapes, which is what prices ask for. Programs name
 the same (rewrites/compiler/emit.py)."""
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace as Bound
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.sizes import size
-from opmatrix.runtime.kernel import Declared, in_heads
+from opmatrix.runtime.kernel import Arguments, Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
@@ -57,7 +56,7 @@ def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> 
             if name in declared.attributes}
 
 
-def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple[Declared, Bound, Value]]:
+def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple[Declared, Arguments, Value]]:
     """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as
     they are, no weight; of other constants and numbers, that they are there."""
     bound = dict(call.bound)
@@ -70,7 +69,7 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
             if name in declared.operands or name in declared.attributes:
                 found[name] = argument(lowering, declared.wanted(name), call.implementation.variables[name].name, at)
         before = shaped(lowering, cls, declared.result)
-        yield declared, Bound(**found), before
+        yield declared, declared.record(**found), before
 
 
 def argument(lowering: "Lowering", wanted: Any, sort: str, at: Any) -> Any:

@@ -38,9 +38,7 @@ def narrows(call: Call) -> bool:
 
 def with_number_type(call: Call, kind: str) -> Any:
     """The bound arguments of a call and its operands' shapes, in another number type."""
-    bound = type(call.bound)(**vars(call.bound))
-    bound.number_type = kind
-    return bound
+    return call.kernel.record(**vars(call.bound) | {"number_type": kind})
 
 
 def rounds_product(calls: list[Call], value: int) -> bool:

@@ -9,8 +9,7 @@ from formats import FORMATS
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
 from opmatrix.extents import Extents, PatternPairs
-from opmatrix.runtime import costs
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.costs import Costs, behind_product, gather_cost, times_format, times_stack
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.calls import shapes
 
@@ -85,18 +84,18 @@ class Prices:
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
                rows: Any = None) -> float:
         """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
-        return self.seconds(costs.times_format(form, count_sizes(form, n, p, parameters),
+        return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
                                                self.group["T"] if rows is None else rows))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
-        if use.layout == "stack": return self.seconds(costs.times_stack(shape, tokens)), 4.0 * prod(shape)
+        if use.layout == "stack": return self.seconds(times_stack(shape, tokens)), 4.0 * prod(shape)
         rows, cols = shape
         if lowering.gathers(use):
             stored = lowering.stored(use.weight, lowering.held(use, method).layout)
             panels = "" if FORMATS[method.format].rowwise else method.format
-            return self.seconds(costs.gathered(cols, tokens,
+            return self.seconds(gather_cost(cols, tokens,
                                                panels)), stored_bytes(method.format, *stored, method.parameters)
         size = stored_bytes(method.format, rows, cols, method.parameters)
         product = self.linear(method.format, rows, cols, method.parameters, tokens)
@@ -110,7 +109,7 @@ class Prices:
 
     def gathered(self, p: int) -> float:
         """Seconds of a row of so many columns for each token, from a table."""
-        return self.seconds(costs.gathered(p, self.live["T"]))
+        return self.seconds(gather_cost(p, self.live["T"]))
 
     def spent(self, cost: Callable[[Extents], Costs]) -> float:
         """Seconds of kernels, by their cost at the extents that the machine is asked about."""
@@ -118,7 +117,7 @@ class Prices:
 
     def spared(self, stages: Sequence[str], rows: Any, cols: int) -> float:
         """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
-        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in costs.behind(stages, rounds)]
+        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in behind_product(stages, rounds)]
                          for rounds in (False, True))
         return self.seconds(plain) - self.seconds(narrow)
 

@@ -42,7 +42,7 @@ def predicted_share(program: Program, prices: Prices | Mean) -> float:
     seconds = {True: 0.0, False: 0.0}
     calls = program.schedule.calls[program.schedule.first:]
     for step, call in zip(program.steps, calls, strict=True):
-        if not (call.kernel.view or call.kernel.held):
+        if not (call.kernel.view or call.kernel.is_input):
             seconds[TERM in step.attributes] += prices.spent(partial(call.kernel.cost, call.bound, call.shape))
     return seconds[True] / sum(seconds.values())
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, cycle, pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,8 @@ def find_longest(programs: Sequence[Program], timed: int, positions: int | None)
     too much memory, or a step cannot be read in some rows alone."""
     limits = [positions, *(least_limits(program.schedule.calls).get("positions") for program in programs)]
     longest = min([max(timed, MAX_LENGTH), MAX_ROWS // 2, *(each for each in limits if each is not None)])
-    if any(call.kernel.mixes and call.kernel.at is None for program in programs for call in program.schedule.calls):
+    kernels = [call.kernel for program in programs for call in program.schedule.calls]
+    if any(each.row_mixing and each.restrict is None for each in kernels):
         longest = min(longest, max(timed, SAMPLED))
     while longest > max(timed, SAMPLED):
         if max(program.peak_bytes(Batch([np.zeros(longest, int)])) for program in programs) <= MEMORY: break
@@ -136,7 +136,7 @@ class Steps:
         some, whole = rows_looked_at(call, batch), len(batch) > 1 or batch.rows in self.all
         meant = Meant.of(call, arguments, batch, None if whole and reads_all(call, batch) else some)
         shares = [meant.compared(shown, found, batch.rows)]
-        for more in call.kernel.telling(SimpleNamespace(**arguments), np.random.default_rng(0)):
+        for more in call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(0)):
             out = launched(call, told := arguments | more, found.shape)
             shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
         if call.kernel.by_rows and call.by_tokens:
@@ -154,7 +154,7 @@ class Steps:
 def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch: Batch) -> Iterator[float]:
     """At the last rows of a step on some numbers of rows one after another, as many as are soon computed: of the last
     rows of a sentence where each stands for itself, of its beginning elsewhere. Raises VerificationError."""
-    if not call.by_tokens or call.kernel.at is None or call.kernel.view: return
+    if not call.by_tokens or call.kernel.restrict is None or call.kernel.view: return
     weight, alone = getattr(call.bound, "weight", None), call.kernel.by_rows
     top = min(batch.rows, SAMPLED, int(ROW_WORK // (1 if weight is None else math.prod(weight.shape))))
     for count in range(max(1, top - TAIL + 1), top + 1):
@@ -272,7 +272,7 @@ def reads_all(call: Call, batch: Batch) -> bool:
     not take too long."""
     weight = getattr(call.bound, "weight", None)
     work = batch.rows * (1 if weight is None else math.prod(weight.shape))
-    return batch.rows < SAMPLED or not (call.kernel.mixes or work > ROW_WORK)
+    return batch.rows < SAMPLED or not (call.kernel.row_mixing or work > ROW_WORK)
 
 
 def rows_looked_at(call: Call, batch: Batch) -> NDArray[np.int64]:

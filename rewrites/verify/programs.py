@@ -186,11 +186,11 @@ class Meant(NamedTuple):
         """What a call's kernel means, for these rows alone where its result has a row for each token and can be read
         so."""
         chosen: tuple[Mapping[str, Any], Any] | None = None
-        if rows is not None and call.kernel.at and call.by_tokens:
-            chosen = call.kernel.at(arguments, [*call.values], batch, rows)
+        if rows is not None and call.kernel.restrict and call.by_tokens:
+            chosen = call.kernel.restrict(arguments, [*call.values], batch, rows)
         if chosen: arguments, batch = chosen
         exact = widen_arguments(call.kernel, arguments, batch)
-        numbers = call.kernel.means(exact)
+        numbers = call.kernel.reference(exact)
         allowed = np.broadcast_to(bound(call.kernel, arguments, exact), numbers.shape)
         return cls(numbers, allowed, rows if chosen else None)
 

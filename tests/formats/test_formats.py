@@ -14,9 +14,10 @@ import formats
 from formats import CSR, FORMATS, NM, Block, Dense, Epilogue, Format, FormatError, Half, LowRank
 from formats.core.activation import COMPILED
 from formats.core.check import check_product
+from formats.core.choices import Range
 from formats.core.epilogue import UNIT
 from formats.core.sizes import blocks, f4, group, kept, n, nnz, p, r
-from formats.core.stage import CHOICE, STAGES, Stage
+from formats.core.stage import STAGES, Stage
 
 few = settings(max_examples=40, deadline=None)
 numbers = st.floats(-8, 8, width=32, allow_subnormal=False) | st.just(0.0)
@@ -244,21 +245,22 @@ def test_epilogues(F, rows):
 
 @pytest.mark.parametrize("part", ["operands", "operations", "means", "bound"])
 def test_a_stage_that_lacks_a_part_is_refused_where_it_is_declared(part):
-    parts = {"operations": 2, "means": lambda y, e: y, "bound": lambda y, error, e, rough: error}
-    operands = {} if part == "operands" else {"cap": CHOICE}
+    parts = {"operations": 2, "means": lambda y, e: y, "bound": lambda y, error, value, e, rough: error}
+    operands = {} if part == "operands" else {"cap": Range(float, 0.1, 100)}
     with pytest.raises(TypeError, match=f"stage softcap: it says no {part}: declare it as those in formats/core/stage"):
         type("softcap", (Stage,), {name: each for name, each in parts.items() if name != part}, **operands)
-    made = type("softcap", (Stage,), parts, cap=CHOICE)
+    made = type("softcap", (Stage,), parts, cap=Range(float, 0.1, 100))
     assert made.price == "softcap" and made not in STAGES
 
 
 def test_the_oracle_of_epilogues():
     y, gelu = np.array([[1.0, -2.0, 4.0]]), COMPILED["gelu"].function
     assert np.allclose(gelu(y), [[0.8413447460685429, -0.04550026389635842, 3.99987331503]], atol=1e-11)
-    assert Epilogue([1, 1, 1], residual=[[1, 2, 3]]).reference(y).tolist() == [[3, 1, 8]]
+    assert Epilogue(bias=[1, 1, 1], residual=[[1, 2, 3]]).reference(y).tolist() == [[3, 1, 8]]
     normed = Epilogue(eps=1e-30, gain=[2, 2, 2], shift=[1, 1, 1]).reference(y)
     assert np.allclose(normed.mean(), 1) and np.allclose(normed.std(), 2)
-    order = Epilogue([1, 0, 0], "gelu", [[0, 1, 0]], None, [1, 1, 2], [0, 0, 1]).reference(y)
+    order = Epilogue(bias=[1, 0, 0], activation="gelu", residual=[[0, 1, 0]], gain=[1, 1, 2],
+                     shift=[0, 0, 1]).reference(y)
     assert np.allclose(order,
                        [[gelu(np.array(2.0)), gelu(np.array(-2.0)) + 1, 2 * gelu(np.array(4.0)) + 1]])
 
@@ -266,9 +268,9 @@ def test_the_oracle_of_epilogues():
 def test_the_bound_of_an_epilogue_is_no_wider_than_it_need_be():
     rng = np.random.default_rng(8)
     y, bias, gain, shift = rng.standard_normal((3, 384)), *normal(rng, 3, 384)
-    epilogue = Epilogue(bias, "gelu", normal(rng, 3, 384), 1e-12, gain, shift)
+    epilogue = Epilogue(bias=bias, activation="gelu", residual=normal(rng, 3, 384), eps=1e-12, gain=gain, shift=shift)
     assert epilogue.bound(y, np.zeros(y.shape)).max() < 1e-3
-    assert Epilogue(bias).bound(y, np.zeros(y.shape)).max() < 1e-6
+    assert Epilogue(bias=bias).bound(y, np.zeros(y.shape)).max() < 1e-6
 
 
 def test_the_product_operator():

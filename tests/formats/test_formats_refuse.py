@@ -49,7 +49,8 @@ WRONG = {
     "no eps": (lambda: Epilogue(eps=0.0), "epilogue: eps = 0.0 is not from"),
     "eps": (lambda: Epilogue(eps=-1.0), "epilogue: eps = -1.0 is not from"),
     "bias axes": (lambda: Epilogue(bias=W), r"epilogue: bias has shape \(4, 3\); it needs 1 axes"),
-    "bias": (lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue([1, 2])), r"after dense\(4×3\): bias has 2 entries"),
+    "bias": (lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue(bias=[1, 2])),
+             r"after dense\(4×3\): bias has 2 entries"),
     "residual": (lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue(residual=W)), r"residual is \(4, 3\), the output"),
 }
 

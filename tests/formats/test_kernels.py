@@ -23,7 +23,7 @@ def epilogue(rng, form, T, p):
     bias, residual, gain, shift = numbers(rng, p), numbers(rng, T, p), numbers(rng, p), numbers(rng, p)
     return {"plain": NOTHING, "bias": Epilogue(bias=bias), "gelu": Epilogue(activation="gelu"),
             "residual": Epilogue(bias=bias, residual=residual), "norm": Epilogue(eps=1e-5, gain=gain, shift=shift),
-            "all": Epilogue(bias, "gelu", residual, 1e-12, gain, shift)}[form]
+            "all": Epilogue(bias=bias, activation="gelu", residual=residual, eps=1e-12, gain=gain, shift=shift)}[form]
 
 
 def product_within(got, x, w, after):
@@ -189,9 +189,9 @@ def test_pointwise_in_place(rng):
 def test_gates_and_norms_behind_a_product(rng, T, n, p, norm, activation):
     """activation(x @ W + b) * times + residual, normed: all of a gated layer in one pass."""
     bias = numbers(rng, p) + (40 if activation == "rsqrt" else 0)
-    after = Epilogue(bias, activation, numbers(rng, T, p), None if norm is None else 1e-6, numbers(rng, p),
-                     numbers(rng, p),
-                     numbers(rng, T, p), norm or "layer")
+    after = Epilogue(bias=bias, activation=activation, residual=numbers(rng, T, p),
+                     eps=None if norm is None else 1e-6, gain=numbers(rng, p), shift=numbers(rng, p),
+                     times=numbers(rng, T, p), norm=norm or "layer")
     x, w = numbers(rng, T, n), numbers(rng, n, p)
     product_within(kernels.product_dense(x, w, room(T, p), after), x, w, after)
 

@@ -64,7 +64,8 @@ def test_epilogues_agree(activation, norm, rng):
     W, x = rng.random((24, 35), np.float32) + 0.1, rng.random((9, 24), np.float32)      # positive, for rsqrt
     bias, gain, shift = rng.random((3, 35), np.float32)
     times, residual = rng.random((2, 9, 35), np.float32)
-    after = Epilogue(bias, activation, residual, None if norm is None else 1e-3, gain, shift, times, norm or "layer")
+    after = Epilogue(bias=bias, activation=activation, residual=residual, eps=None if norm is None else 1e-3, gain=gain,
+                     shift=shift, times=times, norm=norm or "layer")
     packed = FORMATS["dense"].pack(W)
     exact, error = x.astype(np.float64) @ W, packed.bound(x)
     assert (abs(Held(packed).matmul(x, epilogue=after) - after.reference(exact)) <= after.bound(exact, error)).all()

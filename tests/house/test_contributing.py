@@ -11,6 +11,7 @@ from children import ROOT
 
 from formats import FORMATS
 from formats.core.activation import ACTIVATIONS
+from formats.core.stage import STAGES
 from formats.machine.datasheets import FILE, datasheets
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES
@@ -24,7 +25,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 ROW = r"^\| an? ([\w ]+) \| `([\w/.]+)` \| \[[\w/.]+\]\(([\w/.]+)\) \|$"
 ROWS = {what: (place, page) for what, place, page in re.findall(ROW, TEXT, re.M)}
 PAGES = sorted((ROOT / "docs").glob("add_a*_*.md"))
-TESTED = "add_a_kernel", "add_an_activation"                # in files of their own
+TESTED = "add_a_kernel", "add_an_activation", "add_a_stage"                # in files of their own
 
 
 def source(thing):
@@ -36,6 +37,7 @@ DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
             "storage format": [source(each) for each in FORMATS.values()],
             "property": [source(each.sides) for each in PROPERTIES.values()],
             "family of models": [source(each) for each in FAMILIES.values()],
+            "stage of an epilogue": [source(each) for each in STAGES],
             "kernel": [source(each.function) for each in KERNELS.values()],
             "activation": [source(each.function) for each in ACTIVATIONS.values()],
             "function or other node kind": [source(each.body) for each in KINDS.values()

@@ -11,7 +11,6 @@ from formats.core.check import check_product
 from formats.core.epilogue import NOTHING
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
-from opmatrix.runtime import kernels as table
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.schedule import bound, meaning
 from rewrites.verify import VerificationError, verify_steps
@@ -187,10 +186,9 @@ def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
               Step("join", {"x": "a"}, {}, "z")]
     program = Program(steps, constants, "z")
     assert verify_steps(program, [SENTENCES])["count"] == 8
-    wrong = lambda *given: ATTENDING[fault](kernels.attention_halves, *given)
-    class Planted:
-        def __getattr__(self, name): return wrong if name == "attention_halves" else getattr(kernels, name)
-    monkeypatch.setattr(table, "compiled", Planted())
+    right = kernels.attention_halves
+    wrong = lambda *given: ATTENDING[fault](right, *given)
+    monkeypatch.setattr(kernels, "attention_halves", wrong)
     with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means"):
         verify_steps(program, [SENTENCES])
 
@@ -209,7 +207,7 @@ def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
     q, k, v = (rng.standard_normal((16, 2, 32), np.float32) for _ in range(3))
     call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256,
                            batch=Batch([range(16)]))
-    declared = table.KERNELS["attention"]
+    declared = KERNELS["attention"]
     found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)
     plain = meaning(declared, vars(call), call.batch, rounded=False)
     assert (abs(found - exact) <= bound(KERNELS["attention"], vars(call))).all()

@@ -20,7 +20,7 @@ from opmatrix.pipelines.session import New
 from opmatrix.pricing import catalogue
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
-from opmatrix.runtime.kernel import Declared
+from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Rows
 from opmatrix.signature import Port
@@ -153,13 +153,16 @@ def test_columns_of_a_wider_value_are_read_in_place(rng):
 
 def test_a_kernel_is_one_entry(rng, monkeypatch):
     """A kernel that is declared nowhere but here is checked, planned, run, read in float64, priced and printed."""
-    def largest(out, x: Rows, *, least: float = 0.0):
+    @kernel(inplace="x")
+    class largest(Arguments):
         """The largest number of a row, or least."""
-        np.maximum(x.max(1, keepdims=True), least, out=out)
 
-    monkeypatch.setitem(KERNELS, "largest", Declared(
-        largest, gives=lambda a: Rows(1), means=lambda a: np.maximum(a.x.max(1, keepdims=True), a.least),
-        cost=lambda a, out, extents: [("gather", {"T": extents[T], "p": a.x.cols})], over="x"))
+        def run(out, x: Rows, *, least: float = 0.0): np.maximum(x.max(1, keepdims=True), least, out=out)
+        def shape(a) -> Rows: return Rows(1)
+        def reference(a): return np.maximum(a.x.max(1, keepdims=True), a.least)
+        def cost(a, out, extents): return [("gather", {"T": extents[T], "p": a.x.cols})]
+
+    monkeypatch.setitem(KERNELS, "largest", largest)
     steps = [*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")]
     program = Program(steps, {"E": Dense.pack(rows(rng, 4, 6))}, "y")
     np.testing.assert_array_equal(program.run([[0, 1], [3]]), program.exact([[0, 1], [3]]))
@@ -340,7 +343,7 @@ START = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")]
 
 
 @pytest.mark.parametrize("steps, complaint", [
-    ([Step("conv", {"x": "x"}, {}, "y")], "step 1, y = conv: there is no such kernel; there are linear"),
+    ([Step("conv", {"x": "x"}, {}, "y")], "step 1, y = conv: there is no such kernel; there are append"),
     ([Step("scale", {"x": "z"}, {"factor": 2.0}, "y")], "x is 'z', which no earlier step gives"),
     ([Step("scale", {"x": "x"}, {"factor": 2.0}, "x")], "'x' is already defined"),
     ([Step("scale", {"x": "x"}, {"factor": 2.0}, "E")], "'E' is already defined"),

@@ -321,7 +321,7 @@ def test_an_append_is_its_term():
     term = product(given(slots), I)
     batch = Batch([[1, 2, 3], [4]], relations={"slots": entries})
     wanted = cache.reshape(48, 16) + dense(term, x, batch)
-    meant = KERNELS["append"].means(SimpleNamespace(batch=new, x=x.reshape(4, 2, 8), cache=cache))
+    meant = KERNELS["append"].reference(SimpleNamespace(batch=new, x=x.reshape(4, 2, 8), cache=cache))
     assert np.array_equal(meant.reshape(48, 16), wanted)
     out = cache.astype(np.float32)
     KERNELS["append"].function(out, new, x.reshape(4, 2, 8).astype(np.float32), out)

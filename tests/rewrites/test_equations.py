@@ -27,6 +27,7 @@ from rewrites.kinds import left, right
 from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
+from rewrites.proofs.laws.blocks import EQUALLY_WIDE
 from rewrites.proofs.laws.value_kinds import below, unit
 from rewrites.proofs.laws.values import SORTED
 from rewrites.proofs.laws.values import VALUE_LAWS as LAWS

@@ -1,7 +1,6 @@
 """Lengths that programs are looked at: what is listed, what shows only there, and what is said beyond them."""
 import json
 import logging
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -123,12 +122,12 @@ def test_a_fault_beyond_a_threshold_is_found(rng, fault):
 def test_a_key_of_the_longest_is_found_by_queries_that_are_drawn(rng):
     """Of 1,024 rows and more some are looked at, and every key shows in each of them."""
     program = attending(rng, 2000)
-    call = next(call for call in program.schedule.calls if call.kernel.mixes)
+    call = next(call for call in program.schedule.calls if call.kernel.row_mixing)
     [batch] = batches_at([[2000]], SENTENCES)
     rows = rows_looked_at(call, batch)
     assert {0, 47, 48, 1999} <= {*rows.tolist()} and 64 <= len(rows) < 200
     [[_, arguments, found]] = [each for each in program.schedule.walk(batch) if each[0] is call]
-    [equal, _] = call.kernel.telling(SimpleNamespace(**arguments), rng)
+    [equal, _] = call.kernel.telling(call.kernel.record(**arguments), rng)
     Meant.of(call, arguments, batch, rows).compared("", found, 2000)
     for lost in (1999, 1000, 777):
         given, out = arguments | equal, np.empty_like(found)
@@ -144,8 +143,8 @@ def test_some_rows_mean_what_they_mean_among_all(rng, number_type):
     batch, at = Batch([[1, 2, 3], [4], [5, 6, 7, 8]]), np.array([0, 2, 3, 6])
     asked = 0
     for call, arguments, _ in attending(rng, 9, number_type).schedule.walk(batch):
-        arguments_at, some = call.kernel.at(arguments, [*call.values], batch, at)
-        every, few = (call.kernel.means(widen_arguments(call.kernel, given, rows))
+        arguments_at, some = call.kernel.restrict(arguments, [*call.values], batch, at)
+        every, few = (call.kernel.reference(widen_arguments(call.kernel, given, rows))
                       for given, rows in ((arguments, batch), (arguments_at, some)))
         np.testing.assert_allclose(few, every[at], rtol=1e-12, atol=1e-12)
         asked += call.by_tokens
@@ -281,5 +280,5 @@ def test_a_longer_text_is_said_once_a_program(rng, caplog, run):
 
 
 def test_every_kernel_with_tiles_declares_them():
-    assert {name for name, each in KERNELS.items() if each.mixes and each.launches and each.at is None} <= {
+    assert {name for name, each in KERNELS.items() if each.row_mixing and each.launches and each.restrict is None} <= {
         "attention_cached"}

@@ -3,6 +3,7 @@
 import numpy as np
 
 from formats.core.epilogue import NOTHING, TINY, Epilogue
+from formats.core.stage import STAGES
 from formats.kernels.engine.compiled import FAST, HELPER, Function, calling
 from formats.kernels.engine.launch import address, make_record, step, words
 from formats.kernels.engine.memory import floats, record
@@ -178,10 +179,19 @@ def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = Fa
     before is no more exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
     epilogue.check(*out.shape, "out", out)
-    e = epilogue
+    words = {"on_block": on_block.address, "on_rows": on_rows.address, "out": address(out), "step": step(out),
+             "p": out.shape[1], **encode(epilogue, ROUGH if rough else PASSES)}
+    return make_record([tuple(words[name] for name in EPILOGUE.names)], EPILOGUE)
+
+
+def encode(e: Epilogue, activations: dict[str, Function]) -> dict[str, int | float]:
+    """The words of the operands of stages."""
     beside, across = (0 if rows is None else step(rows) for rows in (e.times, e.residual))
-    normal = 0 if e.eps is None else 1 if e.norm == "layer" else 2
-    return make_record([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(e.bias),
-                      (ROUGH if rough else PASSES)[e.activation].address if e.activation else 0, address(e.times),
-                      beside, address(e.residual), across, normal, address(e.gain), address(e.shift), e.eps or 0.0)],
-                      EPILOGUE)
+    return {**{name: address(getattr(e, name)) for name in ("bias", "times", "residual", "gain", "shift")},
+            "activation": activations[e.activation].address if e.activation else 0, "beside": beside, "across": across,
+            "eps": e.eps or 0.0, "normal": 0 if e.eps is None else 1 if e.norm == "layer" else 2}
+
+
+for stage in STAGES:
+    if not stage.operands.keys() & {*EPILOGUE.names}:
+        raise TypeError(f"stage {stage.__name__}: formats/kernels/rows/following.py has no {', '.join(stage.operands)}")

@@ -3,8 +3,8 @@ the same form: transposes at the leaves, blocks outermost (rewrites/proofs/laws/
 then products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper
 for them.
 
-A sum is taken apart only where no column spreads (EQUALLY_WIDE). No law subsumes its left side: what is no longer looked
-at is still needed once its class is found to be another."""
+A sum is taken apart only where no column spreads (EQUALLY_WIDE). No law subsumes its left side: what is no longer
+looked at is still needed once its class is found to be another."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, turn
 from rewrites.law import JOIN, SIMPLIFY, array, collect, entrywise, k, law, matrix, n, operator, p, q, scalar, varying

@@ -1,0 +1,33 @@
+"""What may be chosen beside arrays: a word of a few, a number of a range, or the default."""
+from typing import Any, NamedTuple
+
+LARGEST_FLOAT32 = (2 - 2 ** -23) * 2.0 ** 127               # of float32, in which kernels compute
+
+
+class Range(NamedTuple):
+    """Numbers that an attribute may be, as its annotation: whole ones or real ones, both ends included."""
+    number: type
+    low: float
+    high: float
+    default: float | None = None
+    usual: float | None = None                              # what calibrations time
+    why: str = ""                                           # no others
+
+    def holds(self, value: Any) -> bool:
+        wanted = int if self.number is int else int | float
+        return isinstance(value, wanted) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"a {'whole' if self.number is int else 'real'} number from {self.low:.8g} to {self.high:.8g}"
+
+
+class OneOf(NamedTuple):
+    """Words that an attribute may be, and the one that it is where nothing is said."""
+    words: tuple[str, ...]
+    default: str = ""
+    usual: str = ""
+
+    def holds(self, value: Any) -> bool: return value in self.words
+
+
+Choice = Range | OneOf

@@ -1,0 +1,24 @@
+"""What the readings of a kernel are given: a record made of its signature."""
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BESIDE = "batch", "exact", "at"                             # what readings may be given beside operands and attributes
+Doubles = NDArray[np.float64]
+
+
+class Arguments:
+    """A kernel's operands and attributes by name; of float64 readings the `batch`, and in bounds the same in float64,
+    as `exact`. A kernel's own is this class with the names of its signature, and has no others."""
+    kernel = ""
+    names: frozenset[str] = frozenset()
+
+    def __init__(self, /, **values: Any) -> None:
+        if self.kernel and (unknown := [name for name in values if name not in self.names]):
+            raise TypeError(f"kernel {self.kernel} has no {', '.join(unknown)}")
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        who = f"kernel {self.kernel}" if self.kernel else "what a kernel is given"
+        raise AttributeError(f"{who} has no {name}; there are {', '.join(vars(self))}")

@@ -1,0 +1,65 @@
+"""What declarations of kernels share beside mathematics: what fits what, and the calls that a calibration times."""
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.sizes import T, p
+from formats.core.stage import ROW_FIELDS, VECTORS
+from formats.machine.prices import S2, Timed, d, h
+from opmatrix.runtime.arguments import Arguments
+from opmatrix.runtime.operands import Cache, Heads, Rows
+
+ONE_PASS = (T * p,)                                             # what time grows with: numbers of the result
+SCORED = S2 * h * d, S2 * h, T * h * d                      # products, exponentials, rows
+Cases = Callable[[Any, Any], Iterator[Timed]]
+
+
+# ---- shapes. ValueError says which does not fit
+
+def same(what: str, found: Any, wanted: Any) -> None:
+    if found != wanted: raise ValueError(f"{what}: {found}, where {wanted} is needed")
+
+
+def after(a: Arguments, cols: int) -> Rows:
+    """An epilogue keeps the shape: its vectors have one number a column, its residual the same columns."""
+    for name in VECTORS:
+        if (vector := getattr(a, name, None)) is not None: same(name, vector.shape, (cols,))
+    for name in ROW_FIELDS:
+        if (rows := getattr(a, name, None)) is not None: same(f"{name} columns", rows.cols, cols)
+    return Rows(cols)
+
+
+def heads_of(**values: Heads | Cache) -> int:
+    """The most heads that one of them has; those of the others divide it."""
+    most = max(value.heads for value in values.values())
+    for name, value in values.items():
+        if most % value.heads: raise ValueError(f"{name} heads: {value.heads}, which do not divide {most}")
+    return most
+
+
+def copied(a: Arguments) -> NDArray[np.float64]:
+    """The bound of kernels that leave numbers as they are."""
+    return np.zeros(1)
+
+
+# ---- calls that are timed: only shapes matter to time
+
+def passes(call: Callable[..., Any]) -> Cases:
+    """`call(x, out)` of rows."""
+    def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
+        for sizes, x, out in grid.passes(numbers): yield sizes, partial(call, x, out)
+    return cases
+
+
+def timed_batches(call: Callable[..., Timed]) -> Cases:
+    """`call(numbers, starts, sizes, h, d)` for sentences between these rows, in so many heads of so many columns."""
+    def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
+        for lengths in grid.batches:
+            starts = np.cumsum([0, *lengths])
+            for heads, cols in grid.heads:
+                sizes = {"T": sum(lengths), "S2": int(np.dot(lengths, lengths)), "h": heads, "d": cols}
+                yield call(numbers, starts, sizes, heads, cols)
+    return cases

@@ -1,0 +1,257 @@
+"""softmax(q kᵀ · scale) v in one pass, so that scores are never stored (Dao et al. 2022): of all queries, of one a
+sequence, and over what sequences have cached. With fewer heads of k and v, or of q, each serves a group of the others;
+`where` is a pattern within sequences."""
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.choices import OneOf, Range
+from formats.core.epilogue import gamma
+from formats.core.sizes import S, T
+from formats.machine.prices import S2, Price, Timed, Work, d, h, up
+from formats.masks import attended
+from opmatrix.extents import Extents, pairs
+from opmatrix.patterns import among, parse
+from opmatrix.relations import HELD, Relation
+from opmatrix.runtime import seen
+from opmatrix.runtime.by_sequence import (
+    Doubles,
+    asked_queries,
+    bound_shares,
+    held,
+    in_groups,
+    most_heads,
+    products,
+    sentence_rows,
+    softened,
+    unseen,
+    weigh_heads,
+)
+from opmatrix.runtime.costs import Costs, by_scores
+from opmatrix.runtime.fitting import SCORED, Cases, heads_of, same, timed_batches
+from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.operands import Array, Cache, Heads
+
+BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13
+                                                            # each
+FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
+PRICED = {"float32": "attention", "bf16": "attention.bf16"}     # by the number type that q, k, v are rounded to
+SEEN = among(HELD).name                                     # whom a row sees of what a session holds
+BEYOND = 2 ** 40                                            # farther than any sequence is long
+REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
+SPREAD = 3.0                                                # of scores: what is seen most has most of a row's mass
+FINITE = 1e15                                               # of factors: squares of it are float32
+Keys = Annotated[int, Range(int, 1, 1 << 16)]
+NumberType = Annotated[str, OneOf(tuple(PRICED))]
+End = Annotated[str, OneOf(("first", "last"))]
+SomeRows = Annotated[str, OneOf(("all", "last"))]
+Cached = Annotated[str, OneOf((SEEN,))]
+
+
+def time_attention(call: Callable[..., Any]) -> Cases:
+    """Each query sees everything, what lies behind, or a window."""
+    def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
+        from formats.kernels.mixing.heads import layout
+        for lengths in grid.batches:
+            starts = layout(np.cumsum([0, *lengths]).tobytes())
+            for each in grid.heads:
+                sizes = {"T": sum(lengths), "S2": int(np.dot(lengths, lengths)), **dict(zip("hd", each, strict=True))}
+                q, out = numbers.some(sum(lengths), *each), numbers.room(sum(lengths), *each)
+                for reach in REACHES:
+                    scores = sum(attended(length, *reach) for length in lengths)
+                    if reach != REACHES[0] and scores == sizes["S2"]: continue
+                    yield sizes | {"S2": scores}, partial(call, q, q, q, starts, out, 1.0, reach)
+    return cases
+
+
+def price_attention(call: Callable[..., Any]) -> Price:
+    """Products in whole tiles, exponentials, and what is moved."""
+    return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d),
+                 time_attention(call))
+
+
+def fit_heads(a: Arguments) -> Heads:
+    heads = heads_of(q=a.q, k=a.k, v=a.v)
+    same("k columns", a.k.cols, a.q.cols)
+    return Heads(heads, a.v.cols)
+
+
+@kernel(launches=True, row_mixing=True, cached_variant="attention_cached", prices={
+    PRICED["float32"]: price_attention(lambda *a: compiled.attention(*a)),
+    PRICED["bf16"]: price_attention(lambda *a: compiled.attention_halves(*a))})
+class attention(Arguments):
+    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor
+    computed where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of
+    softmax may be rounded to bfloat16."""
+
+    def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, mask0: Array | None = None,
+            mask1: Array | None = None, *, scale: float = 1.0, where: str = "sequence", tile: Keys = 256,
+            number_type: NumberType = "float32") -> None:
+        tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
+        if (reach := parse(where, tables).reach) is None:
+            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch))
+        elif number_type == "float32": compiled.attention(q, k, v, batch.starts, out, scale, reach, tile)
+        else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
+
+    def shape(a) -> Heads:
+        result = fit_heads(a)
+        seen.check_pattern(a)
+        return result
+
+    limits = seen.fields
+
+    def reads(a) -> dict[str, Any]:
+        """q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
+        if a.number_type == "float32": return {}
+        from formats.kernels.mixing.attending_halves import operands
+        return {**dict(zip("qkv", operands(a.q, a.k, a.v, a.scale), strict=True)), "scale": 1.0}
+
+    def reference(a) -> Doubles:
+        """Softmax of the queries that are asked for, over what each sees."""
+        heads, where, parts = most_heads(a.q, a.k, a.v), seen.pattern(a), []
+        for at, queries, keys in asked_queries(a):
+            q, k, v = (in_groups(each, heads) for each in (a.q[at], a.k[keys], a.v[keys]))
+            scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, products(q, k) * a.scale)
+            parts.append(weigh_heads(softened(scores), v))
+        return np.concatenate(parts)
+
+    def bound(a) -> Doubles:
+        """Doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds the
+        shares, too, but for those of queries all of whose scores are surely 0: e^0 is 1, which nothing rounds."""
+        heads, parts, rounding = most_heads(a.q, a.k, a.v), [], 0.0 if a.number_type == "float32" else BF16
+        q, k = in_groups(a.exact.q, heads), in_groups(a.exact.k, heads)
+        for at, queries, keys in asked_queries(a):
+            exact = products(q[at], k[keys]) * a.exact.scale
+            size = products(abs(q[at]), abs(k[keys])) * abs(a.exact.scale)
+            hidden = unseen(a.batch, keys, seen.pattern(a), queries)
+            rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
+            share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2) * size, hidden)
+            merges = -(-share.shape[-1] // a.tile) - 1       # each fades mass and values once more
+            total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
+            parts.append(weigh_heads(total, abs(in_groups(a.exact.v[keys], len(share)))) + (rounding > 0) * FLUSHED)
+        return np.concatenate(parts)
+
+    def cost(a, out: Heads, extents: Extents) -> Costs:
+        """In its number type, of the scores that its pattern holds."""
+        return by_scores(PRICED[a.number_type], "q", "v", seen=lambda a: pairs[seen.pattern(a)])(a, out, extents)
+
+    def borders(a) -> Collection[int]:
+        return {a.tile, *compiled.borders("attention", "attention_halves", "attention_blocks")}
+
+    @staticmethod
+    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Any, at: RowNumbers) -> Restricted:
+        """Some queries, which see keys and values as ever."""
+        return {**arguments, "q": arguments["q"][at], "at": at}, batch
+
+    def telling(a, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+        """Where all scores are 0 every key has an equal share, however narrow numbers are, and each value is seen in
+        one column; where they differ by much, what makes them is seen."""
+        (T, _, d), e = a.q.shape, a.v.shape[2]
+        v = np.zeros(a.v.shape, np.float32)
+        v[np.arange(T), :, np.arange(T) % e] = rng.choice([-1, 1], (T, a.v.shape[1]))
+        yield {"q": np.zeros(a.q.shape, np.float32), "v": v}
+        if not 1 / FINITE < abs(a.scale) < FINITE: return
+        q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
+        yield {"q": q * np.float32(SPREAD / (d ** 0.5 * a.scale)), "k": k, "v": v}
+
+
+@timed_batches
+def time_once(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
+    from formats.kernels.mixing.heads import layout
+    lines, k, out = layout(starts.tobytes()), numbers.some(starts[-1], h, d), numbers.room(len(starts) - 1, h, d)
+    return ({"T": len(k), "h": h, "d": d}, partial(compiled.attend_once, k[:len(out)], k, k, lines, out))
+
+
+@kernel(launches=True, changes_space=True, cached_variant="attention_cached", price=Price(
+    (T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), time_once, common=False))
+class attend_once(Arguments):
+    """Attention of one query of each sequence, its first token or its last, to those that it sees."""
+
+    def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
+            query: End) -> None:
+        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach)
+
+    def shape(a) -> Heads:
+        for name, value, space in (("q", a.q, S), ("k", a.k, T), ("v", a.v, T)):
+            same(f"{name} rows", value.space, space)
+        seen.check_reach(a)
+        return fit_heads(a)._replace(space=S)
+
+    def reference(a) -> Doubles:
+        """Softmax of what one query of each sentence sees, over its values."""
+        heads, parts = most_heads(a.q, a.k, a.v), []
+        for s, rows in enumerate(sentence_rows(a.batch)):
+            at = rows.start if a.query == "first" else rows.stop - 1
+            q, k, v = (in_groups(each, heads) for each in (a.q[s:s + 1], a.k[rows], a.v[rows]))
+            visible = np.broadcast_to(
+                parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
+            scores = np.where(visible, np.einsum("hd,khd->hk", q[0], k) * a.scale, -np.inf)
+            parts.append(np.einsum("hk,khd->hd", softened(scores), v))
+        return np.stack(parts)
+
+    def bound(a) -> Doubles:
+        """As attention, of one query: doubtful scores, shares, and their sum over the values."""
+        heads, parts = most_heads(a.q, a.k, a.v), []
+        for s, rows in enumerate(sentence_rows(a.batch)):
+            at = 0 if a.query == "first" else rows.stop - rows.start - 1
+            q, k, v = (in_groups(each, heads) for each in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
+            exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale))
+                           for pair in ((q, k), (abs(q), abs(k))))
+            share, doubt = bound_shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size,
+                                        unseen(a.batch, rows, seen.pattern(a))[at:at + 1])
+            total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
+            parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
+        return np.concatenate(parts)
+
+    def cost(a, out: Heads, extents: Extents) -> Costs:
+        """Every head passes over its keys and values."""
+        return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
+
+
+def cached_slots(a: Arguments) -> Any:
+    """The slots of the rows that are asked for: all of the batch, or the last of each sequence."""
+    return a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
+
+
+@kernel(launches=True, row_mixing=True, changes_space=True)
+class attention_cached(Arguments):
+    """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
+    the row itself."""
+
+    def run(out: Any, batch: Any, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Cached = SEEN,
+            rows: SomeRows = "all") -> None:
+        compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale,
+                                  None if rows == "all" else batch.starts)
+
+    def shape(a) -> Heads:
+        result = fit_heads(a)
+        same("q rows", a.q.space, space := T if a.rows == "all" else S)
+        return result._replace(space=space)
+
+    def relations(a) -> tuple[Relation, ...]: return (HELD,)
+
+    def reference(a) -> Doubles:
+        """Softmax of each row, over what its sequence has cached."""
+        heads, parts = most_heads(a.q, a.k, a.v), []
+        for q, slot in zip(in_groups(a.q, heads), cached_slots(a), strict=True):
+            k, v = (in_groups(each[held(slot, a.batch.before)], heads) for each in (a.k, a.v))
+            parts.append(np.einsum("hk,khd->hd", softened(np.einsum("hd,khd->hk", q, k) * a.scale), v))
+        return np.array(parts)
+
+    def bound(a) -> Doubles:
+        """As attention, row by row, over what its sequence has cached, some pages at a time."""
+        heads, parts = most_heads(a.q, a.k, a.v), []
+        for q, slot in zip(in_groups(a.exact.q, heads), cached_slots(a), strict=True):
+            k, v = (in_groups(each[held(slot, a.batch.before)], heads) for each in (a.exact.k, a.exact.v))
+            exact, size = (np.einsum("hd,khd->hk", *each) for each in ((q, k), (abs(q), abs(k))))
+            share, doubt = bound_shares(exact * a.scale, gamma(k.shape[2] + 2) * abs(a.scale) * size,
+                                        np.zeros(exact.shape, bool))
+            # every page may fade what was before it
+            total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)
+            parts.append(np.einsum("hk,khd->hd", total, abs(v)))
+        return np.array(parts)
+
+    cost = by_scores("attention", "q", "v", seen=lambda a: pairs[seen.pattern(a)])

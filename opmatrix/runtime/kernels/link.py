@@ -1,0 +1,107 @@
+"""Rows joined by a relation that the batch gives: sums, means and maxima of several, or one that is picked."""
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.choices import OneOf
+from formats.core.epilogue import gamma
+from formats.core.sizes import T, p, size
+from formats.machine.prices import Price, Timed, Work
+from opmatrix.extents import Extents, entries
+from opmatrix.relations import Relation, parse_relation
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Costs, one_pass, row_width
+from opmatrix.runtime.fitting import ONE_PASS, copied, same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import C, Rows
+
+Over = Annotated[str, OneOf(("sum", "mean", "max"))]
+
+
+def relation_of(a: Arguments) -> Relation:
+    """The relation of a step; a search knows it itself."""
+    return a.relation if isinstance(a.relation, Relation) else parse_relation(a.relation)
+
+
+def read_relation(a: Arguments) -> tuple[Relation, ...]: return (relation_of(a),)
+
+
+def entries_of(batch: Any, relation: str, rows: int) -> Any:
+    """The entries that a batch gives a relation, which names no other rows than there are."""
+    given = batch.relation(parse_relation(relation))
+    given.meets(rows)
+    return given
+
+
+def related(a: Arguments) -> Rows:
+    """Rows of the relation's space; of caches other kernels are."""
+    relation = parse_relation(a.relation)
+    if str(C) in (relation.rows, relation.cols):
+        raise ValueError(f"relation {relation}: rows of space {C} belong to the kernels of caches")
+    same("x rows", str(a.x.space), relation.cols)
+    return Rows(a.x.cols, space=size(relation.rows))
+
+
+def time_links(grid: Any, numbers: Any) -> Iterator[Timed]:
+    """One entry a row."""
+    for sizes, x, out in grid.passes(numbers):
+        starts, at, ones = np.arange(len(x) + 1), numbers.rng.permutation(len(x)), np.ones(len(x), np.float32)
+        yield sizes, partial(compiled.link_rows, x, starts, at, ones, out, "sum")
+
+
+def time_picks(grid: Any, numbers: Any) -> Iterator[Timed]:
+    for sizes, x, out in grid.passes(numbers): yield sizes, partial(np.take, x, numbers.rng.permutation(len(x)), 0, out)
+
+
+@kernel(changes_space=True, price=Price(ONE_PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), time_links,
+                                        recorded=False, common=False))
+class link(Arguments):
+    """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
+
+    def run(out: Any, batch: Any, x: Rows, *, relation: str, over: Over) -> None:
+        given = entries_of(batch, relation, len(x))
+        compiled.link_rows(x, given.starts, given.at, given.numbers, out, over)
+
+    shape, relations = related, read_relation
+
+    def reference(a) -> Doubles:
+        given = entries_of(a.batch, a.relation, len(a.x))
+        out = np.full((given.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
+        for i, (low, high) in enumerate(pairwise(given.starts)):
+            parts = given.numbers[low:high, None] * a.x[given.at[low:high]]
+            if low < high:
+                out[i] = parts.max(0) if a.over == "max" else parts.sum(0) / (high - low if a.over == "mean" else 1)
+        return out
+
+    def bound(a) -> Doubles:
+        """A product for each entry, whose number is rounded, a sum and a quotient."""
+        given = a.batch.relation(parse_relation(a.relation))
+        out = np.zeros((given.shape[0], a.x.shape[1]))
+        for i, (low, high) in enumerate(pairwise(given.starts)):
+            parts, largest = abs(given.numbers[low:high, None] * a.exact.x[given.at[low:high]]), a.over == "max"
+            if low < high:
+                out[i] = gamma(3 + (high - low) * (not largest)) * (parts.max(0) if largest else parts.sum(0))
+        return out
+
+    def cost(a, out: Rows, extents: Extents) -> Costs:
+        """The entries that rows are joined from, and the rows: its price is of one entry a row, and grows with both."""
+        relation = relation_of(a)
+        count = extents[entries[relation]] if relation.custom else extents[T]
+        return [("link", {"T": (extents[out.space] + count) / 2, "p": row_width(out)})]
+
+
+@kernel(changes_space=True, price=Price(ONE_PASS, lambda tile: Work(moved=2 * T * p), time_picks, recorded=False,
+                                        common=False))
+class pick(Arguments):
+    """The row of x that a relation has as its only entry, for each row of the relation."""
+
+    def run(out: Any, batch: Any, x: Rows, *, relation: str) -> None:
+        np.take(np.asarray(x), entries_of(batch, relation, len(x)).single(), 0, out)
+
+    shape, relations = related, read_relation
+    def reference(a) -> Doubles: return np.asarray(a.x[entries_of(a.batch, a.relation, len(a.x)).single()])
+    bound, cost = copied, one_pass("pick")

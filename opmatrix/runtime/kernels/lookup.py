@@ -1,0 +1,122 @@
+"""The sum of one row of each of some tables, chosen by fields of the batch: embed."""
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS, Format
+from formats import kernels as compiled
+from formats.core.epilogue import Epilogue, gamma
+from formats.core.sizes import T, p
+from formats.core.stage import bound as bound_stages
+from formats.core.stage import gain_shift, norm
+from formats.core.stage import reference as apply_stages
+from formats.machine.host import uncached
+from formats.machine.prices import Price, Timed, Work
+from opmatrix.batch import FIELDS
+from opmatrix.extents import Extents
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Costs, gather_cost, stage_prices
+from opmatrix.runtime.fitting import ONE_PASS, after, same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Rows, Tables
+
+
+def lying(tables: Any, turned: str) -> list[bool]:
+    """For each table, whether its columns are what is chosen from."""
+    named = turned.split(",") if turned else []
+    known = [str(i) for i in range(len(tables))]
+    if [*named] != [each for each in known if each in named]:
+        raise ValueError(f"turned: {turned!r:.80} names no tables of {len(known)}, in their order")
+    return [each in named for each in known]
+
+
+def sizes(tables: Any, turned: str) -> list[tuple[int, int]]:
+    """(rows to choose from, columns) of each table."""
+    return [table.shape[::-1] if columns else table.shape
+            for table, columns in zip(tables, lying(tables, turned), strict=True)]
+
+
+def chosen(a: Arguments) -> list[Doubles]:
+    """One row of each table, chosen by its field."""
+    tables = [table.T if columns else table for table, columns in zip(a.tables, lying(a.tables, a.turned), strict=True)]
+    return [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), tables, strict=True)]
+
+
+def time_rows(grid: Any, numbers: Any) -> Iterator[Timed]:
+    """From more than any cache holds, as a vocabulary is."""
+    memory = np.ones(uncached() // 4, np.float32)
+    for sizes, x, out in grid.passes(numbers):
+        table = memory[:memory.size // x.shape[1] * x.shape[1]].reshape(-1, x.shape[1])
+        at = numbers.rng.integers(0, len(table), len(x))
+        yield sizes, partial(compiled.gather, at, table, out)
+
+
+def time_columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
+    """From a format's panels, more of them than any cache holds."""
+    memory = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
+    assert form.panelled is not None
+    for sizes, x, out in grid.passes(numbers):
+        deep, width = form.panelled.stored(n := x.shape[1]), form.panelled.width
+        N = len(memory) // deep // width * width
+        scales = (np.ones((1, N), np.float32), n) if "scale" in form.fields else ()
+        table = compiled.Columns((n, N), form.panelled, memory[:deep * N], *scales)
+        yield sizes, partial(compiled.gather, numbers.rng.integers(0, N, len(x)), table, out)
+
+
+def price_columns(form: type[Format]) -> Price:
+    """Columns of a format's panels, as rows: it reads its own numbers, at least, and writes those of the result."""
+    stored = int(form.fields["w"].number.bytes)
+    return Price(ONE_PASS, lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),
+                 partial(time_columns, form))
+
+
+@kernel(stages=(norm, gain_shift), launches=True, prices={
+    "gather": Price(ONE_PASS, lambda tile: Work(moved=2 * T * p), time_rows),
+    **{f"gather.{name}": price_columns(form) for name, form in FORMATS.items() if form.panelled}})
+class embed(Arguments):
+    """The sum of one row of each table, chosen by that field of the batch, then the epilogue. Of the tables that
+    `turned` numbers, which lie as products multiply by them, columns are rows."""
+
+    def run(out: Any, batch: Any, tables: Tables, *, epilogue: Epilogue, fields: str, turned: str = "") -> None:
+        add_rows(out, batch, tables, fields.split(","), turned, epilogue)
+
+    def shape(a) -> Rows:
+        same("fields", len(fields := a.fields.split(",")), len(a.tables))
+        if unknown := [name for name in fields if name not in FIELDS]:
+            raise ValueError(f"fields: {unknown[0]!r:.80} is none of {FIELDS}")
+        for i, (table, turned) in enumerate(zip(a.tables, lying(a.tables, a.turned), strict=True)):
+            if not (table.panelled if turned else table.rowwise):
+                raise ValueError(f"table{i}: {table}, of which no {'columns' if turned else 'rows'} can be gathered")
+        (_, width), *others = sizes(a.tables, a.turned)
+        for _, columns in others: same("table columns", columns, width)
+        return after(a, width)
+
+    def limits(a) -> dict[str, int]:
+        """Fields of the batch, each below the rows of its shortest table."""
+        limits: dict[str, int] = {}
+        for name, (rows, _) in zip(a.fields.split(","), sizes(a.tables, a.turned), strict=True):
+            limits[name] = min(rows, limits.get(name, rows))
+        return limits
+
+    def reference(a) -> Doubles: return apply_stages(np.asarray(sum(chosen(a))), a)
+
+    def bound(a) -> Doubles:
+        rows = chosen(a.exact)
+        return bound_stages(np.asarray(sum(rows)), gamma(len(rows)) * np.sum(np.abs(rows), axis=0), a)
+
+    def cost(a, out: Rows, extents: Extents) -> Costs:
+        """A gathering for each table, then the epilogue."""
+        rows, tables = extents[out.space], a.tables or ()
+        first = [cost for table, columns in zip(tables, lying(tables, a.turned) if tables else (), strict=True)
+                 for cost in gather_cost(out.cols, rows, table.name if columns else "")]
+        return first + [(name, {"T": rows, "p": out.cols}) for name in stage_prices(a)]
+
+
+def add_rows(out: Any, batch: Any, tables: Any, fields: list[str], turned: str, epilogue: Epilogue) -> None:
+    """The kernel, given tables as they lie."""
+    at = [batch.field(field, rows) for field, (rows, _) in zip(fields, sizes(tables, turned), strict=True)]
+    rows = [compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))
+            for table, columns in zip(tables, lying(tables, turned), strict=True)]
+    compiled.embed(list(zip(at, rows, strict=True)), out, epilogue)

@@ -1,0 +1,52 @@
+"""x @ W: rows times a weight in any format, and an epilogue on each chunk of rows while it is in cache."""
+from collections.abc import Collection
+from typing import Any
+
+from formats.core.epilogue import Epilogue
+from formats.core.stage import STAGES
+from formats.core.stage import bound as bound_stages
+from formats.core.stage import reference as apply_stages
+from opmatrix.extents import Extents
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Costs, behind_product, stage_prices, times_format
+from opmatrix.runtime.fitting import after, same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Rows, Weight
+
+
+def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None: weight.matmul(x, out=out, epilogue=e)
+
+
+@kernel(stages=STAGES, launches=True)
+class linear(Arguments):
+    """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
+
+    def run(out: Any, x: Rows, weight: Weight, *, epilogue: Epilogue) -> None: apply_weight(x, weight, out, epilogue)
+
+    def shape(a) -> Rows:
+        same("x columns", a.x.cols, a.weight.shape[0])
+        return after(a, a.weight.shape[1])
+
+    def reads(a) -> dict[str, Any]:
+        """x and the weight as the weight's format multiplies them."""
+        return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True)) if hasattr(a.weight, "operands") else {}
+
+    def reference(a) -> Doubles: return apply_stages(a.x @ a.weight, a)
+
+    def bound(a) -> Doubles:
+        """What the format says of itself, through the epilogue."""
+        x, W = a.exact.x, a.exact.weight
+        return bound_stages(x @ W, a.weight.bound(a.x, (x, W)), a, a.weight.rounds)
+
+    def cost(a, out: Rows, extents: Extents) -> Costs:
+        """The format's product, then the epilogue."""
+        rows = extents[out.space]
+        first = [] if a.weight is None else times_format(a.weight.name, a.weight.sizes, rows)
+        return first + [(name, {"T": rows, "p": out.cols})
+                        for name in behind_product(stage_prices(a), a.weight is not None and a.weight.rounds)]
+
+    def scratch(a) -> BufferSize:
+        """A product of two factors keeps what lies between them."""
+        return BufferSize(FLOAT_BYTES * a.weight.scratch(), 0)
+
+    def borders(a) -> Collection[int]: return frozenset(a.weight.borders())

@@ -1,0 +1,53 @@
+"""An epilogue alone: of rows, and of each head of each row by itself."""
+from typing import Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.epilogue import Epilogue
+from formats.core.stage import STAGES, gain_shift, norm
+from formats.core.stage import bound as bound_stages
+from formats.core.stage import reference as apply_stages
+from opmatrix.extents import Extents
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Costs, row_width, stage_prices
+from opmatrix.runtime.fitting import after, same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Heads, Rows
+
+
+def passes_over(a: Arguments, out: Any, extents: Extents) -> Costs:
+    """The first stage is a pass of its own, the others ride along."""
+    first, *more = stage_prices(a)
+    return [(name, {"T": extents[out.space], "p": row_width(out)}) for name in (f"pointwise.{first}", *more)]
+
+
+@kernel(stages=STAGES, launches=True, inplace="x")
+class pointwise(Arguments):
+    """The epilogue alone, in one pass."""
+
+    def run(out: Any, x: Rows, *, epilogue: Epilogue) -> None: compiled.pointwise(x, out, epilogue)
+    def shape(a) -> Rows: return after(a, a.x.cols)
+    def reference(a) -> Doubles: return apply_stages(a.x, a)
+    def bound(a) -> Doubles: return bound_stages(a.x, np.zeros(a.x.shape), a)
+    cost = passes_over
+
+
+@kernel(stages=(norm, gain_shift), launches=True, inplace="x")
+class pointwise_heads(Arguments):
+    """The norm of each head by itself, and a gain and a shift that all of them share, in one pass."""
+
+    def run(out: Any, x: Heads, *, epilogue: Epilogue) -> None:
+        compiled.pointwise_heads(x, out, epilogue.gain, epilogue.shift, epilogue.eps, epilogue.norm)
+
+    def shape(a) -> Heads:
+        for name in ("gain", "shift"):
+            if (row := getattr(a, name)) is not None: same(name, row.shape, (a.x.cols,))
+        return Heads(a.x.heads, a.x.cols)
+
+    def reference(a) -> Doubles: return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
+
+    def bound(a) -> Doubles:
+        rows = a.x.reshape(-1, a.x.shape[2])
+        return bound_stages(rows, np.zeros(rows.shape), a).reshape(a.x.shape)
+    cost = passes_over

@@ -1,0 +1,89 @@
+"""The rows of each sequence as one, and rows of length one."""
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.choices import OneOf, Range
+from formats.core.epilogue import UNIT
+from formats.core.reductions import HOW, PICKS
+from formats.core.sizes import S, T, p
+from formats.machine.prices import Price, Timed, Work
+from opmatrix.extents import Extents
+from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles, sentence_rows
+from opmatrix.runtime.costs import Costs, one_pass
+from opmatrix.runtime.fitting import ONE_PASS, after, passes, same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Rows
+
+How = Annotated[str, OneOf(HOW)]
+Least = Annotated[float, Range(float, 0.0, 1.0)]
+
+
+def reduce_rows(x: Doubles, how: str) -> Doubles:
+    """Rows as one."""
+    places = np.arange(1.0, len(x) + 1)
+    match how:
+        case "first" | "last": return np.asarray(x[0 if how == "first" else -1])
+        case "max": return np.asarray(x.max(0))
+        case "by_place": return np.asarray(places @ x / places.sum())
+    return np.asarray(x.sum(0) / {"sum": 1, "mean": len(x), "by_root": len(x) ** 0.5}[how])
+
+
+def reduce_sentences(x: Doubles, batch: Any, how: str) -> Doubles:
+    return np.stack([reduce_rows(x[rows], how) for rows in sentence_rows(batch)])
+
+
+def lengthen(x: Doubles, least: float | None) -> Doubles:
+    """Rows of length one, where that is asked for."""
+    return x if least is None else np.asarray(x / np.sqrt(np.square(x).sum(1, keepdims=True) + least))
+
+
+def time_pooling(grid: Any, numbers: Any) -> Iterator[Timed]:
+    from formats.kernels.mixing.heads import layout
+    for lengths in grid.batches:
+        starts = layout(np.cumsum([0, *lengths]).tobytes())
+        for width in grid.widths:
+            x, out = numbers.some(sum(lengths), width), numbers.room(len(lengths), width)
+            yield {"T": len(x), "S": len(out), "p": width}, partial(compiled.pool_rows, x, starts, out, "mean")
+
+
+@kernel(launches=True, changes_space=True, pads_sequences=True, price=Price(
+    (T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), time_pooling))
+class pool(Arguments):
+    """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
+
+    def run(out: Any, batch: Any, x: Rows, *, how: How, unit: Least | None = None) -> None:
+        compiled.pool_rows(x, batch.starts, out, how, unit)
+
+    def shape(a) -> Rows:
+        same("x rows", a.x.space, T)
+        return Rows(a.x.cols, space=S)
+
+    def reference(a) -> Doubles: return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
+
+    def bound(a) -> Doubles:
+        """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum
+        cancels."""
+        row, size = (reduce_sentences(x, a.batch, a.how) for x in (a.exact.x, abs(a.exact.x)))
+        doubt = 2 * len(a.x) * 2.0 ** -52
+        return np.asarray(2 * UNIT * abs(lengthen(row, a.unit)) + doubt * (size if a.unit is None else 1.0)
+                          + LEAST_SHARE)
+
+    def cost(a, out: Rows, extents: Extents) -> Costs:
+        """The rows that are read, and those that are written."""
+        return [("pool", {"T": extents[S if a.how in PICKS else T], "S": extents[S], "p": out.cols})]
+
+
+@kernel(launches=True, price=Price(ONE_PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), passes(
+    lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12))))
+class unit(Arguments):
+    """Each row with length one, to the square of which `unit` is added."""
+
+    def run(out: Any, x: Rows, *, unit: Least) -> None: compiled.pool_rows(x, None, out, "first", unit)
+    def shape(a) -> Rows: return after(a, a.x.cols)
+    def reference(a) -> Doubles: return lengthen(a.x, a.unit)
+    def bound(a) -> Doubles: return 2 * UNIT * abs(lengthen(a.exact.x, a.unit)) + LEAST_SHARE
+    cost = one_pass("unit")

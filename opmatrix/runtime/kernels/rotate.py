@@ -1,0 +1,74 @@
+"""PatternPairs of columns turned by angles that the position chooses (Su et al. 2021, RoPE)."""
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.choices import OneOf
+from formats.core.epilogue import gamma
+from formats.core.sizes import S, T, p
+from formats.machine.prices import Price, Timed, Work
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import one_pass
+from opmatrix.runtime.fitting import ONE_PASS, same
+from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
+from opmatrix.runtime.operands import Array, Heads
+
+TURNED = 64                                                 # columns of a head that is timed
+Picked = Annotated[str, OneOf(("all", "first", "last"))]
+
+
+def time_rotation(grid: Any, numbers: Any) -> Iterator[Timed]:
+    for sizes, x, out in grid.passes(numbers):
+        by, at = numbers.fresh(len(x), TURNED // 2), np.arange(len(x))
+        turned, into = (each.reshape(len(x), -1, TURNED) for each in (x, out))
+        yield sizes, partial(compiled.rotate, turned, at, by, by, into)
+
+
+def pick_rows(a: Arguments, positions: Any) -> Any:
+    """The positions of the rows that are turned."""
+    if a.rows == "all": return positions
+    return positions[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
+
+
+@kernel(launches=True, changes_space=True, inplace="x", price=Price(
+    ONE_PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), time_rotation, common=False))
+class rotate(Arguments):
+    """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a
+    row's position names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens,
+    or of each sequence the first or the last."""
+
+    def run(out: Any, batch: Any, x: Heads, cos: Array, sin: Array, *, rows: Picked = "all") -> None:
+        tables: Any = cos
+        starts = None if rows == "all" else batch.starts
+        compiled.rotate(x, batch.field("positions", len(tables)), cos, sin, out, starts, rows == "last")
+
+    def shape(a) -> Heads:
+        same("sin", a.sin.shape, a.cos.shape)
+        if a.cos.ndim != 2 or 2 * a.cos.shape[1] > a.x.cols:
+            raise ValueError(f"cos: {a.cos.shape}, where (positions, at most half of {a.x.cols} columns) is needed")
+        same("x rows", a.x.space, space := T if a.rows == "all" else S)
+        return Heads(a.x.heads, a.x.cols, space=space)
+
+    def limits(a) -> dict[str, int]: return {"positions": len(a.cos)}
+
+    def reference(a) -> Doubles:
+        """PatternPairs of columns as complex numbers, times what lies on the unit circle."""
+        at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
+        pairs = (a.x[..., :k] + 1j * a.x[..., k:2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
+        return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)
+
+    def bound(a) -> Doubles:
+        """Two products, and their sum."""
+        at, k = pick_rows(a, a.batch.positions), a.cos.shape[1]
+        x, c, s = abs(a.exact.x), abs(a.exact.cos)[at][:, None], abs(a.exact.sin)[at][:, None]
+        left, right = x[..., :k], x[..., k:2 * k]
+        return gamma(2) * np.concatenate([left * c + right * s, left * s + right * c, 0 * x[..., 2 * k:]], -1)
+
+    @staticmethod
+    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Any, at: RowNumbers) -> Restricted | None:
+        """Some rows of a rotation of all tokens, not of one a sequence."""
+        return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
+    cost = one_pass("rotate")

@@ -1,0 +1,129 @@
+"""Attention in three steps, whose scores are stored: q kᵀ, softmax, p v."""
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.epilogue import gamma
+from formats.core.sizes import T
+from formats.machine.prices import S2, Price, Timed, Work, d, h, up
+from opmatrix.extents import WHOLE
+from opmatrix.patterns import parse
+from opmatrix.runtime import seen
+from opmatrix.runtime.by_sequence import (
+    Doubles,
+    bound_shares,
+    in_groups,
+    most_heads,
+    sentence_rows,
+    softened,
+    squares,
+    unseen,
+)
+from opmatrix.runtime.costs import by_scores
+from opmatrix.runtime.fitting import SCORED, heads_of, same, timed_batches
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Heads, Scores
+
+
+@timed_batches
+def time_scores(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
+    q, out = numbers.some(starts[-1], h, d), numbers.fresh(h * sizes["S2"])
+    return sizes, lambda: compiled.scores(q, q, starts, out)
+
+
+@timed_batches
+def time_softmax(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
+    x, out = (numbers.fresh(h * sizes["S2"]) for _ in range(2))
+    return sizes, lambda: compiled.softmax(x, starts, h, out)
+
+
+@timed_batches
+def time_values(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
+    v, out, p = numbers.some(starts[-1], h, d), numbers.room(starts[-1], h, d), numbers.fresh(h * sizes["S2"])
+    return sizes, lambda: compiled.values(p, v, starts, out)
+
+
+def multiply_queries(q: Doubles, k: Doubles, batch: Any) -> Doubles:
+    """q kᵀ within each sentence, flat."""
+    q, k = (in_groups(each, most_heads(q, k)) for each in (q, k))
+    return np.concatenate([np.einsum("qhd,khd->hqk", q[rows], k[rows]).ravel() for rows in sentence_rows(batch)])
+
+
+@kernel(row_mixing=True, price=Price(
+    SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h), time_scores,
+    recorded=False))
+class scores(Arguments):
+    """q kᵀ · scale within each sentence."""
+
+    def run(out: Any, batch: Any, q: Heads, k: Heads, *, scale: float = 1.0) -> None:
+        compiled.scores(q, k, batch.starts, out, scale)
+
+    def shape(a) -> Scores:
+        heads = heads_of(q=a.q, k=a.k)
+        same("k columns", a.k.cols, a.q.cols)
+        return Scores(heads)
+
+    def reference(a) -> Doubles: return np.asarray(multiply_queries(a.q, a.k, a.batch) * a.scale)
+
+    def bound(a) -> Doubles:
+        """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
+        doubt = gamma(a.q.shape[2] + 2) * abs(float(a.exact.scale))
+        return doubt * multiply_queries(abs(a.exact.q), abs(a.exact.k), a.batch)
+
+    def borders(a) -> Collection[int]: return compiled.borders("scores")
+    cost = by_scores("scores", "q", "k")
+
+
+@kernel(row_mixing=True, inplace="x", price=Price(
+    (S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), time_softmax, recorded=False))
+class softmax(Arguments):
+    """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
+
+    def run(out: Any, batch: Any, x: Scores, *, where: str = "sequence") -> None:
+        compiled.softmax(x, batch.starts, len(x) // batch.extents()[WHOLE], out, parse(where).reach)
+
+    def shape(a) -> Scores:
+        seen.check_reach(a)
+        return Scores(a.x.heads)
+
+    def reference(a) -> Doubles:
+        """Softmax along the keys that are seen."""
+        return np.concatenate([softened(np.where(unseen(a.batch, rows, seen.pattern(a)), -np.inf, part)).ravel()
+                               for rows, part in squares(a.x, a.batch)])
+
+    def bound(a) -> Doubles:
+        """A share is a quotient of exponentials: see `bound_shares`."""
+        return np.concatenate([bound_shares(part, 0.0, unseen(a.batch, rows, seen.pattern(a)))[1].ravel()
+                               for rows, part in squares(a.exact.x, a.batch)])
+
+    def borders(a) -> Collection[int]: return compiled.borders("softmax")
+    cost = by_scores("softmax", "x")
+
+
+def weigh_values(p: Doubles, v: Doubles, batch: Any) -> list[Doubles]:
+    """p v, sentence by sentence."""
+    return [np.einsum("hqk,khd->qhd", part, in_groups(v[rows], len(part))) for rows, part in squares(p, batch)]
+
+
+@kernel(row_mixing=True, price=Price(
+    SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h), time_values, recorded=False))
+class values(Arguments):
+    """p v within each sentence."""
+
+    def run(out: Any, batch: Any, p: Scores, v: Heads) -> None: compiled.values(p, v, batch.starts, out)
+
+    def shape(a) -> Heads:
+        if a.p.heads % a.v.heads: raise ValueError(f"v heads: {a.v.heads}, which do not divide the {a.p.heads} of p")
+        return Heads(a.p.heads, a.v.cols)
+
+    def reference(a) -> Doubles: return np.concatenate(weigh_values(a.p, a.v, a.batch))
+
+    def bound(a) -> Doubles:
+        """γ of a sentence's length, times |p| |v|."""
+        weighed = weigh_values(abs(a.exact.p), abs(a.exact.v), a.batch)
+        return np.concatenate([gamma(len(part)) * part for part in weighed])
+
+    def borders(a) -> Collection[int]: return compiled.borders("values")
+    cost = by_scores("values", "p", "v")

@@ -1,0 +1,57 @@
+"""Views, of which nothing is copied: a row's columns as heads, heads as columns again, some columns alone."""
+from typing import Annotated, Any
+
+from formats.core.choices import Range
+from opmatrix.runtime.fitting import copied
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Heads, Rows
+from opmatrix.signature import WIDEST
+
+Count = Annotated[int, Range(int, 1, WIDEST)]
+Place = Annotated[int, Range(int, 0, WIDEST)]
+
+
+def divide(x: Any, heads: int) -> Any: return x.reshape(len(x), heads, -1)
+def flatten(x: Any) -> Any: return x.reshape(len(x), -1)
+def cut(x: Any, lo: int, hi: int) -> Any: return x[:, lo:hi]
+
+
+@kernel()
+class heads(Arguments):
+    """A row's columns as equal blocks."""
+
+    @staticmethod
+    def run(x: Rows, *, heads: Count) -> Any: return divide(x, heads)
+
+    def shape(a) -> Heads:
+        if a.heads < 1 or a.x.cols % a.heads: raise ValueError(f"{a.heads} heads do not divide x of {a.x}")
+        return Heads(a.heads, a.x.cols // a.heads, a.x.apart)
+
+    def reference(a) -> Any: return divide(a.x, a.heads)
+    bound = copied
+
+
+@kernel()
+class join(Arguments):
+    """Blocks side by side again."""
+
+    @staticmethod
+    def run(x: Heads) -> Any: return flatten(x)
+    def shape(a) -> Rows: return Rows(a.x.heads * a.x.cols, a.x.apart)
+    def reference(a) -> Any: return flatten(a.x)
+    bound = copied
+
+
+@kernel()
+class columns(Arguments):
+    """Columns lo to hi, hi excluded."""
+
+    @staticmethod
+    def run(x: Rows, *, lo: Place, hi: Place) -> Any: return cut(x, lo, hi)
+
+    def shape(a) -> Rows:
+        if not 0 <= a.lo < a.hi <= a.x.cols: raise ValueError(f"x of {a.x} has no columns {a.lo} to {a.hi}")
+        return Rows(a.hi - a.lo, a.x.apart or a.x.cols)
+
+    def reference(a) -> Any: return cut(a.x, a.lo, a.hi)
+    bound = copied

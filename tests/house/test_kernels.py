@@ -1,0 +1,60 @@
+"""A kernel is read in one place: its declaration, its law, and its compiled code."""
+import ast
+import re
+from statistics import median
+
+import pytest
+from children import ROOT
+
+from formats.core.stage import STAGES, collect_operands
+from formats.kernels import WHERE
+from opmatrix.runtime.kernel import BESIDE, Arguments, kernel
+from opmatrix.runtime.kernels import KERNELS, enter
+
+ROOM, LAWS = ROOT / "opmatrix/runtime/kernels", sorted((ROOT / "rewrites/laws").glob("*.py"))
+READ = {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOM.glob("*.py"))}
+CLASSES = {node.name: (path, node) for path, tree in READ.items() for node in tree.body
+           if isinstance(node, ast.ClassDef) and node.name in KERNELS}
+
+
+def attributes_of(tree, name):
+    """The attributes that a tree reads of a variable."""
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name) and node.value.id == name}
+
+
+def files(name):
+    """The files in which one kernel is said: its declaration, the compiled code that it calls, laws that name it."""
+    path, node = CLASSES[name]
+    code = {WHERE[each] for each in attributes_of(node, "compiled") if each in WHERE}
+    laws = {law for law in LAWS if re.search(rf'["(]{name}"', law.read_text("utf-8"))}
+    return {path, *code, *laws}
+
+
+def test_a_kernel_lies_in_few_files():
+    counts = {name: len(files(name)) for name in KERNELS}
+    assert CLASSES.keys() == KERNELS.keys() and median(counts.values()) <= 3 and max(counts.values()) <= 4, counts
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_readings_name_no_other_operands(name):
+    """What a reading asks of its arguments is in the signature."""
+    declared, (_, node) = KERNELS[name], CLASSES[name]
+    readings = [each for each in node.body if isinstance(each, ast.FunctionDef)
+                and [arg.arg for arg in each.args.args][:1] == ["a"]]
+    asked = {name for each in readings for name in attributes_of(each, "a")}
+    assert readings and asked <= {*declared.operands, *declared.attributes, *BESIDE}
+
+
+def test_mistakes_are_one_line():
+    class nothing(Arguments):
+        """No readings."""
+    with pytest.raises(TypeError, match=r"^kernel nothing: it says no run: declare it as those in opmatrix/runtime/ke"):
+        kernel()(nothing)
+    with pytest.raises(ValueError, match=r"^kernel scale: there is one already; give it another name$"):
+        enter(KERNELS["scale"])
+    with pytest.raises(TypeError, match=r"^stage bias: bias is an operand of a stage before it: declare each once$"):
+        collect_operands((*STAGES, STAGES[0]))
+    with pytest.raises(AttributeError, match=r"^kernel scale\(x; factor\) has no facto; there are x, factor$"):
+        _ = KERNELS["scale"].record(x=1, factor=2.0).facto
+    with pytest.raises(TypeError, match=r"^kernel scale\(x; factor\) has no facto$"): KERNELS["scale"].record(facto=2.0)
