@@ -15,7 +15,7 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.turning import turn_in
+from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import keep
 from formats.kernels.simd.maths import ONE
 from formats.kernels.simd.vectors import zeros

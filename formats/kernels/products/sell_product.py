@@ -25,8 +25,8 @@ from formats.kernels.simd.vectors import (
     zeros,
 )
 
+from .csr_nm import SPARSE, STRIP, launch_sparse
 from .linear import check_product, typed
-from .sparse import SPARSE, STRIP, launch_sparse
 
 # chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
 SLICES = np.dtype(words("order ptr chunk bytes named"))

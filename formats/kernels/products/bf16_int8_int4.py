@@ -105,7 +105,7 @@ def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, ou
 
 def product_balanced_bytes(x: np.ndarray, factors: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int,
                            out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """The same of x times factors of its inputs (n,), float32, and mixed (balancing.py), before rows are rounded."""
+    """The same of x times factors of its inputs (n,), float32, and mixed (hadamard.py), before rows are rounded."""
     weight = in_bytes(w, scale, group)._replace(factors=typed("factors", factors, f4))
     return product_narrow(x, [weight], out, epilogue)
 

@@ -17,7 +17,7 @@ from formats.kernels.simd.vectors import AHEAD, add_outer, plus, prefetch, store
 from formats.machine.threads import threads
 
 from .linear import LINEAR, check_product, linear_stages, tile, typed
-from .turning import turn_in, turn_out
+from .transposing import turn_in, turn_out
 
 # columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens
 # that
