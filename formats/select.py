@@ -132,8 +132,8 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
 
 
 def race_candidates(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
-    """Of ranked candidates, the one that prediction and timing together find fastest (`believed`). Those are timed, in
-    turn, whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
+    """The one of ranked candidates that prediction and timing together find fastest (`believed`). Timed are, in turn,
+    those whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
     faster than all joins."""
     left = [each for each in found
             if each.low + each.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]

@@ -76,7 +76,7 @@ def never(value: Any, why: str) -> Key:
 
 
 def optional(key: Key) -> Key:
-    """The same, or nothing."""
+    """A key that may also be left out."""
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
 
 

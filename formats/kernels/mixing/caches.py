@@ -49,8 +49,7 @@ def append_rows(item, worker, arguments):
 
 @njit(**HELPER)
 def hide_later(s, keys, behind, rows):
-    """Of keys the last of which lies so many rows behind the last query's own, minus infinity where a row does not see
-    them yet."""
+    """Minus infinity where a row does not see a key yet: the last key lies so many rows behind the last query's own."""
     for j in range(keys):
         line = floats(s + j * LINE, QUERIES)
         for i in range(max(0, min(rows - keys + j - behind, rows))): line[i] = HIDDEN

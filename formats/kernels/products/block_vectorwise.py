@@ -43,7 +43,7 @@ def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
 
 @njit(**HELPER)
 def row_sums(none, c, idx, val, low, high, r, x, out):
-    """The same for one token: even and odd inputs apart, as an addition takes four cycles."""
+    """tile_sums for one token: even and odd inputs apart, as an addition takes four cycles."""
     even, odd = none, none
     for b in range(low, high):
         factors, row = x + 4 * i8(idx[b]) * r, val + 4 * b * r * c
