@@ -20,6 +20,7 @@ WHERE = {name: module for module, names in {
                         "product_lowrank_bytes"),
     "products.blockint8_product": ("product_byte_blocks",),
     "products.nmint8_product": ("product_pruned_bytes",),
+    "products.csc_product": ("product_csc",),
     "products.sell_product": ("product_sell",),
     "rows.passes": ("pointwise", "scale", "gather", "embed"),
     "rows.gathering": ("Columns",),
@@ -38,7 +39,7 @@ STRIP_BORDERS = (*PRODUCT_BORDERS, "products.csr_nm.STRIP")
 NARROW_BORDERS = (*PRODUCT_BORDERS, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
 BORDERS = {                                                  # constants at which a module's kernels take another path
     "products.linear": (*PRODUCT_BORDERS, "products.linear.REUSED", "products.gemm.TILE_ROWS"),
-    **dict.fromkeys(("products.csr_nm", "products.sell_product"), STRIP_BORDERS),
+    **dict.fromkeys(("products.csr_nm", "products.csc_product", "products.sell_product"), STRIP_BORDERS),
     **dict.fromkeys(("products.bf16_int8_int4", "products.blockint8_product", "products.nmint8_product"),
                     NARROW_BORDERS),
     "products.block_vectorwise": (*PRODUCT_BORDERS, "products.block_vectorwise.TALL"),
