@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from formats import FORMATS
+from formats.kernels import WHERE
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
@@ -46,6 +47,8 @@ def stated(kind: Kind, name: str) -> str:
 def properties(kind: Kind) -> str:
     return ", ".join(filter(None, (stated(kind, name) for name in PROPERTIES if name in kind.properties)))
 
+def file(kernel: str) -> str: return f"{WHERE[kernel].replace('.', '/')}.py"
+
 def statement(text: str) -> str: return code(text.replace("formula(lambda x: ", "(x ↦ "))
 
 
@@ -63,6 +66,9 @@ def tables() -> str:
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
             for law in VALUE_LAWS + NUMBER_LAWS)),
         table("Formats", "format, arrays, bytes, what it is", (form.row().split(" | ") for form in FORMATS.values())),
+        table("Files of products", "format, kernels, file in formats/kernels", (
+            (form.name, ", ".join(map(code, called)), ", ".join(dict.fromkeys(code(file(name)) for name in called)))
+            for form in FORMATS.values() for called in [form.called()])),
         table("Monoids", "monoid, unit, flags, what it is", (
             (m.__name__, str(m.identity), flags(m), first(m)) for m in MONOIDS)),
         table("Node kinds", "kind, properties (of combinators: where operands have them; ?: it depends), what it is", (

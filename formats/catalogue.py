@@ -8,6 +8,7 @@ from formats.core.arrays import FormatError
 from formats.core.epilogue import Epilogue
 from formats.storage.bf16 import BF16
 from formats.storage.block import Block
+from formats.storage.csc import CSC
 from formats.storage.csr import CSR
 from formats.storage.dense import Dense
 from formats.storage.half import Half
@@ -27,13 +28,13 @@ from .pairs.blockint8 import BlockInt8
 from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
 
-__all__ = ["BF16", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense", "Epilogue",
-           "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8", "Packed",
-           "VectorWise", "from_arrays"]
+__all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
+           "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8",
+           "Packed", "VectorWise", "from_arrays"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
     Dense, Packed, Half, BF16, Int8, Int4, Q4_1, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8, NMInt8,
-    LowRankInt8, SELL)}
+    LowRankInt8, SELL, CSC)}
 
 
 def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Format:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from formats import kernels
 from formats.core.arrays import (
     MAX_SIZE,
     Floats,
@@ -344,9 +345,11 @@ class Format:
 
     @classmethod
     def borders(cls) -> frozenset[int]:
-        """Rows at which its product takes another path: those of the kernels that its own calls."""
-        from formats import kernels
-        return kernels.borders(*sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.WHERE}))
+        """Rows at which its product takes another path: those of the kernels that it calls."""
+        return kernels.borders(*cls.called())
+
+    @classmethod
+    def called(cls) -> list[str]: return sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.WHERE})
 
     def tolerance(self, W: Floats) -> float:
         """How far, in Frobenius norm, rounding may put unpack() from a W that can be held: by default not at all."""

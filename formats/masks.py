@@ -204,8 +204,7 @@ def blocked(block: object) -> bool:
 
 def block_row(sees: Sees, low: int, high: int, keys: int,
               block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
-    """Of the queries low..high: blocks of keys of which something is seen, whether all of it is, and the bits of
-    each."""
+    """Blocks of keys of which the queries low..high see something, whether all of it, and the bits of each."""
     queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]
     seen = np.broadcast_to(np.asarray(sees(queries, columns), bool), (high - low, keys))
     seen, beyond = cut_row(seen, block, False), cut_row(seen, block, True)

@@ -12,14 +12,15 @@ from typing import Any
 
 WHERE = {name: module for module, names in {
     "products.linear": ("product_dense", "product_half", "product_lowrank"),
-    "products.sparse": ("product_csr", "product_nm"),
-    "products.tiled_blocks": ("product_block", "product_vectorwise"),
+    "products.csr_nm": ("product_csr", "product_nm"),
+    "products.block_vectorwise": ("product_block", "product_vectorwise"),
     "products.packed_panels": ("product_packed",),
-    "products.level_panels": ("product_levels",),
-    "products.narrow": ("product_bf16", "product_int8", "product_int4", "product_balanced_bytes",
+    "products.q4_1_levels": ("product_levels",),
+    "products.bf16_int8_int4": ("product_bf16", "product_int8", "product_int4", "product_balanced_bytes",
                         "product_lowrank_bytes"),
-    "products.narrow_blocks": ("product_byte_blocks",),
-    "products.narrow_pruned": ("product_pruned_bytes",),
+    "products.blockint8_product": ("product_byte_blocks",),
+    "products.nmint8_product": ("product_pruned_bytes",),
+    "products.csc_product": ("product_csc",),
     "products.sell_product": ("product_sell",),
     "rows.passes": ("pointwise", "scale", "gather", "embed"),
     "rows.gathering": ("Columns",),
@@ -34,15 +35,16 @@ WHERE = {name: module for module, names in {
     "mixing.heads": ("scores", "softmax", "values"),
 }.items() for name in names}
 PRODUCT_BORDERS = "products.linear.ENOUGH", "products.linear.MAX_ITEM_ROWS"        # rows that products are split by
-STRIP_BORDERS = (*PRODUCT_BORDERS, "products.sparse.STRIP")
+STRIP_BORDERS = (*PRODUCT_BORDERS, "products.csr_nm.STRIP")
 NARROW_BORDERS = (*PRODUCT_BORDERS, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
 BORDERS = {                                                  # constants at which a module's kernels take another path
     "products.linear": (*PRODUCT_BORDERS, "products.linear.REUSED", "products.gemm.TILE_ROWS"),
-    **dict.fromkeys(("products.sparse", "products.sell_product"), STRIP_BORDERS),
-    **dict.fromkeys(("products.narrow", "products.narrow_blocks", "products.narrow_pruned"), NARROW_BORDERS),
-    "products.tiled_blocks": (*PRODUCT_BORDERS, "products.tiled_blocks.TALL"),
+    **dict.fromkeys(("products.csr_nm", "products.csc_product", "products.sell_product"), STRIP_BORDERS),
+    **dict.fromkeys(("products.bf16_int8_int4", "products.blockint8_product", "products.nmint8_product"),
+                    NARROW_BORDERS),
+    "products.block_vectorwise": (*PRODUCT_BORDERS, "products.block_vectorwise.TALL"),
     "products.packed_panels": (*PRODUCT_BORDERS, "products.packed_panels.FEW_ROWS"),
-    "products.level_panels": (*PRODUCT_BORDERS, "products.level_panels.REGISTER_ROWS"),
+    "products.q4_1_levels": (*PRODUCT_BORDERS, "products.q4_1_levels.REGISTER_ROWS"),
     "products.by_head": ("products.gemm.TILE_ROWS",),
     "mixing.heads": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),
     "mixing.masked": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),

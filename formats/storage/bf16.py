@@ -31,7 +31,7 @@ class BF16(Format):
 
     @classmethod
     def approximate(cls, W):
-        """The same as `pack(fit(W))`: what is rounded twice stays what it is."""
+        """`pack(fit(W))`: what is rounded twice stays what it is."""
         return cls._hold(as_matrix(W, "bf16.fit"))
 
     def kernel(x, w, out, epilogue):

@@ -107,7 +107,7 @@ def nearest_levels(groups):
 
 
 def levels_between(groups, span, first):
-    """The same where their least number is this level, and their largest so many above it."""
+    """(q, d, m) of groups whose least number is this level, and their largest so many above it."""
     low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
     d = ((high - low) / span).astype(np.float16)
     m = (low - first * d.astype(np.float32)).astype(np.float16)

@@ -1,10 +1,10 @@
-"""What slices promise beyond what every format does."""
+"""What slices and columns of inputs promise beyond what every format does."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats import SELL, FormatError, from_arrays
+from formats import CSC, CSR, SELL, FormatError, from_arrays
 from formats.core.check import check_product
 from formats.core.sizes import nnz
 
@@ -21,7 +21,8 @@ def pruned(rng, shape, density): return normal(rng, *shape) * (rng.random(shape)
 @given(seeds, sides, st.floats(0, 1), st.integers(1, 20), st.integers(1, 6))
 def test_any_pattern_is_held_in_any_slices(rng, shape, density, chunk, times):
     W = pruned(rng, shape, density)
-    for packed in (SELL.pack(W, chunk=chunk, sigma=chunk * times), SELL.pack(W, chunk=shape[1], sigma=shape[1])):
+    for packed in (SELL.pack(W, chunk=chunk, sigma=chunk * times), SELL.pack(W, chunk=shape[1], sigma=shape[1]),
+                   CSC.pack(W)):
         assert np.array_equal(packed.unpack(), W)
         for T in (1, 33): check_product(packed, normal(rng, T, len(W)), rng)
 
@@ -43,6 +44,19 @@ def test_options_of_a_file_ask_for_no_more_memory_than_its_numbers():
     assert not far.unpack().any() and not far.matmul(np.ones((2, 5))).any()
 
 
+def test_csc_turned_is_csr_with_the_same_arrays():
+    packed = CSC.pack(pruned(np.random.default_rng(2), (30, 20), 0.3))
+    turned = packed.transpose()
+    assert type(turned) is CSR and np.array_equal(turned.unpack(), packed.unpack().T) and turned.nbytes == packed.nbytes
+
+
+def test_inputs_that_are_zero_are_left_out():
+    """csc adds nothing for them: not even their weights are looked at."""
+    packed = CSC.pack(np.ones((4, 3), np.float32))
+    packed.val[3:6] = np.nan
+    assert packed.matmul([[1, 0, 2, 0]]).tolist() == [[3, 3, 3]]
+
+
 # ---- what is refused
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -59,6 +73,7 @@ def test_wrong_options_are_named(name):
 
 
 DAMAGED = {
+    "csc": (CSC, "idx", 0, 5, r"csc: idx\[0\] = 5 is not below 3"),
     "order": (SELL, "order", 0, 1, "sell: order is not every output once, in windows of 64"),
     "slice": (SELL, "ptr", -1, 1, "sell: ptr goes from 0 to 1, there are 64 indices in slices of 16"),
     "index": (SELL, "idx", 0, 4, r"sell: idx\[0\] = 4 is not below 4"),

@@ -169,7 +169,7 @@ def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monke
 
 OURS = *(f"mixing.{name}"
          for name in ("attending", "heads", "masked")), "rows.passes", *(f"products.{name}" for name in (
-    "tiled_blocks", "by_head", "groups", "linear", "narrow", "packed_panels", "sparse"))
+    "block_vectorwise", "by_head", "linear", "bf16_int8_int4", "packed_panels", "csr_nm"))
 CHANGES = """
 import numpy as np
 import test_interrupts as here

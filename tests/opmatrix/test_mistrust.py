@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import pytest
 
-from formats import CSR, FORMATS, NM, SELL, Block, Dense, FormatError, Int8
+from formats import CSC, CSR, FORMATS, NM, SELL, Block, Dense, FormatError, Int8
 from opmatrix.patterns import parse
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
@@ -172,7 +172,7 @@ ROOMY = {
                              slices(0, (1 << 32) - 1)),
     "a side of 2^62": (CSR, {"shape": [1 << 62, 1]}, dict(ptr=ENDS, idx=NOTHING)),
     "inputs of 2^40": (CSR, {"shape": [1 << 40, 1]}, dict(ptr=ENDS, idx=NOTHING)),
-    "inputs of 2^31": (CSR, {"shape": [1 << 31, 1]}, dict(ptr=ENDS, idx=NOTHING)),
+    "columns of 2^31": (CSC, {"shape": [1, 1 << 31]}, dict(ptr=ENDS, idx=NOTHING)),
     "a group of 2^40": (Int8, {"shape": [1, 1], "group": 1 << 40}, dict(w=np.zeros(1024, "u1"), scale=ONES[0, :, :1])),
 }
 
@@ -189,5 +189,5 @@ def test_fields_that_say_where_numbers_lie_are_known():
     assert {F.name: F.indices() for F in FORMATS.values() if F.indices()} == {
         "csr": ["ptr", "idx"], "block": ["ptr", "idx"], "blockint8": ["ptr", "idx"], "nm": ["idx"],
         "vectorwise": ["idx"],
-        "sell": ["order", "ptr", "idx"]}
+        "sell": ["order", "ptr", "idx"], "csc": ["ptr", "idx"]}
     assert NM.fields["idx"].number.name == "u1"

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
-from formats import CSR, NM, SELL, Block, Dense, Half, LowRank
+from formats import CSC, CSR, NM, SELL, Block, Dense, Half, LowRank
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import relu, symbol, weight
 from opmatrix.algebra.oracles import dense
@@ -30,7 +30,7 @@ LAYERS = [fused_layer, unfused_layer]
 FORMATS = {
     "dense": Dense.pack, "half": Half.approximate, "csr": lambda W: CSR.approximate(W, density=0.4),
     "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)), "nm": NM.approximate,
-    "lowrank": lambda W: LowRank.approximate(W, rank=7), "sell": SELL.approximate,
+    "lowrank": lambda W: LowRank.approximate(W, rank=7), "sell": SELL.approximate, "csc": CSC.approximate,
 }
 
 

@@ -14,7 +14,7 @@ from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, laun
 from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.turning import turn_in
+from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import get, keep, larger
 from formats.kernels.simd.maths import ONE, exp2, reciprocal
 from formats.kernels.simd.vectors import (

@@ -11,7 +11,7 @@ from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import intrinsic, ir, njit
 from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
 from formats.kernels.products.tiles import attended_pairs
-from formats.kernels.products.turning import turn_in, turn_out
+from formats.kernels.products.transposing import turn_in, turn_out
 from formats.kernels.simd.amx import MATRIX, multiply_tiles, release_registers, shape_registers
 from formats.kernels.simd.arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
 from formats.kernels.simd.maths import MIN_EXPONENT, ONE, ROUNDER

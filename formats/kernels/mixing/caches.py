@@ -15,7 +15,7 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.turning import turn_in
+from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import keep
 from formats.kernels.simd.maths import ONE
 from formats.kernels.simd.vectors import zeros
@@ -49,8 +49,7 @@ def append_rows(item, worker, arguments):
 
 @njit(**HELPER)
 def hide_later(s, keys, behind, rows):
-    """Of keys the last of which lies so many rows behind the last query's own, minus infinity where a row does not see
-    them yet."""
+    """Minus infinity where a row does not see a key yet: the last key lies so many rows behind the last query's own."""
     for j in range(keys):
         line = floats(s + j * LINE, QUERIES)
         for i in range(max(0, min(rows - keys + j - behind, rows))): line[i] = HIDDEN

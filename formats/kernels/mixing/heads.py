@@ -145,7 +145,7 @@ EVERY: Reach = (ALL, ALL)
 
 
 def clipped(reach: Reach) -> Reach:
-    """The same where nothing is farther away than ALL."""
+    """A reach of which nothing is farther away than ALL."""
     behind, ahead = (max(-ALL, min(keys, ALL)) for keys in reach)
     return behind, ahead
 

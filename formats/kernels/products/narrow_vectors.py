@@ -11,7 +11,7 @@ from formats.kernels.rows.following import finish_rows, finish_sums, move_block,
 from formats.kernels.simd.arithmetic import get, keep, negative
 from formats.kernels.simd.vectors import zeros
 
-from .balancing import mix_row
+from .hadamard import mix_row
 from .linear import LINEAR, tile
 from .rounding import ONE, round_bytes, round_halves
 from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs

@@ -179,7 +179,7 @@ def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, tu
 
 @njit(**HELPER)
 def keep_far_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns):
-    """The same for what rows seldom hold."""
+    """keep_row for what rows seldom hold."""
     keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns)
 
 

@@ -25,18 +25,13 @@ from formats.kernels.simd.vectors import (
     zeros,
 )
 
+from .csc_product import read_unsigned
+from .csr_nm import SPARSE, STRIP, launch_sparse
 from .linear import check_product, typed
-from .sparse import SPARSE, STRIP, launch_sparse
 
 # chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
 SLICES = np.dtype(words("order ptr chunk bytes named"))
 f4, i8 = np.float32, np.int64
-
-
-@njit(**HELPER)
-def read_unsigned(address, size, k):
-    """The k-th of the unsigned numbers of so many bytes."""
-    return i8(pointer(address, np.uint16)[k]) if size == 2 else i8(pointer(address, np.uint32)[k])
 
 
 @intrinsic

@@ -68,7 +68,7 @@ def parted(y, to, lanes, factor, term, other):
 
 @njit(forceinline=True, **HELPER)
 def combine(y, to, count, factor, term, other):
-    """The same for count numbers; nothing where they stay as they are."""
+    """parted for count numbers; nothing is done where they stay as they are."""
     if y == to and not (factor or term or other): return
     full = 4 * (count // 16 * 16)
     for at in range(0, full, 64):
@@ -147,7 +147,7 @@ def sums_at(after, row, column, nothing, simple):
 
 @njit(**HELPER)
 def finish_sums(after, low, high, left, right, biased):
-    """The same; biased: the bias was added already."""
+    """finish_block; biased: the bias was added already."""
     if after:
         e = record(after, EPILOGUE)
         apply(e.on_block, after, low, high, left, right, e.out + 4 * (low * e.step + left), 4 * e.step, biased)
@@ -161,8 +161,8 @@ def finish_block(after, low, high, left, right):
 
 @njit(**HELPER)
 def move_block(after, low, high, left, right, block, along, out, step):
-    """The same for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes) it
-    goes as it is where there is no record."""
+    """finish_block for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes)
+    it goes as it is where there is no record."""
     if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right, block, along, 0)
     else:
         for i in range(high - low): combine(block + i * along, out + i * step, right - left, 0, 0, 0)

@@ -27,7 +27,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, stored: Any) -> Self:
-        """Those of a format that declares its panels."""
+        """The columns of a stored matrix whose format declares its panels."""
         return cls(stored.shape, stored.panelled, *stored.arrays().values(), **stored.remembered)
 
     def told(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def add_row(y, f, row, fresh):
 
 @njit(**HELPER)
 def add_halves(y, f, column, along, stored, fresh):
-    """The same of halves of bytes, of which every so many hold as many inputs low and the next ones high."""
+    """Set y to, or add to it, a column of 4-bit values, two per byte: so many inputs lie low, the next ones high."""
     for low in range(0, y.size, f.words):
         at = low // (2 * f.words) * along
         high, turn = min(low + f.words, y.size), low // f.words % 2 * 4
@@ -82,7 +82,7 @@ def add_halves(y, f, column, along, stored, fresh):
 
 @njit(**HELPER)
 def add_column(y, f, column, fresh):
-    """The same of a column of panels: float32, bfloat16, bytes, or halves of them, with scales."""
+    """Set y to, or add to it, a column of panels: float32, bfloat16, bytes, or 4-bit values, with scales."""
     start = column // f.width * f.width
     along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
     count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words

@@ -46,7 +46,7 @@ def fit_tables() -> np.ndarray:
 
 
 def permute(builder, values, codes):
-    """Of 16 values those that the low 4 bits of each lane name."""
+    """In each lane the one of 16 values that its low 4 bits name."""
     if "+avx512f" in FEATURES:
         return builder.call(llvm_function(builder, "llvm.x86.avx512.permvar.sf.512", VECTOR, VECTOR, WHOLE),
                             [ir.Constant(VECTOR, values), codes])

@@ -1,7 +1,7 @@
 """x @ W for W of sparse tiles, r inputs by c outputs, stored by columns of tiles; nothing is densified.
 
 Where c is a multiple of 16 a row of a tile is a vector: strips of tokens are turned, so that the numbers that multiply
-it lie side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of sparse.py, tokens
+it lie side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of csr_nm.py, tokens
 contiguous."""
 from typing import Any
 
@@ -16,9 +16,9 @@ from formats.kernels.rows.following import epilogue_record, finish_block, finish
 from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, store_tile, zeros
 from formats.machine.threads import threads
 
+from .csr_nm import NEAR, SPARSE, choose_tokens, launch_sparse
 from .linear import LINEAR, check_product, linear_stages, tile, typed
-from .sparse import NEAR, SPARSE, choose_tokens, launch_sparse
-from .turning import turn_in
+from .transposing import turn_in
 
 # ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
@@ -43,7 +43,7 @@ def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
 
 @njit(**HELPER)
 def row_sums(none, c, idx, val, low, high, r, x, out):
-    """The same for one token: even and odd inputs apart, as an addition takes four cycles."""
+    """tile_sums for one token: even and odd inputs apart, as an addition takes four cycles."""
     even, odd = none, none
     for b in range(low, high):
         factors, row = x + 4 * i8(idx[b]) * r, val + 4 * b * r * c

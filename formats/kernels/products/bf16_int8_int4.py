@@ -97,15 +97,15 @@ def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, ou
 
 def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray,
                  epilogue: Any = None) -> np.ndarray:
-    """The same for halves of bytes W / scale + 8: in a byte the low half is of one word of depth, the high one of the
-    next."""
+    """product_int8 for 4-bit values W / scale + 8, two per byte: the low one is of one word of depth, the high one of
+    the next."""
     weight = Narrow((nibbled, nibbled_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64, 2)
     return product_narrow(x, [weight], out, epilogue)
 
 
 def product_balanced_bytes(x: np.ndarray, factors: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int,
                            out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """The same of x times factors of its inputs (n,), float32, and mixed (balancing.py), before rows are rounded."""
+    """product_int8 of x times factors of its inputs (n,), float32, mixed (hadamard.py) before rows are rounded."""
     weight = in_bytes(w, scale, group)._replace(factors=typed("factors", factors, f4))
     return product_narrow(x, [weight], out, epilogue)
 

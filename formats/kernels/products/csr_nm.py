@@ -17,7 +17,7 @@ from formats.kernels.simd.vectors import AHEAD, add_outer, plus, prefetch, store
 from formats.machine.threads import threads
 
 from .linear import LINEAR, check_product, linear_stages, tile, typed
-from .turning import turn_in, turn_out
+from .transposing import turn_in, turn_out
 
 # columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens
 # that
@@ -196,14 +196,15 @@ def nm_single(weight, start, width, x, y):
 
 def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
                   functions: tuple[Function, Function | None], sizes: tuple[int, int] = (1, 1), group: int = 1,
-                  inputs: int = 1) -> np.ndarray:
+                  inputs: int = 1, columns: int = BLOCK_COLUMNS) -> np.ndarray:
     """weights: ptr (or a number), idx, val; functions: compute columns for a strip of tokens, and for one token; sizes:
-    r and c, as those functions read them; group: columns that belong together, inputs: inputs that do."""
+    r and c, as those functions read them; group: columns that belong together, inputs: inputs that do; columns: so many
+    at once."""
     ptr, idx, val = weights
     (T, n), (many, one) = x.shape, functions
     depth = -(-(-(-n // inputs) * inputs) // 16) * 16
     chunk = choose_tokens(idx.nbytes + val.nbytes, depth, STRIP)
-    once = max(BLOCK_COLUMNS // group, 1) * group
+    once = max(columns // group, 1) * group
     fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx),
               address(val),
               *sizes, chunk, depth, out.shape[1], once)

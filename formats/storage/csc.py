@@ -1,0 +1,49 @@
+"""Compressed columns of Wᵀ: unstructured sparsity by inputs."""
+import numpy as np
+
+from formats.core.pruning import count_kept, highest, importance
+from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
+from formats.format import Format
+from formats.storage.csr import CSR, compression
+
+
+class CSC(Format):
+    """The nonzero numbers of each input, with the outputs that they are added to in ascending order.
+
+    Input i owns the range ptr[i] to ptr[i + 1] of idx and val: compressed columns of Wᵀ (Saad 2003, section 3.4). What
+    an input says is added to many sums, so it is left out at once where x is zero; many rows of x are read once."""
+    ptr: u4[n + 1]
+    idx: unsigned(p)[nnz]
+    val: f4[nnz]
+    work = nnz * ceiling(T / 16), nnz, T * (n + p), n
+    proposed = False
+
+    def fit(W, *, density=0.1, scale=None):
+        """Keep the highest |W| (times scale: see `importance`), a share `density` of the whole matrix."""
+        return W * highest(importance(W, scale, "csc.fit"), count_kept(density, W.size, "csc"))
+
+    def pack(W):
+        present = W != 0
+        return np.append(0, present.sum(1).cumsum()), present.nonzero()[1], W[present]
+
+    def unpack(shape, ptr, idx, val):
+        W = np.zeros(shape, np.float32)
+        W[np.repeat(np.arange(shape[0]), np.diff(ptr)), idx] = val
+        return W
+
+    def kernel(x, ptr, idx, val, out, epilogue):
+        from formats.kernels import product_csc
+        product_csc(x, ptr, idx, val, out, epilogue)
+
+    def transpose(self):
+        """W.T as CSR: the same three arrays."""
+        return CSR(self.shape[::-1], (self.ptr, self.idx, self.val))
+
+    def unsound(self): return compression(self.ptr, self.idx, self.shape[1])
+
+    @classmethod
+    def choices(cls, inputs, outputs): return [{"density": density} for density in (0.25, 0.05)]
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, density=0.1, scale=None):
+        return {nnz: count_kept(density, inputs * outputs, "csc")}
