@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS, Format, FormatError, kernels
+from formats.core.arrays import Floats
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.replay import clock
 from formats.machine.features import FAR, count_uncached, even, locate_call, quantile, weigh_format
@@ -24,6 +25,7 @@ from formats.machine.quiet import Watch, timed
 from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside
 from formats.machine.threads import threads
 
+Making = Callable[[], Epilogue | None]
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the
                                                             # first
@@ -134,7 +136,7 @@ def products(names: Iterable[str], plan: Effort, numbers: Numbers, start: int = 
             most = int(min(plan.most_rows, plan.arithmetic / weigh_format(name, sizes)[1], numbers.count / max(n, p)))
             for T in rows_of(i + start, plan.rows, most):
                 x, out = numbers.some(T, n), numbers.room(T, p)
-                yield f"linear.{name}", {"T": T} | sizes, lambda w=packed, x=x, out=out: w.matmul(x, out=out)
+                yield f"linear.{name}", {"T": T} | sizes, partial(packed.matmul, x, out=out)
 
 
 def by_numpy(plan: Effort, numbers: Numbers) -> Iterator[Case]:
@@ -144,7 +146,7 @@ def by_numpy(plan: Effort, numbers: Numbers) -> Iterator[Case]:
         w = packed.unpack()
         for T in rows_of(i, plan.rows, int(min(plan.most_rows, plan.arithmetic / w.size, numbers.count / max(n, p)))):
             x, out = numbers.some(T, n), numbers.room(T, p)
-            yield "linear.blas", {"T": T, "n": n, "p": p}, lambda w=w, x=x, out=out: np.dot(x, w, out=out)
+            yield "linear.blas", {"T": T, "n": n, "p": p}, partial(np.dot, x, w, out=out)
 
 
 def rows_of(i: int, count: int, most: int) -> list[int]:
@@ -194,7 +196,7 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
     runs: dict[str, list[float]] = {name: [] for name, _ in stages}
     for _ in range(8):
         for name, after in stages:
-            runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), CASE_SECONDS, *RUNS)
+            runs[name] += timed(partial(weight.matmul, x, out, after), CASE_SECONDS, *RUNS)
     return slopes([(f"{form} {name}", {"T": T, "p": p}, quantile(taken, 0.25)) for name, taken in runs.items()], form)
 
 
@@ -203,11 +205,11 @@ def riding(numbers: Numbers, form: str) -> Iterator[Case]:
     for T, p in ((32, 1536), (64, 768), (128, 384), (128, 1536), (200, 768)):
         weight, x, out = FORMATS[form].approximate(numbers.fresh(32, p)), numbers.some(T, 32), numbers.room(T, p)
         rows = numbers.some(T, p)
-        for name, after in {"": lambda: None,
-                            **{name: partial(staged, stage, rows) for name, stage in EPILOGUE.items()}}.items():
-            yield f"{form} {name}", {"T": T,
-                                     "p": p}, lambda w=weight, x=x, out=out, after=after: w.matmul(
-                x, out=out, epilogue=after())
+        making: dict[str, Making] = {name: partial(staged, stage, rows) for name, stage in EPILOGUE.items()}
+        for name, after in ({"": lambda: None} | making).items():
+            def call(w: Format = weight, x: Floats = x, out: Floats = out, after: Making = after) -> object:
+                return w.matmul(x, out=out, epilogue=after())
+            yield f"{form} {name}", {"T": T, "p": p}, call
 
 
 def slopes(rows: Measurements, form: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from formats.kernels.frozen import closure
 
 from . import objects
-from .native import cgutils, intrinsic, ir, types
+from .native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 
 FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
@@ -127,16 +127,16 @@ def provided(functions: Iterable[Function], others: bool) -> Generator[tuple[str
                            "disk full?")
 
 
-def calling(count: int) -> Any:
+def calling(count: int) -> Callable[..., None]:
     """An intrinsic that calls the C function at an address with so many arguments."""
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
     @intrinsic
-    def call(typing: Any, address: Any, *arguments: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            function, arguments = values[0], cgutils.unpack_tuple(builder, values[1])      # type: ignore[no-untyped-call]
+    def call(typing: Typing, address: types.Type, *arguments: types.Type) -> Intrinsic:
+        def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
+            function, arguments = values[0], cgutils.unpack_tuple(builder, values[1])
             builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
             return context.get_dummy_value()
-        several = types.StarArgTuple([types.int64] * count)                            # type: ignore[no-untyped-call]
+        several = types.StarArgTuple([types.int64] * count)
         return types.void(types.int64, several), code
     return call
 

@@ -1,9 +1,12 @@
 """Addresses, records and the few machine instructions that numba has no name for."""
 import platform
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .native import FEATURES, carray, intrinsic, ir, njit, types
+from .native import FEATURES, Context, Intrinsic, Signature, Typing, Values, carray, intrinsic, ir, njit, types
 
 # float16 by an instruction
 WIDENS = "+f16c" in FEATURES.split(",") or platform.machine().lower() in ("aarch64", "arm64")
@@ -11,18 +14,18 @@ WORD, VOID = ir.IntType(64), ir.VoidType()
 
 
 @intrinsic
-def pointer(typing, address, kind):
+def pointer(typing: Typing, address: types.Type, kind: "types.DType | types.NumberClass[Any]") -> Intrinsic:
     """The address (int64) as a pointer to numbers or records of this kind."""
     pointed = kind.dtype if isinstance(kind, types.DType) else kind.instance_type
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
     return types.CPointer(pointed)(address, kind), code
 
 
-def view_as(kind):
+def view_as(kind: type) -> Callable[[int, int], NDArray[Any]]:
     """A function: so many numbers of this kind at an address, as an array."""
     @njit
-    def at(address, count): return carray(pointer(address, kind), count)
+    def at(address: int, count: int) -> NDArray[Any]: return carray(pointer(address, kind), count)
     return at
 
 
@@ -31,15 +34,17 @@ bytes_at, signed, ints_at = view_as(np.uint8), view_as(np.int8), view_as(np.int3
 
 
 @njit
-def record(address, kind):
+def record(address: int, kind: np.dtype[np.void]) -> np.record:
     """The record of this kind at an address: a kernel's arguments."""
-    return carray(pointer(address, kind), 1)[0]
+    fields: np.record = carray(pointer(address, kind), 1)[0]
+    return fields
 
 
 @intrinsic
-def call(typing, function, item, worker, arguments):
+def call(typing: Typing, function: types.Type, item: types.Type, worker: types.Type,
+         arguments: types.Type) -> Intrinsic:
     """Call the C function at an address: work on one item, as one worker."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         kind = ir.FunctionType(VOID, [WORD] * 3)
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
         return context.get_dummy_value()
@@ -47,25 +52,25 @@ def call(typing, function, item, worker, arguments):
 
 
 @intrinsic
-def extended(typing, bits):
+def extended(typing: Typing, bits: types.Type) -> Intrinsic:
     """The bfloat16 with these 16 bits, as float32."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         word = ir.IntType(32)
         return builder.bitcast(builder.shl(builder.zext(values[0], word), word(16)), ir.FloatType())
     return types.float32(types.uint16), code
 
 
 @intrinsic
-def widen(typing, bits):
+def widen(typing: Typing, bits: types.Type) -> Intrinsic:
     """The float16 with these 16 bits, as float32; a NaN that signals is quiet then."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         if WIDENS: return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
         return widen_by_integers(builder, builder.zext(values[0], ir.IntType(32)))
     return types.float32(types.uint16), code
 
 
-def widen_by_integers(builder, bits):
-    """The same by integers, where the processor has no instruction for it and compilers would call a function that need
+def widen_by_integers(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    """`widen` by integers, where the processor has no instruction for it and compilers would call a function that need
     not be there. Exponent and fraction move to their places in a float32, whose exponents are 112 higher. A float16
     below 2⁻¹⁴ has no leading one: it is read as if it had (exponent 113), and 2⁻¹⁴ is subtracted, which is exact."""
     word, number = bits.type, ir.FloatType()

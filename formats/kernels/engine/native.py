@@ -1,7 +1,10 @@
 """numba and LLVM for the one process that compiles (compiler.py). In every other their names mean Nothing, so that
 kernels are declared for free, and only their object code runs."""
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+
+from numpy.typing import NDArray
 
 from .processor import FEATURES, NAME
 
@@ -38,17 +41,36 @@ def defer(function: Any = None, **options: Any) -> Any:
 if TYPE_CHECKING or COMPILES:
     import llvmlite.binding as llvm
     from llvmlite import ir
-    from numba import carray, cfunc, njit, types
+    from numba import cfunc, types
     from numba.core import cgutils
     from numba.core.cgutils import get_or_insert_function
     from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-    from numba.extending import intrinsic, lower_builtin, models, register_model
+    from numba.extending import lower_builtin, models, register_model
 else:
-    njit = defer
-    llvm = ir = carray = cfunc = types = cgutils = get_or_insert_function = Nothing
-    ConcreteTemplate = infer_global = signature = intrinsic = lower_builtin = models = register_model = Nothing
+    llvm = ir = cfunc = types = cgutils = get_or_insert_function = Nothing
+    ConcreteTemplate = infer_global = signature = lower_builtin = models = register_model = Nothing
+if TYPE_CHECKING:                                            # what numba says no types of
+    from numba.core.base import BaseContext as Context
+    from numba.core.typing.context import BaseContext as Typing
+    from numba.core.typing.templates import Signature
+    Body = TypeVar("Body", bound=Callable[..., object])
+    Values: TypeAlias = Sequence[ir.Value]
+    Intrinsic: TypeAlias = tuple[Signature, Callable[[Context, ir.IRBuilder, Signature, Values], ir.Value]]
 
-__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Nothing", "carray", "cfunc", "cgutils",
-           "get_or_insert_function",
-           "infer_global", "intrinsic", "ir", "llvm", "lower_builtin", "models", "njit", "register_model", "signature",
-           "types"]
+    def carray(pointer: object, count: int) -> NDArray[Any]: ...
+    def intrinsic(body: Callable[..., Intrinsic]) -> Callable[..., Any]: ...
+    @overload
+    def njit(**options: object) -> Callable[[Body], Body]: ...
+    @overload
+    def njit(body: Body, /) -> Body: ...
+    def njit(*body: Any, **options: object) -> Any: ...
+else:
+    Context = Intrinsic = Signature = Typing = Values = Nothing
+    if COMPILES:
+        from numba import carray, njit
+        from numba.extending import intrinsic
+    else: carray, intrinsic, njit = Nothing, Nothing, defer
+
+__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Context", "Intrinsic", "Nothing", "Signature", "Typing",
+           "Values", "carray", "cfunc", "cgutils", "get_or_insert_function", "infer_global", "intrinsic", "ir", "llvm",
+           "lower_builtin", "models", "njit", "register_model", "signature", "types"]

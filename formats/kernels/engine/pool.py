@@ -11,13 +11,12 @@ import atexit
 import ctypes
 import os
 from threading import RLock, Thread
-from typing import Any
 
 import numpy as np
 
 from .compiled import HELPER, Function, calling
 from .memory import WORD, call
-from .native import get_or_insert_function, intrinsic, ir, njit, types
+from .native import Context, Intrinsic, Signature, Typing, Values, get_or_insert_function, intrinsic, ir, njit, types
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152
@@ -33,57 +32,58 @@ MAX_LOOKS = 12000                                            # looks for work be
 GRACE = 1.0                                                  # seconds that the process waits for a worker at its end
 
 
-def word_pointer(builder: Any, address: ir.Value) -> ir.Value: return builder.inttoptr(address, WORD.as_pointer())
+def word_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return builder.inttoptr(address, WORD.as_pointer())
 
 
 @intrinsic
-def atomic_load(typing, address):
+def atomic_load(typing: Typing, address: types.Type) -> Intrinsic:
     """The word at an address; what other threads wrote before it is seen too."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return builder.load_atomic(word_pointer(builder, values[0]), "acquire", 8)
     return types.int64(types.int64), code
 
 
 @intrinsic
-def store(typing, address, value):
+def store(typing: Typing, address: types.Type, value: types.Type) -> Intrinsic:
     """Write a word; threads that load it see what was written before."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         builder.store_atomic(values[1], word_pointer(builder, values[0]), "release", 8)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64), code
 
 
 @intrinsic
-def increase(typing, address):
+def increase(typing: Typing, address: types.Type) -> Intrinsic:
     """Add one to a word; what it was."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return builder.atomic_rmw("add", word_pointer(builder, values[0]), WORD(1), "acq_rel")
     return types.int64(types.int64), code
 
 
 @intrinsic
-def exchange(typing, address, old, new):
+def exchange(typing: Typing, address: types.Type, old: types.Type, new: types.Type) -> Intrinsic:
     """Write a word if it is still the old one; whether it was."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         result = builder.cmpxchg(word_pointer(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
         return builder.extract_value(result, 1)
     return types.boolean(types.int64, types.int64, types.int64), code
 
 
 @intrinsic
-def fence(typing):
-    """Of two threads that each write a word, pass a fence, and read the other's word, one at least sees what was
+def fence(typing: Typing) -> Intrinsic:
+    """Where two threads each write a word, pass a fence, and read the other's word, one at least sees what was
     written."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
     return types.void(), code
 
 
 @intrinsic
-def pause(typing):
+def pause(typing: Typing) -> Intrinsic:
     """Leave the core's resources to its other thread for a moment, where the processor can."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         if str(builder.module.triple).startswith(("x86_64", "i686")):
             kind = ir.FunctionType(ir.VoidType(), [])
             builder.call(get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
@@ -95,14 +95,14 @@ release, acquire = calling(1), calling(2)                    # of the lock at an
 
 
 @njit(**HELPER)
-def park(state, worker):
+def park(state: int, worker: int) -> None:
     """Wait for the worker's lock. Whoever takes the mark back releases it, once: the worker itself does not wait
     then."""
     acquire(atomic_load(state + ACQUIRE), atomic_load(state + WAKE_LOCKS + 8 * worker), 1)
 
 
 @njit(**HELPER)
-def unpark(state, worker):
+def unpark(state: int, worker: int) -> None:
     """Wake a worker that has parked, or is about to."""
     parked = state + PARKED + 8 * worker
     if atomic_load(parked) and exchange(parked, 1, 0):
@@ -110,7 +110,7 @@ def unpark(state, worker):
 
 
 @njit(**HELPER)
-def work(state, worker):
+def work(state: int, worker: int) -> None:
     """Take items and do them until none is left.
 
     A ticket can be taken only while its launch lasts, so function, arguments and items are those of the same launch."""
@@ -127,7 +127,7 @@ def work(state, worker):
 
 
 @njit(**HELPER)
-def publish(state, function, arguments, items, workers):
+def publish(state: int, function: int, arguments: int, items: int, workers: int) -> None:
     """Offer the items of a launch to all threads. The one before has ended."""
     launch = (atomic_load(state + TICKET) >> 32) + 1
     store(state + TICKET, launch << 32 | NO_ITEM)
@@ -143,7 +143,7 @@ def publish(state, function, arguments, items, workers):
 
 
 @njit(**HELPER)
-def finish(state):
+def finish(state: int) -> None:
     """Take part in a launch, and wait until all of its items are done. A wake-up that comes late, from the launch
     before, only makes the caller look again."""
     work(state, 0)
@@ -159,14 +159,14 @@ def finish(state):
 
 
 @Function.of(5)
-def launch_items(state, function, arguments, items, workers):
+def launch_items(state: int, function: int, arguments: int, items: int, workers: int) -> None:
     """A launch from its beginning to its end."""
     publish(state, function, arguments, items, workers)
     finish(state)
 
 
 @Function.of(2)
-def worker_loop(state, lock):
+def worker_loop(state: int, lock: int) -> None:
     """Do items of every launch, and park when there has been none for a while, until the workers are told to end. Its
     number is taken here, so that no two threads can have the same. The lock is held."""
     worker = increase(state + CLAIMED) + 1
@@ -189,7 +189,7 @@ def worker_loop(state, lock):
 
 
 @Function.of(1)
-def end_workers(state):
+def end_workers(state: int) -> None:
     """Tell the workers to end once they have done the items that they are at."""
     store(state + CLOSED, 1)
     fence()

@@ -1,15 +1,17 @@
 """Loops that do one thing as fast as the machine can: multiply and add in registers, read memory."""
+from collections.abc import Callable
 
 from formats.kernels.simd.vectors import FLOAT, LANES, MANY_REGISTERS
 
 from .compiled import Function
-from .native import cgutils, intrinsic, ir, types
+from .native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 
 CHAINS = 8 * LANES if MANY_REGISTERS else 4 * LANES          # eight registers: no sum waits for the one before
 LONG_VECTOR = ir.VectorType(FLOAT, CHAINS)
 
 
-def looped(builder, count, value, step):
+def looped(builder: ir.IRBuilder, count: ir.Value, value: ir.Value,
+           step: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
     """value = step(index, value), count times; the vector stays in registers."""
     held = cgutils.alloca_once_value(builder, value)
     with cgutils.for_range(builder, count) as loop: builder.store(step(loop.index, builder.load(held)), held)
@@ -17,9 +19,9 @@ def looped(builder, count, value, step):
 
 
 @intrinsic
-def multiply_add(typing, count, to):
+def multiply_add(typing: Typing, count: types.Type, to: types.Type) -> Intrinsic:
     """CHAINS float32 numbers v = v a + b, count times, in registers; the result goes to an address."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         name = f"llvm.fmuladd.v{CHAINS}f32"
         fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(LONG_VECTOR, [LONG_VECTOR] * 3), name)
         a, b = (ir.Constant(LONG_VECTOR, [number] * CHAINS) for number in (0.5, 1.0))
@@ -29,10 +31,10 @@ def multiply_add(typing, count, to):
 
 
 @intrinsic
-def added(typing, address, count, to):
+def added(typing: Typing, address: types.Type, count: types.Type, to: types.Type) -> Intrinsic:
     """The sum of count times CHAINS float32 numbers at an address, which goes to another."""
-    def code(context, builder, signature, values):
-        def step(index, sums):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
+        def step(index: ir.Value, sums: ir.Value) -> ir.Value:
             at = builder.add(values[0], builder.mul(index, index.type(4 * CHAINS)))
             load = builder.load(builder.inttoptr(at, LONG_VECTOR.as_pointer()))
             load.align = 4
@@ -42,18 +44,18 @@ def added(typing, address, count, to):
     return types.void(*[types.int64] * 3), code
 
 
-def store_result(builder, vector, address):
+def store_result(builder: ir.IRBuilder, vector: ir.Value, address: ir.Value) -> None:
     """Store a vector, so that nobody may leave the loop out."""
     builder.store(vector, builder.inttoptr(address, vector.type.as_pointer())).align = 4
 
 
 @Function.of(2, rare=True)
-def multiply_adds(count, to):
+def multiply_adds(count: int, to: int) -> None:
     """2 CHAINS count float32 operations."""
     multiply_add(count, to)
 
 
 @Function.of(4, rare=True)
-def read_all(address, count, times, to):
+def read_all(address: int, count: int, times: int, to: int) -> None:
     """Reads 4 CHAINS count bytes, so many times."""
     for _ in range(times): added(address, count, to)

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from formats.machine.threads import FIXED
 
 from .compiled import HELPER, Function, Kernel, calling
-from .launch import RECORDING, ROOM_START, ROOM_STEP, Launch, address, words
+from .launch import RECORDING, ROOM_START, ROOM_STEP, Launch, Record, address, words
 from .memory import call, longs, record
 from .native import njit
 from .objects import find_c_function
@@ -29,12 +29,14 @@ SCRIPT = np.dtype(words("words count added kinds table stages"))
 GROUP = np.dtype(words("script inputs given home arrays"))
 # clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end, along
 # for each group
-REPLAY = np.dtype(words("groups base apart room step clock stamps along"))
+REPLAY = np.dtype(words("groups memory apart room step clock stamps along"))
 ENTRY = 3                                                    # of the table: function, arguments, items
 OWN = 3                                                      # kinds of addresses that every script has: base, room,
                                                              # step
 MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
 look = calling(2)                                            # at the clock
+T = TypeVar("T")
+Regions = Sequence[tuple[Record, int]]
 
 
 def clock() -> int:
@@ -44,9 +46,8 @@ def clock() -> int:
 
 
 def nanoseconds(stamps: np.ndarray) -> np.ndarray:
-    """Of the stamps of groups, (groups, along): since the second in which the first group began."""
-    found: np.ndarray = (stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1]
-    return found
+    """From the stamps of groups, (groups, along): since the second in which the first group began."""
+    return np.asarray((stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1])
 
 
 class Recording:
@@ -56,17 +57,17 @@ class Recording:
     def __init__(self, memory: np.ndarray, workers: int, elsewhere: Sequence[np.ndarray] = ()) -> None:
         self.memory, self.workers, self.elsewhere, self.scratch = memory, workers, elsewhere, 0
         self.stages: list[Launch] = []
-        self.records: list[Any] = []
+        self.records: list[Record] = []
         self.temporaries: list[np.ndarray] = []              # of this step
-        self.addressed: list[Any] = []                       # whose addresses records may have
-        self.regions = [(memory, 0)]                         # memory and its place, in bytes
+        self.addressed: list[Record] = []                    # whose addresses records may have
+        self.regions: list[tuple[Record, int]] = [(memory, 0)]  # memory and its place, in bytes
         self.ends = [0]                                      # of each step, in stages
         self.end = round_to_lines(memory.nbytes)
 
-    def keep(self, walk: Callable[[], Any]) -> Any:
+    def keep(self, walk: Callable[[], T]) -> T:
         """walk(), in which launches of this thread are kept. Python itself leaves the context, however the walk
         ends."""
-        def kept() -> Any:
+        def kept() -> T:
             RECORDING.set(self)
             FIXED.set(self.workers)
             return walk()
@@ -102,8 +103,8 @@ class Recording:
                       outside(self.addressed, [*own, *((each, 0) for each in self.elsewhere)]))
 
 
-def outside(addressed: Sequence[Any], regions: list[tuple[Any, int]]) -> list[Any]:
-    """Of arrays those that begin in no region, each once. Regions as for `relocate`."""
+def outside(addressed: Sequence[Record], regions: Regions) -> list[Record]:
+    """The arrays that begin in no region, each once. Regions as for `relocate`."""
     arrays = [*{id(each): each for each in addressed}.values()]
     where = relocate(np.array([*map(address, arrays)], np.int64), regions)
     return [each for each, region in zip(arrays, where, strict=True) if region < 0]
@@ -112,7 +113,7 @@ def outside(addressed: Sequence[Any], regions: list[tuple[Any, int]]) -> list[An
 def round_to_lines(size: int) -> int: return -(-size // 64) * 64
 
 
-def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
+def relocate(content: np.ndarray, regions: Regions) -> np.ndarray:
     """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions:
     memory, offset."""
     starts = np.array([address(each) for each, _ in regions], np.int64)
@@ -132,7 +133,7 @@ class Script:
     addresses of, weights, masks, copies: whoever else holds them, they last as long as this."""
 
     def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, ends: list[int], home: int,
-                 scratch: int, read: Sequence[Any] = ()) -> None:
+                 scratch: int, read: Sequence[Record] = ()) -> None:
         self.ends, self.read = ends, (*read,)
         self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
         rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
@@ -144,27 +145,27 @@ class Script:
 
 
 @njit(**HELPER)
-def copy_words(source, target, count):
+def copy_words(source: int, target: int, count: int) -> None:
     """So many words from one address to another."""
     given, kept = longs(source, count), longs(target, count)
     for i in range(count): kept[i] = given[i]
 
 
 @njit(**HELPER)
-def add_each(target, places, count, value):
+def add_each(target: int, places: int, count: int, value: int) -> None:
     """A value added to the words that these indices name."""
     which = longs(places, count)
     for i in range(count): longs(target + 8 * which[i], 1)[0] += value
 
 
 @njit(**HELPER)
-def stamp(c, item, stage):
+def stamp(c: np.record, item: int, stage: int) -> None:
     """Note when a group's stage begins."""
     if c.clock: look(c.clock, MONOTONIC, c.stamps + 16 * (item * c.along + stage))
 
 
 @njit(**HELPER)
-def prepare(g, base, room, apart):
+def prepare(g: np.record, base: int, room: int, apart: int) -> int:
     """Inputs and records to where they are read; where the table of stages then is."""
     s, home = record(g.script, SCRIPT), base + g.home
     added, arrays = longs(s.added, 2 * s.kinds), longs(g.arrays, s.kinds - OWN)
@@ -174,15 +175,16 @@ def prepare(g, base, room, apart):
     add_each(home, added[2], added[3], room)
     add_each(home, added[4], added[5], apart)
     for i in range(OWN, s.kinds): add_each(home, added[2 * i], added[2 * i + 1], arrays[i - OWN])
-    return home + 8 * s.table
+    table: int = home + 8 * s.table
+    return table
 
 
 @Kernel
-def replay(item, worker, arguments):
+def replay(item: int, worker: int, arguments: int) -> None:
     """All stages of a group, by one worker."""
     c = record(arguments, REPLAY)
     g = record(c.groups + 8 * GROUP_WORDS * item, GROUP)
-    base = c.base + worker * c.apart
+    base = c.memory + worker * c.apart
     table, stages = prepare(g, base, c.room, c.step), record(g.script, SCRIPT).stages
     for i in range(stages):
         stamp(c, item, i)
@@ -192,11 +194,11 @@ def replay(item, worker, arguments):
 
 
 @Function.of(3)
-def conduct(state, arguments, workers):
+def conduct(state: int, arguments: int, workers: int) -> None:
     """The stages of one group, each by all workers."""
     c = record(arguments, REPLAY)
     g = record(c.groups, GROUP)
-    table, stages = prepare(g, c.base, c.room, c.step), record(g.script, SCRIPT).stages
+    table, stages = prepare(g, c.memory, c.room, c.step), record(g.script, SCRIPT).stages
     for i in range(stages):
         stamp(c, 0, i)
         stage = longs(table + 8 * ENTRY * i, ENTRY)
