@@ -1,8 +1,7 @@
 """The storage formats, by name."""
 from collections.abc import Mapping
-from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from formats.core.arrays import FormatError
 from formats.core.epilogue import Epilogue
@@ -37,7 +36,7 @@ FORMATS: dict[str, type[Format]] = {format.name: format for format in (
     LowRankInt8, SELL, CSC)}
 
 
-def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Format:
+def from_arrays(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format:
     """The matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format. See
     `Format.from_arrays`."""
     if not isinstance(name := meta.get("format"), str) or name not in FORMATS:

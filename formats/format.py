@@ -39,7 +39,7 @@ from formats.core.arrays import (
 )
 from formats.core.epilogue import NOTHING, Epilogue, gamma
 from formats.core.layout import Panelled
-from formats.core.sizes import Array, Later, T, declared_array, n, p, total_bytes
+from formats.core.sizes import Array, Later, Size, T, Term, V, declared_array, n, p, total_bytes
 
 if TYPE_CHECKING:
     import sympy
@@ -51,7 +51,7 @@ DECLARED = ("fit", "pack", "unpack", "kernel")
 Operands = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
+def operations(cls: "type[Format]", declared: "Term | None") -> "sympy.Expr":
     """The operations of a product, by default two a row and floating-point number."""
     import sympy
     if declared is not None: return sympy.sympify(declared)
@@ -60,14 +60,14 @@ def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
                                       if array.number.name.startswith("f"))))
 
 
-def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
+def features(cls: "type[Format]", declared: tuple[Term, ...] | None) -> "tuple[sympy.Expr, ...]":
     """What the time of a product is a sum of, by default arithmetic, bytes, rows read and written. What stores no
     floating-point numbers multiplies as many as the matrix has."""
     import sympy
     return tuple(map(sympy.sympify, declared or (cls.flops / 2 or T * n * p, cls.bytes, T * (n + p))))
 
 
-READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,
+READ: dict[str, Callable[..., object]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,
                                               "work": features}
 
 
@@ -88,7 +88,7 @@ class Format:
     flops: ClassVar["sympy.Expr"]
     work: ClassVar["tuple[sympy.Expr, ...]"]
     rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too, as `reads` says
-    parameters: ClassVar[dict[str, Any]] = {}
+    parameters: ClassVar[dict[str, object]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     portion: ClassVar[int] = 16                              # outputs that a thread takes at a time
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
@@ -100,16 +100,16 @@ class Format:
     unit: ClassVar[str] = ""                                 # the number type that its product computes in, if its own
     projected: ClassVar[bool] = False                        # whether all of its fits project outputs alike
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
-    named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes
+    named: ClassVar[Mapping[str, Size]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]
-    pack: ClassVar[Callable[..., Any]]
+    pack: ClassVar[Callable[..., Self]]
 
     __array_ufunc__ = None                                   # so that numpy leaves `x @ packed` to __rmatmul__
 
     # ---- from the declaration
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
         if missing := [name for name in DECLARED if name not in vars(cls)]:
             raise TypeError(f"{cls.__name__} does not declare {' and '.join(missing)}")
@@ -122,25 +122,25 @@ class Format:
         for name in DECLARED: delattr(cls, name)
         cls.parameters = options(cls.declared.fit) | options(cls.declared.pack)
         cls.fit = staticmethod(checked(cls.declared.fit, cls._fit, cls))
-        cls.pack = staticmethod(checked(cls.declared.pack, cls._pack, cls))
+        cls.pack = staticmethod(checked(cls.declared.pack, cls._pack, cls))         # type: ignore[assignment]
 
     @classmethod
-    def _fit(cls, W: ArrayLike, **given: Any) -> Floats:
+    def _fit(cls, W: ArrayLike, **given: object) -> Floats:
         return storable(cls.declared.fit(as_matrix(W, f"{cls.name}.fit"), **given))
 
     @classmethod
-    def _pack(cls, W: ArrayLike, **given: Any) -> Self:
+    def _pack(cls, W: ArrayLike, **given: object) -> Self:
         packed = cls._hold(W := as_matrix(W, f"{cls.name}.pack"), **given)
         packed._must_hold(W)
         return packed
 
     @classmethod
-    def _hold(cls, W: Floats, **given: Any) -> Self:
+    def _hold(cls, W: Floats, **given: object) -> Self:
         arrays = cls.declared.pack(W, **{name: given[name] for name in options(cls.declared.pack) if name in given})
-        return cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
-            name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
+        named: dict[str, Any] = {name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)}
+        return cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **named)
 
-    def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...] | None = None,
+    def __init__(self, shape: tuple[int, int], arrays: tuple[np.ndarray, ...] | None = None,
                  **remembered: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others.
         Raises TypeError for a matrix, which is packed."""
@@ -165,27 +165,27 @@ class Format:
     # ---- choosing
 
     @classmethod
-    def approximate(cls, W: ArrayLike, **given: Any) -> Self:
+    def approximate(cls, W: ArrayLike, **given: object) -> Self:
         """The nearest matrix that can be held, stored: `pack(fit(W))`, where nobody need look whether it is held."""
         return cls._hold(cls.fit(W, **given), **given)
 
     @classmethod
-    def choices(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
+    def choices(cls, inputs: int, outputs: int) -> list[dict[str, object]]:
         """Options worth proposing for a matrix of this shape, the mildest first."""
         return [{}]
 
     @classmethod
-    def proposed_by(cls, spectrum: "Spectrum") -> list[dict[str, Any]]:
+    def proposed_by(cls, spectrum: "Spectrum") -> list[dict[str, object]]:
         """Options worth proposing for a matrix that was looked at: by default those of its shape."""
         return cls.choices(*spectrum.shape)
 
     @classmethod
-    def predicted(cls, spectrum: "Spectrum", **given: Any) -> float | None:
+    def predicted(cls, spectrum: "Spectrum", **given: object) -> float | None:
         """The relative error of the output where the spectrum says it; None where the matrix must be fitted to know."""
         return None
 
     @classmethod
-    def rounding(cls, spectrum: "Spectrum", **given: Any) -> float:
+    def rounding(cls, spectrum: "Spectrum", **given: object) -> float:
         """The relative error of the output that a kernel adds by rounding x, about."""
         return 0.0
 
@@ -196,12 +196,12 @@ class Format:
         return "wanda" if "scale" in cls.parameters else "whitened" if "weight" in cls.parameters else "plain"
 
     @classmethod
-    def layouts_of(cls, W: Floats) -> list[dict[str, Any]]:
+    def layouts_of(cls, W: Floats) -> list[dict[str, object]]:
         """Options worth trying for this matrix, stored as it is: by default those of its shape."""
         return cls.layouts(*W.shape)
 
     @classmethod
-    def layouts(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
+    def layouts(cls, inputs: int, outputs: int) -> list[dict[str, object]]:
         """Options worth trying for a matrix of this shape that is stored as it is: of the choices, what `pack`
         takes."""
         storing = options(cls.declared.pack)
@@ -210,17 +210,17 @@ class Format:
         return [given for i, given in enumerate(found) if given not in found[:i]]
 
     @classmethod
-    def counts(cls, inputs: int, outputs: int, **given: Any) -> dict[Any, int]:
+    def counts(cls, inputs: int, outputs: int, **given: object) -> dict[Size, int]:
         """The sizes, beside n and p, that `approximate` of a matrix without zeros would have."""
         return {}
 
     @classmethod
-    def expected(cls, inputs: int, outputs: int, **given: Any) -> dict[Any, int]:
+    def expected(cls, inputs: int, outputs: int, **given: object) -> dict[Size, int]:
         """Every size of `approximate` of a matrix of this shape without zeros: what `bytes` and `flops` ask for."""
         return {n: inputs, p: outputs, **cls.counts(inputs, outputs, **given)}
 
     @classmethod
-    def promised(cls, inputs: int, outputs: int, **given: Any) -> Self:
+    def promised(cls, inputs: int, outputs: int, **given: object) -> Self:
         """One whose sizes and bytes are those of `expected`, and whose numbers nobody knows yet: to plan and to price.
         Each of its arrays is one zero in memory, so it may be of any size; it multiplies nothing."""
         made = cls.__new__(cls)
@@ -255,19 +255,19 @@ class Format:
         turned: Format = type(self).pack(self.unpack().T, **self.remembered)
         return turned
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """The stored arrays by name, in the order of the declaration (not copies)."""
         return {name: getattr(self, name) for name in self.fields}
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, object]:
         """What the arrays do not say, as JSON: the format, the shape, the remembered options."""
         return {"format": self.name, "shape": list(self.shape), **self.remembered}
 
     @classmethod
-    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Self:
+    def from_arrays(cls, meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Self:
         """The inverse of meta() and arrays(). Files are not trusted: FormatError names the first name, number type,
         shape, number or index that is not as declared. Without `numbers` nobody looks whether they are finite."""
-        remembered = dict(meta)
+        remembered: dict[str, Any] = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
         if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(is_size, shape))):
@@ -388,16 +388,16 @@ class Format:
         check(cls, rng)
 
 
-def options(function: Callable[..., Any]) -> dict[str, Any]:
+def options(function: Callable[..., object]) -> dict[str, object]:
     """The keyword options of a function and their defaults."""
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-def checked(function: Callable[..., Any], act: Callable[..., Any], cls: type[Format]) -> Callable[..., Any]:
+def checked(function: Callable[..., object], act: Callable[..., V], cls: type[Format]) -> Callable[..., V]:
     """`act` under the name, signature and docstring of a declared function, given only the options that one takes."""
     @wraps(function)
-    def method(W: ArrayLike, **given: Any) -> Any:
+    def method(W: ArrayLike, **given: object) -> V:
         if unknown := set(given) - set(cls.parameters):
             raise TypeError(f"{cls.name}.{function.__name__} has no option {', '.join(sorted(unknown))}; "
                             f"it has {', '.join(cls.parameters) or 'none'}")

@@ -2,7 +2,7 @@
 part."""
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from formats.core.arrays import FormatError, aligned, picture, read_sizes
 from formats.core.sizes import Array, Later, blocks, ceiling, m, n, r, size, total_bytes, u2, u4
 from formats.storage.csr import compression
 
-Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
+Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], ArrayLike]
 BLOCK, MAX_BLOCK_SIDE = 64, 1024
 edges = size("edges", 0)                                     # blocks that are there in part
 
@@ -33,7 +33,7 @@ class Mask:
     fields: ClassVar[dict[str, Array]]
     bytes: ClassVar["sympy.Expr"]
 
-    def __init__(self, shape: tuple[int, int], arrays: Sequence[NDArray[Any]], block: int) -> None:
+    def __init__(self, shape: tuple[int, int], arrays: Sequence[np.ndarray], block: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
         self.shape, self.block = shape, block
         self.sizes = read_sizes(self.name, self.fields, tuple(arrays), {m: shape[0], n: shape[1], r: block})
@@ -91,7 +91,7 @@ class Mask:
         rng, count = np.random.default_rng(seed), -(-length // block)
         drawn = np.argsort(rng.random((count, count)), axis=1) < random
 
-        def sees(q: NDArray[np.int64], k: NDArray[np.int64]) -> Any:
+        def sees(q: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.bool_]:
             i, j = q // block, k // block
             return (abs(i - j) <= window) | (i < everywhere) | (j < everywhere) | drawn[i, j]
         return cls.of(sees, length, block=block)
@@ -106,16 +106,16 @@ class Mask:
         grid[np.repeat(np.arange(down), np.diff(self.ptr)), self.idx] = whole[self.edge]
         return grid.transpose(0, 2, 1, 3).reshape(down * self.block, -1)[:self.shape[0], :self.shape[1]]
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """The stored arrays by name, in the order of the declaration (not copies)."""
         return {name: getattr(self, name) for name in self.fields}
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, object]:
         """What the arrays do not say, as JSON."""
         return {"format": self.name, "shape": list(self.shape), "block": self.block}
 
     @classmethod
-    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, meta: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Self:
         """The inverse of meta() and arrays(); FormatError names what is not as declared."""
         match dict(meta):
             case {"format": cls.name, "shape": [int(queries), int(keys)], "block": int(block), **more} if not more and (
@@ -203,7 +203,7 @@ def blocked(block: object) -> bool:
 
 
 def block_row(sees: Sees, low: int, high: int, keys: int,
-              block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+              block: int) -> tuple[np.ndarray, NDArray[np.bool_], np.ndarray]:
     """Blocks of keys of which the queries low..high see something, whether all of it, and the bits of each."""
     queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]
     seen = np.broadcast_to(np.asarray(sees(queries, columns), bool), (high - low, keys))

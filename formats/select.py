@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -51,7 +51,7 @@ class Candidate:
     """A format with its options: predicted seconds of a product and their interval, stored bytes, relative error of the
     product, and the share of the conversion that a product pays, in seconds."""
     format: str
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, object], ...]
     seconds: float
     low: float
     high: float
@@ -59,7 +59,7 @@ class Candidate:
     error: float = 0.0
     conversion: float = 0.0
 
-    def pack(self, W: ArrayLike) -> Any:
+    def pack(self, W: ArrayLike) -> "Format | NumpyProduct":
         """W, stored so: rounded where the format rounds. FormatError where it cannot hold it."""
         if self.format == "blas": return NumpyProduct(as_weights(W))
         form = FORMATS[self.format]
@@ -81,7 +81,7 @@ class NumpyProduct:
     def __init__(self, W: Floats) -> None:
         self.w, self.nbytes, self.sizes = W, W.nbytes, {"n": W.shape[0], "p": W.shape[1]}
 
-    def matmul(self, x: Floats, out: Floats | None = None) -> Any: return np.dot(x, self.w, out=out)
+    def matmul(self, x: Floats, out: Floats | None = None) -> Floats: return np.dot(x, self.w, out=out)
     def unpack(self) -> Floats: return self.w
 
 
@@ -140,7 +140,7 @@ def race_candidates(W: Floats, rows: int, found: Sequence[Candidate], seconds: f
             if each.low + each.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
-    packed: dict[Candidate, Any] = {}
+    packed: dict[Candidate, Format | NumpyProduct] = {}
     runs: dict[Candidate, list[float]] = {}
     end = time.perf_counter() + seconds
     for turn in range(MAX_TURNS):
@@ -192,7 +192,7 @@ def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belie
     return found
 
 
-def burst(call: Callable[[], Any]) -> list[float]:
+def burst(call: Callable[[], object]) -> list[float]:
     """Seconds of a few calls within some milliseconds, or of one that takes longer."""
     return timed(call, TURN_SECONDS, 1, 50)
 
@@ -205,7 +205,7 @@ def as_weights(W: ArrayLike) -> Floats:
     return as_matrix(np.where(given, np.where(values == 0, 1, values), 0).astype(np.float32), "select")
 
 
-def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, Any]]]:
+def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, object]]]:
     """Every format with the options that decide how it stores, each once."""
     for name in names:
         form = FORMATS[name]
@@ -218,13 +218,14 @@ def approximates(form: type[Format]) -> bool:
         array.number.name == "f4" for array in form.fields.values())
 
 
-def fit_within(form: type[Format], given: dict[str, Any], sample: Floats, error: float) -> tuple[Format, float] | None:
+def fit_within(form: type[Format], given: dict[str, object], sample: Floats,
+               error: float) -> tuple[Format, float] | None:
     """The sample in this format and the error that it makes; None where that is too much, or it cannot be held. A
     format that rounds x holds nothing exactly."""
     if error == 0 and (form.rounds or form.tolerance is not Format.tolerance): return None
     try:
         if not approximates(form): return form.pack(sample, **given), 0.0
-        sizes = form.expected(*sample.shape, **given)
+        sizes = form.expected(sample.shape[0], sample.shape[1], **given)
         # factors as large as the sample
         if form.flops.subs(sizes).subs(T, 1) > 2 * sample.size: return None
         packed = form.approximate(sample, **given) if error else form.pack(sample, **given)
@@ -257,7 +258,7 @@ def pick_groups(size: int, step: int, count: int) -> np.ndarray:
     return (first[:, None] + np.arange(step)).ravel()
 
 
-def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, Any]) -> dict[str, float]:
+def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, object]) -> dict[str, float]:
     """The sizes of a sample as the whole matrix may have them: counts grow with the area, and with how dense the rest
     is."""
     larger = shape[0] * shape[1] / (packed.shape[0] * packed.shape[1]) * thinner
@@ -276,7 +277,7 @@ def recount(machine: Prices, W: Floats, guess: Candidate, rows: int, products: f
     return priced(machine, guess.format, dict(guess.options), sizes, rows, guess.error, share)
 
 
-def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, float], rows: int,
+def priced(machine: Prices, name: str, given: dict[str, object], sizes: dict[str, float], rows: int,
            error: float, conversion: float = 0.0) -> Candidate:
     """The candidate at what the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes

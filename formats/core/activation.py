@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Reals = NDArray[Any]
+Reals = NDArray[np.float64]
 TIMED = "gelu"                                              # stands for all of them in prices, and is compiled first
 
 
@@ -46,7 +46,7 @@ def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, 
 
 
 @activation(1.13, 12, vector="gelu_of", rough="gelu_rough", called=("gelu", "gelu_python"), maps_zero_to_zero=True)
-def gelu(u: Any) -> Any:
+def gelu(u: Reals) -> Reals:
     """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
     from scipy.special import erf
     return u * 0.5 * (1 + erf(u / 2 ** 0.5))
@@ -54,31 +54,31 @@ def gelu(u: Any) -> Any:
 
 @activation(1.13, 12, vector="gelu_tanh_of", called=(
     "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), maps_zero_to_zero=True)
-def gelu_tanh(u: Any) -> Any:
+def gelu_tanh(u: Reals) -> Reals:
     """gelu's approximation by a tanh, which some checkpoints were trained with."""
     return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
 
 
 @activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True)
-def silu(u: Any) -> Any:
+def silu(u: Reals) -> Reals:
     """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
     return u * 0.5 * (1 + np.tanh(u / 2))
 
 
 @activation(1.0, 1, vector="relu_of", called=("relu",), positively_homogeneous=True, maps_zero_to_zero=True)
-def relu(u: Any) -> Any:
+def relu(u: Reals) -> Reals:
     """Negative numbers become zero."""
     return np.maximum(u, 0)
 
 
 @activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True)
-def tanh(u: Any) -> Any:
+def tanh(u: Reals) -> Reals:
     """The hyperbolic tangent."""
     return np.tanh(u)
 
 
 @activation(lambda y, error: (2 * abs(y) + error) * error, 1, vector="square_of", maps_zero_to_zero=True)
-def square(u: Any) -> Any:
+def square(u: Reals) -> Reals:
     """u times u."""
     return u * u
 
@@ -90,13 +90,13 @@ def spread_rsqrt(y: Reals, error: Reals) -> Reals:
 
 
 @activation(spread_rsqrt, 2, vector="rsqrt_of", everywhere=False)
-def rsqrt(u: Any) -> Any:
+def rsqrt(u: Reals) -> Reals:
     """One over the square root."""
     return 1 / np.sqrt(u)
 
 
 @activation(1.0, 14)
-def softplus(u: Any) -> Any:
+def softplus(u: Reals) -> Reals:
     """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
     return np.logaddexp(0, u)
 

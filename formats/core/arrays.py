@@ -1,14 +1,14 @@
 """Arrays at the door: matrices that come in, what a kernel may read and write, arrays measured against their
 declaration, a picture."""
 from collections.abc import Mapping
+from fractions import Fraction
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy import may_share_memory
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .sizes import Array, Size
+from .sizes import Array, Expression, Size
 
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
@@ -39,7 +39,7 @@ def as_matrix(W: ArrayLike, where: str) -> Floats:
     return result
 
 
-def storable(array: NDArray[Any]) -> Floats:
+def storable(array: np.ndarray) -> Floats:
     """The array as contiguous float32; what overflows becomes infinite."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.float32)
@@ -63,7 +63,7 @@ def by_rows(array: ArrayLike, name: str = "x") -> Floats:
     return as_contiguous(name, np.asarray(array), SINGLE)
 
 
-def as_contiguous(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[Any]:
+def as_contiguous(name: str, array: np.ndarray, dtype: DTypeLike | None = None) -> np.ndarray:
     """The array itself, or a copy of this kind that is contiguous and begins at a multiple of a number's size;
     ValueError for what are no real numbers."""
     if array.dtype.kind not in "biuf": raise ValueError(f"{name}: given {array.dtype}; give real numbers")
@@ -71,7 +71,7 @@ def as_contiguous(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[
     return given if given.flags.aligned else given.copy()
 
 
-def places(name: str, array: NDArray[Any], count: int, limit: int, least: int = 0, of: str = "") -> None:
+def places(name: str, array: np.ndarray, count: int, limit: int, least: int = 0, of: str = "") -> None:
     """ValueError unless these are so many whole numbers; IndexError for one below the least, or not below the limit,
     which is the number `of` what they name."""
     if array.shape != (count,) or array.dtype.kind not in "iu":
@@ -81,7 +81,7 @@ def places(name: str, array: NDArray[Any], count: int, limit: int, least: int = 
                          f"{limit - 1}{f', the rows of {of}' if of else ''}")
 
 
-def readable(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+def readable(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
     """ValueError unless the array is float32 of this shape, its rows contiguous and at multiples of 4 bytes."""
     flags = array.flags
     if array.shape != shape or array.dtype != SINGLE:
@@ -91,7 +91,7 @@ def readable(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
                          f"{array.strides} bytes from address {array.ctypes.data:#x} on; give a copy")
 
 
-def writable(name: str, array: NDArray[Any]) -> None:
+def writable(name: str, array: np.ndarray) -> None:
     """ValueError if the array is read-only, or if two of its numbers may lie in the same place."""
     flags = array.flags
     if flags.carray: return
@@ -105,7 +105,7 @@ def writable(name: str, array: NDArray[Any]) -> None:
         reach += (size - 1) * apart
 
 
-def separate(out: NDArray[Any], over: bool = False, **read: NDArray[Any]) -> None:
+def separate(out: np.ndarray, over: bool = False, **read: np.ndarray) -> None:
     """ValueError if one of these arrays shares memory with out; with over, it may be exactly where out is."""
     for name, array in read.items():
         if not may_share_memory(array, out): continue        # their bounds; what follows is exact
@@ -121,7 +121,7 @@ def separate(out: NDArray[Any], over: bool = False, **read: NDArray[Any]) -> Non
 # ---- stored arrays
 
 
-def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+def aligned(array: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     """A copy of this dtype that begins at a cache line; FormatError if an integer does not fit into it. An array that
     is so already, and that nobody may write to, needs no copy."""
     if dtype.kind == "u" and array.dtype != dtype and array.size and not 0 <= array.min(
@@ -136,7 +136,7 @@ def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[An
     return result
 
 
-def room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array of whatever is there, in memory of its own, that begins at a cache line."""
     size = prod(shape) * dtype.itemsize
     whole = np.empty(size + LINE, np.uint8)
@@ -144,13 +144,13 @@ def room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return whole[start:start + size].view(dtype).reshape(shape)
 
 
-def all_finite(array: NDArray[Any]) -> bool:
+def all_finite(array: np.ndarray) -> bool:
     """Whether every number is, looking at about a megabyte at a time."""
     flat = array.reshape(-1)
     return all(np.isfinite(flat[at:at + (1 << 18)]).all() for at in range(0, flat.size, 1 << 18))
 
 
-def find_misfit(array: NDArray[Any]) -> tuple[tuple[int, ...], str] | None:
+def find_misfit(array: np.ndarray) -> tuple[tuple[int, ...], str] | None:
     """Where the first number lies that float32 has none for, and the number in words; a megabyte at a time."""
     flat = array.reshape(-1)
     for at in range(0, flat.size, 1 << 18):
@@ -162,8 +162,8 @@ def find_misfit(array: NDArray[Any]) -> tuple[tuple[int, ...], str] | None:
     return None
 
 
-def read_sizes(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], ...],
-               known: Mapping[Any, int]) -> dict[Any, int]:
+def read_sizes(name: str, fields: Mapping[str, Array], arrays: tuple[np.ndarray, ...],
+               known: Mapping[Size, int]) -> dict[Size, int]:
     """Every size, read off the arrays of a format where an axis is just that size; FormatError where one disagrees."""
     sizes = dict(known)
     pairs = [(f"{name}.{field}", array, given) for (field, array), given in zip(fields.items(), arrays, strict=True)]
@@ -181,7 +181,7 @@ def read_sizes(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any
     return sizes
 
 
-def fixed(axis: Any, sizes: Mapping[Any, int]) -> Any:
+def fixed(axis: Expression, sizes: Mapping[Size, int]) -> "int | Fraction | Expression":
     """What a size is, given others; itself where they do not say."""
     if not isinstance(axis, Size): return axis.subs(sizes)
     try: return axis.at(sizes)
@@ -197,6 +197,6 @@ def picture(pattern: NDArray[np.bool_], lines: int = 32, columns: int = 64) -> s
     return "\n".join("".join(" ░▒▓█"[level] for level in row) for row in shade)
 
 
-def is_size(value: Any) -> bool:
+def is_size(value: object) -> bool:
     """Whether a value from a file is a positive integer, and no larger than a kernel counts without overflow."""
     return type(value) is int and 0 < value <= MAX_SIZE

@@ -1,7 +1,7 @@
 """The test that a format has by being declared: it holds what it says, costs what it says, multiplies as it says."""
 import json
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ def check(F: "type[Format]", rng: np.random.Generator) -> None:
         for options in F.choices(*shape):
             W = rng.standard_normal(shape, np.float32)
             check_product(check_storage(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
-            found, sizes = F.approximate(W, **options).sizes, F.expected(*shape, **options)
+            found, sizes = F.approximate(W, **options).sizes, F.expected(shape[0], shape[1], **options)
             must(found == sizes, F, options, f"has the sizes {found}, expected were {sizes}")
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
         check_product(check_storage(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
@@ -31,17 +31,18 @@ def check(F: "type[Format]", rng: np.random.Generator) -> None:
     for shape in *SHAPES, DEEP_SHAPE: check_whole_numbers(F, shape, rng)
 
 
-def must(condition: Any, what: object, options: object, words: str) -> None:
+def must(condition: object, what: object, options: object, words: str) -> None:
     """An assertion that no optimisation switches off."""
     if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
 
 
-def check_storage(F: "type[Format]", W: NDArray[np.float32], options: dict[str, Any]) -> "Format":
+def check_storage(F: "type[Format]", W: NDArray[np.float32], options: dict[str, object]) -> "Format":
     """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)
     back, slack = packed.unpack(), packed.tolerance(fitted)
-    def near(one: Any, other: Any) -> bool: return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
+    def near(one: np.ndarray, other: np.ndarray) -> bool:
+        return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
     must(near(back, fitted), F, options, "unpack is not what was packed")
     must(not F.projects or near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
     must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")

@@ -1,5 +1,5 @@
 """What may be chosen beside arrays: a word of a few, a number of a range, or the default."""
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LARGEST_FLOAT32 = (2 - 2 ** -23) * 2.0 ** 127               # of float32, in which kernels compute
 
@@ -13,9 +13,9 @@ class Range(NamedTuple):
     usual: float | None = None                              # what calibrations time
     why: str = ""                                           # no others
 
-    def holds(self, value: Any) -> bool:
-        wanted = int if self.number is int else int | float
-        return isinstance(value, wanted) and not isinstance(value, bool) and self.low <= value <= self.high
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, int if self.number is int else int | float): return False
+        return not isinstance(value, bool) and self.low <= value <= self.high
 
     def __str__(self) -> str:
         return f"a {'whole' if self.number is int else 'real'} number from {self.low:.8g} to {self.high:.8g}"
@@ -27,7 +27,7 @@ class OneOf(NamedTuple):
     default: str = ""
     usual: str = ""
 
-    def holds(self, value: Any) -> bool: return value in self.words
+    def holds(self, value: object) -> bool: return value in self.words
 
 
 Choice = Range | OneOf

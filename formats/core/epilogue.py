@@ -58,7 +58,7 @@ class Epilogue(Operands):                                    # type: ignore[misc
         """Whether it does anything."""
         return any(stages_of(self))
 
-    def check(self, rows: int, columns: int, before: object = "y", out: NDArray[Any] | None = None) -> None:
+    def check(self, rows: int, columns: int, before: object = "y", out: np.ndarray | None = None) -> None:
         """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns), and
         lies apart from `out`, to which it is written."""
         for name, value in self.arrays.items():
@@ -68,11 +68,11 @@ class Epilogue(Operands):                                    # type: ignore[misc
                 raise ValueError(f"after {before}: {name} is {value.shape}, the output is {(rows, columns)}")
         if out is not None: separate(out, **dict[str, Any](self.arrays))
 
-    def reference(self, y: NDArray[Any]) -> NDArray[Any]:
+    def reference(self, y: np.ndarray) -> np.ndarray:
         """What it makes of y (T, p), in plain float64 numpy: the oracle that every kernel is compared with."""
         return reference(np.asarray(y, np.float64), self)
 
-    def bound(self, y: NDArray[Any], error: NDArray[Any], rough: bool = False) -> NDArray[Any]:
+    def bound(self, y: np.ndarray, error: np.ndarray, rough: bool = False) -> np.ndarray:
         """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; see
         formats.core.stage.bound."""
         return bound(y, error, self, rough)

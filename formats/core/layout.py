@@ -1,8 +1,7 @@
 """Panels: a matrix in the order in which a kernel reads it, 64 columns at a time."""
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 PANEL = 64                                                   # columns
 TILE = 16                                                    # of narrow numbers: those of a matrix register
@@ -28,7 +27,7 @@ class Panelled(NamedTuple):
         return self.filled(inputs) // (1 + self.halves)
 
 
-def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:
+def panels(W: np.ndarray, words: int = 1, width: int = PANEL) -> np.ndarray:
     """W (n, p), n a multiple of words, as one axis: panels, each (n / words, columns, words) of `width` columns; the
     last has as many as are left, padded with zeros to whole vectors of 16."""
     n, p = W.shape
@@ -37,7 +36,7 @@ def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:
     return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in parts])
 
 
-def unpanelled(w: NDArray[Any], shape: tuple[int, int], words: int = 1, width: int = PANEL) -> NDArray[Any]:
+def unpanelled(w: np.ndarray, shape: tuple[int, int], words: int = 1, width: int = PANEL) -> np.ndarray:
     """The inverse of `panels`."""
     n, p = shape
     wide = -(-p // VECTOR) * VECTOR
@@ -46,6 +45,6 @@ def unpanelled(w: NDArray[Any], shape: tuple[int, int], words: int = 1, width: i
     return np.hstack([*parts])[:, :p]
 
 
-def deepened(W: NDArray[Any], unit: int) -> NDArray[Any]:
+def deepened(W: np.ndarray, unit: int) -> np.ndarray:
     """W with rows of zeros below, up to a multiple of a unit."""
     return np.pad(W, ((0, -len(W) % unit), (0, 0)))

@@ -1,5 +1,4 @@
 """Which entries to keep: the score of an entry, and the highest scores."""
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,11 +22,10 @@ def importance(W: Floats, scale: ArrayLike | None, where: str) -> NDArray[np.flo
     return score * weight[:, None]
 
 
-def count_kept(density: Any, total: int, where: str) -> int:
+def count_kept(density: float, total: int, where: str) -> int:
     """How many of `total` a density keeps."""
     if not 0 <= density <= 1: raise FormatError(f"{where}: density = {density} is not between 0 and 1")
-    kept: int = round(density * total)
-    return kept
+    return round(density * total)
 
 
 def highest(score: NDArray[np.float64], count: int) -> NDArray[np.bool_]:

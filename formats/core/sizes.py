@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ __all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", 
            "floor", "group",
            "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
 
+V = TypeVar("V")
+Term: TypeAlias = "Size | int | float | Fraction | sympy.Expr"      # what expressions of sizes are made of
+Expression: TypeAlias = "Size | sympy.Expr"                  # what becomes of them
 Acts: TypeAlias = Mapping[str, Callable[..., Any]]
 PYTHON_NUMBERS = int, float, Fraction
 MARKS: Acts = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -42,18 +45,19 @@ class Size:
     """A whole number of at least `least` that nobody has fixed yet, known by its name; or what an operation makes of
     such. What is not found here its sympy expression answers: `size.free_symbols`, `size.subs(n, 3)`."""
     name: str
-    parts: tuple[Any, ...] = ()
+    parts: "tuple[Term, ...]" = ()
     least: int = 1
 
-    def at(self, sizes: "Mapping[Any, int]") -> Any:
+    def at(self, sizes: "Mapping[Size, int]") -> int | Fraction:
         """The number, exactly: an int, or a Fraction where it is none. KeyError names a size that is not given."""
-        found = self.read(lambda each: sizes[each], ON_NUMBERS)
+        found: int | Fraction = self.read(lambda each: sizes[each], ON_NUMBERS)
         return int(found) if found == int(found) else found
 
-    def read(self, name: Callable[["Size"], Any], acts: Acts) -> Any:
+    def read(self, name: Callable[["Size"], V], acts: Acts) -> V:
         """The expression, with that for names and these for operations."""
         if self.is_Symbol: return name(self)
-        return acts[self.name](*(part.read(name, acts) if isinstance(part, Size) else part for part in self.parts))
+        found: V = acts[self.name](*(part.read(name, acts) if isinstance(part, Size) else part for part in self.parts))
+        return found
 
     @property
     def is_Symbol(self) -> bool: return not self.parts
@@ -69,7 +73,7 @@ class Size:
                                                    **{"positive" if each.least else "nonnegative": True}),
                          {**MARKS, **functions, "/": operator.truediv, "": sympy.sympify})
 
-    def _sympy_(self) -> Any: return self.expression
+    def _sympy_(self) -> "sympy.Expr": return self.expression
     def __str__(self) -> str: return self.name if self.is_Symbol else str(self.expression)
     def __repr__(self) -> str: return str(self)
     def __hash__(self) -> int: return hash(self.name) if self.is_Symbol else hash(self.expression)
@@ -85,34 +89,35 @@ class Size:
         if name.startswith("_"): raise AttributeError(name)
         return getattr(self.expression, name)
 
-    def __neg__(self) -> Any: return make_size("*", -1, self)
-    def __add__(self, other: Any) -> Any: return make_size("+", self, other)
-    def __radd__(self, other: Any) -> Any: return make_size("+", other, self)
-    def __sub__(self, other: Any) -> Any: return make_size("-", self, other)
-    def __rsub__(self, other: Any) -> Any: return make_size("-", other, self)
-    def __mul__(self, other: Any) -> Any: return make_size("*", self, other)
-    def __rmul__(self, other: Any) -> Any: return make_size("*", other, self)
-    def __truediv__(self, other: Any) -> Any: return make_size("/", self, other)
-    def __rtruediv__(self, other: Any) -> Any: return make_size("/", other, self)
-    def __floordiv__(self, other: Any) -> Any: return make_size("//", self, other)
-    def __mod__(self, other: Any) -> Any: return make_size("%", self, other)
-    def __pow__(self, other: Any) -> Any: return make_size("**", self, other)
-    def __ceil__(self) -> Any: return make_size("ceiling", self)
-    def __lt__(self, other: Any) -> Any: return self.expression < other
-    def __le__(self, other: Any) -> Any: return self.expression <= other
-    def __gt__(self, other: Any) -> Any: return self.expression > other
-    def __ge__(self, other: Any) -> Any: return self.expression >= other
+    def __neg__(self) -> "Size": return make_size("*", -1, self)
+    def __add__(self, other: "Term") -> "Size": return make_size("+", self, other)
+    def __radd__(self, other: "Term") -> "Size": return make_size("+", other, self)
+    def __sub__(self, other: "Term") -> "Size": return make_size("-", self, other)
+    def __rsub__(self, other: "Term") -> "Size": return make_size("-", other, self)
+    def __mul__(self, other: "Term") -> "Size": return make_size("*", self, other)
+    def __rmul__(self, other: "Term") -> "Size": return make_size("*", other, self)
+    def __truediv__(self, other: "Term") -> "Size": return make_size("/", self, other)
+    def __rtruediv__(self, other: "Term") -> "Size": return make_size("/", other, self)
+    def __floordiv__(self, other: "Term") -> "Size": return make_size("//", self, other)
+    def __mod__(self, other: "Term") -> "Size": return make_size("%", self, other)
+    def __pow__(self, other: "Term") -> "Size": return make_size("**", self, other)
+    def __ceil__(self) -> "Size": return make_size("ceiling", self)
+    def __lt__(self, other: "Term") -> "sympy.Basic": return self.expression < other
+    def __le__(self, other: "Term") -> "sympy.Basic": return self.expression <= other
+    def __gt__(self, other: "Term") -> "sympy.Basic": return self.expression > other
+    def __ge__(self, other: "Term") -> "sympy.Basic": return self.expression >= other
 
 
-def make_size(name: str, *parts: Any) -> Any:
+def make_size(name: str, *parts: Term) -> Size:
     """An operation on sizes and numbers; of anything else, such as what sympy has, that other takes care."""
-    if not all(isinstance(part, (Size, *PYTHON_NUMBERS)) for part in parts): return NotImplemented
+    if not all(isinstance(part, (Size, *PYTHON_NUMBERS)) for part in parts):
+        return NotImplemented                                # type: ignore[no-any-return]
     return Size(name, parts)
 
 
-def size_function(name: str) -> Callable[..., Any]:
+def size_function(name: str) -> Callable[..., Expression]:
     """That function of sizes, or of what sympy has."""
-    def of(*parts: Any) -> Any:
+    def of(*parts: Term) -> Expression:
         if (found := make_size(name, *parts)) is not NotImplemented: return found
         import sympy
         return getattr(sympy, name)(*parts)
@@ -139,21 +144,21 @@ class Number:
     """How one number is stored: name and dtype, four bytes where it counts to a `limit` that two do not reach.
     `number[sizes]` declares an array."""
     name: str
-    stored: np.dtype[Any]
-    limit: Any = None
+    stored: np.dtype
+    limit: "Expression | None" = None
 
-    def dtype(self, sizes: Mapping[Any, int]) -> np.dtype[Any]:
+    def dtype(self, sizes: Mapping[Size, int]) -> np.dtype:
         """The dtype, once sizes are known."""
         return np.dtype("u4") if self.limit is not None and sizes[self.limit] > UINT16_MAX else self.stored
 
     @property
-    def bytes(self) -> Any:
+    def bytes(self) -> "int | sympy.Expr":
         """Bytes of one, as an expression where they depend on a size."""
         if self.limit is None: return self.stored.itemsize
         import sympy
         return sympy.Piecewise((self.stored.itemsize, sympy.sympify(self.limit) <= UINT16_MAX), (4, True))
 
-    def __getitem__(self, sizes: Any) -> "Array":
+    def __getitem__(self, sizes: "Expression | int | tuple[Expression | int, ...]") -> "Array":
         sizes = sizes if isinstance(sizes, tuple) else (sizes,)
         for axis, given in enumerate(sizes):
             if complaint := wrong(given):
@@ -168,7 +173,7 @@ class Number:
 class Array:
     """A declared array: numbers of one kind over sizes, in C order. A size that sympy made remains its expression."""
     number: Number
-    shape: tuple[Any, ...]
+    shape: tuple[Expression, ...]
 
     @property
     def count(self) -> "sympy.Expr":
@@ -187,9 +192,9 @@ class Array:
 class Later:
     """A class attribute that is worked out when it is first asked for."""
 
-    def __init__(self, find: Callable[[], Any]) -> None: self.find = find
+    def __init__(self, find: Callable[[], object]) -> None: self.find = find
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> object:
         if not hasattr(self, "found"): self.found = self.find()
         return self.found
 
@@ -204,19 +209,19 @@ f2, f4, f8, i4, i8, u1, u2, u4 = (Number(name, np.dtype(name))
                                   for name in ("f2", "f4", "f8", "i4", "i8", "u1", "u2", "u4"))
 
 
-def unsigned(limit: Any) -> Number:
+def unsigned(limit: "Expression | int") -> Number:
     """The narrowest of u2 and u4 that can name one of `limit` things: unsigned, so a kernel needs no sign extension."""
     return Number(f"unsigned({limit})", np.dtype("u2"), as_size(limit))
 
 
-def as_size(given: Any) -> Any:
+def as_size(given: "Expression | int") -> Expression:
     """A size as one of this module where it is a number or a name."""
     if isinstance(given, Size): return given
     if isinstance(given, int): return Size("", (given,))
     return size(given.name, given.is_positive) if given.is_Symbol else given
 
 
-def wrong(given: Any) -> str:
+def wrong(given: object) -> str:
     """What is the matter with a size; empty if nothing is."""
     if isinstance(given, Size): return ""
     if isinstance(given, str):
@@ -257,7 +262,7 @@ def underlined(frame: FrameType, axis: int) -> str:
     return f"{place}\n  {source[indent:]}\n  {caret[indent:]}"
 
 
-def declared_array(cls: type, name: str, given: Any) -> Array:
+def declared_array(cls: type, name: str, given: object) -> Array:
     """The annotation of a field; TypeError if it is no array."""
     if isinstance(given, Array): return given
     why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__

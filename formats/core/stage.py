@@ -44,18 +44,18 @@ class Stage:
         cls.operands, cls.price = operands, vars(cls).get("price", cls.__name__)
 
     @classmethod
-    def asked(cls, epilogue: Any) -> bool:
+    def asked(cls, epilogue: object) -> bool:
         """Whether what has its operands as fields asks for it: by one that is nothing where nobody gives it."""
         return any(is_given(getattr(epilogue, name, None)) for name, kind in cls.operands.items()
                    if not is_given(default(kind)))
 
 
-def default(operand: Operand) -> Any:
+def default(operand: Operand) -> float | str | None:
     """What an operand is where nothing is said."""
     return None if isinstance(operand, str) else operand.default
 
 
-def is_given(value: Any) -> bool: return not (value is None or (isinstance(value, str) and not value))
+def is_given(value: object) -> bool: return not (value is None or (isinstance(value, str) and not value))
 
 
 class bias(Stage, bias=PER_COLUMN):
@@ -140,18 +140,18 @@ CHOICES = {name: kind for name, kind in OPERANDS.items() if not isinstance(kind,
 DEFAULTS = {name: default(kind) for name, kind in OPERANDS.items()}
 
 
-def stages_of(epilogue: Any) -> Iterator[type[Stage]]:
+def stages_of(epilogue: object) -> Iterator[type[Stage]]:
     """The stages that what has their operands as fields asks for, in their order."""
     yield from (stage for stage in STAGES if stage.asked(epilogue))
 
 
-def reference(y: Reals, epilogue: Any) -> Reals:
+def reference(y: Reals, epilogue: object) -> Reals:
     """What stages make of the rows y (T, p), one after another, in float64."""
     for stage in stages_of(epilogue): y = stage.means(y, epilogue)
     return y
 
 
-def bound(y: Reals, error: Reals, epilogue: Any, rough: bool = False) -> Reals:
+def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Reals:
     """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a
     product that rounds x, whose activation need be no more exact.
 

@@ -11,7 +11,6 @@ from importlib import import_module
 from importlib.util import resolve_name
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import numpy as np
 
@@ -43,14 +42,14 @@ def imports(source: str) -> Iterator[tuple[str, str]]:
         yield from ((module, each) if module else (each, "") for each in listed)
 
 
-def member(module: str, name: str) -> Any:
+def member(module: str, name: str) -> object:
     """What an import gives: a module, or what it holds by that name, or a module within it."""
     there = import_module(module)
     if not name: return there
     return getattr(there, name) if hasattr(there, name) else import_module(f"{module}.{name}")
 
 
-def words(value: Any) -> str:
+def words(value: object) -> str:
     """Numbers, texts, arrays and tables of them, which is what code can hold; anything else is the same word."""
     match value:
         case np.ndarray(): return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
@@ -62,7 +61,7 @@ def words(value: Any) -> str:
 
 # ---- kernels that are declared outside
 
-def closure(body: Callable[..., Any]) -> str:
+def closure(body: Callable[..., object]) -> str:
     """The sources of a function's module and of all that it imports, as far as these are no library's, with the values
     that functions there name, and those that the function itself holds. A process that compiles has the same words for
     them."""
@@ -90,7 +89,7 @@ def closure(body: Callable[..., Any]) -> str:
     return "\n".join(said)
 
 
-def held(function: Any, modules: Container[str], seen: set[int]) -> str:
+def held(function: object, modules: Container[str], seen: set[int]) -> str:
     """What a function of these modules holds that its source does not say: defaults and the cells of its closure, of
     functions among these, too. Of anything else, nothing."""
     function = getattr(function, "py_func", function)       # as a compiler wraps it

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import sympy
 
 from formats import FORMATS
-from formats.core.sizes import nnz
+from formats.core.sizes import Array, Term, nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
 from formats.machine.prices import FORMAT_CATALOGUE, Catalogue, Price, Tile, Work, up
@@ -149,7 +148,7 @@ def work(price: Price, tile: Tile, sparse: tuple[int, int] | None) -> Work:
     return Work(*map(sympy.sympify, found))
 
 
-def pad_to_tiles(rows: Any, inputs: Any, outputs: Any, tile: Tile) -> sympy.Expr:
+def pad_to_tiles(rows: Term, inputs: Term, outputs: Term, tile: Tile) -> sympy.Expr:
     """rows inputs outputs, each rounded up to whole tiles."""
     return sympy.Mul(*(up(size, side) for size, side in zip((rows, inputs, outputs), tile, strict=True)))
 
@@ -180,15 +179,16 @@ def skipped(form: type[Format], sparse: tuple[int, int] | None) -> sympy.Expr:
     return sympy.Piecewise((1, sympy.And(*map(sympy.Eq, pattern, sparse))), (0, True))
 
 
-def indexed(form: type[Format], arrays: list[Any]) -> bool:
+def indexed(form: type[Format], arrays: list[Array]) -> bool:
     """Whether every number has an index of its own."""
     indices = [array.count for array in form.fields.values() if array not in arrays]
     return any(sympy.expand(count - array.count) == 0 for count in indices for array in arrays)
 
 
 @lru_cache(1024)
-def compiled(price: Price, tile: Tile, sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., Any]]:
+def compiled(price: Price, tile: Tile,
+             sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
     """The names of the sizes of a kernel's work, and a function of them."""
-    expressions = tuple(work(price, tile, sparse))
+    expressions = tuple(map(sympy.sympify, work(price, tile, sparse)))
     symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
     return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")

@@ -1,8 +1,7 @@
 """Where a call lies among others: its rows, sizes and bytes."""
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from math import ceil, log2
-from typing import Any
 
 import sympy
 
@@ -16,7 +15,7 @@ FAR = "far"                                                 # among sizes: bytes
 
 
 @cache
-def readings(name: str) -> tuple[tuple[str, ...], Any, tuple[str, ...]]:
+def readings(name: str) -> tuple[tuple[str, ...], Callable[..., tuple[float, float]], tuple[str, ...]]:
     """The names of a format's sizes, (bytes, flops a row) as a function of them, and the sizes of its structure (tile,
     group, rank), which are not counts."""
     form = FORMATS[name]

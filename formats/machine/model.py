@@ -3,7 +3,7 @@ closed form), times a factor for what that leaves out (formats/machine/predictor
 (formats/machine/calibration.py) fits both; a file of JSON keeps them (formats/machine/local.py)."""
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -120,7 +120,7 @@ class Rates:
 TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
 
 
-def record(value: Any) -> dict[str, Any]:
+def record(value: Any) -> dict[str, object]:
     """The fields of rates or of a correction as JSON has them: without the catalogue."""
     return {each.name: getattr(value, each.name) for each in fields(value) if each.name != "catalogue"}
 
@@ -207,17 +207,17 @@ class Machine(Rates):
         return [self.busy] if self.busy else []
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[int, tuple[tuple[str, str], ...]]:
         """What the prices belong to."""
         return self.threads, tuple(sorted(self.versions.items()))
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     """Whether this is a finite number, and not a text that says one."""
-    return type(value) in (int, float) and isfinite(value)
+    return type(value) in (int, float) and isinstance(value, int | float) and isfinite(value)
 
 
-def prices(coefficients: Any, count: int) -> bool:
+def prices(coefficients: Sequence[float], count: int) -> bool:
     """Whether these are so many coefficients, finite and not negative, and not all zero."""
     return len(coefficients) == count and all(is_finite(a) and 0 <= a < 1 for a in coefficients) and any(coefficients)
 
@@ -234,7 +234,7 @@ def corrects(correction: Correction) -> bool:
             and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
 
 
-def identity() -> tuple[Any, ...]:
+def identity() -> tuple[int, tuple[tuple[str, str], ...]]:
     """What a calibration belongs to: the threads, what the processor can do and what of it is switched off, its caches
     and cores (its name says none of these), the versions that make code, the kernels."""
     from formats.kernels import digest

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ SIDE, PRODUCT_ROWS = 512, 256                                # of the products t
                                                              # less
 MEASURED_SECONDS = 0.02                                      # of one measurement
 Progress = Callable[..., None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
     present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
     kinds, levels = [*present], [*memory_levels()]
     steps = len(kinds) + len(levels) + 2
-    def told(done: int, value: Any) -> Any:
+    def told(done: int, value: T) -> T:
         progress(done, steps)
         return value
     rates = {"vector": told(1, vector_rate())}
@@ -73,7 +74,7 @@ def units() -> list[str]:
     return [*dict.fromkeys(form.unit for form in FORMATS.values() if form.unit)]
 
 
-def best(call: Callable[[], Any], seconds: float = MEASURED_SECONDS) -> float:
+def best(call: Callable[[], object], seconds: float = MEASURED_SECONDS) -> float:
     """The least seconds of a call within some time: peaks are what is possible."""
     call()
     taken: list[float] = []
@@ -85,7 +86,7 @@ def best(call: Callable[[], Any], seconds: float = MEASURED_SECONDS) -> float:
     return min(taken)
 
 
-def time_parallel(calls: Sequence[Callable[[], Any]]) -> float:
+def time_parallel(calls: Sequence[Callable[[], object]]) -> float:
     """The least seconds in which all calls are done, each on a thread of its own."""
     with ThreadPoolExecutor(len(calls)) as pool: return best(lambda: list(pool.map(lambda call: call(), calls)))
 
@@ -95,7 +96,7 @@ def vector_rate() -> Rate:
     from formats.kernels.engine.rates import CHAINS, multiply_adds
     count = 1 << 19
     ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
-    calls: list[Callable[[], Any]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
+    calls: list[Callable[[], object]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
     work = 2 * CHAINS * count
     return Rate(work / best(calls[0]), len(calls) * work / time_parallel(calls))
 
@@ -134,7 +135,7 @@ def bandwidth(size: int) -> Rate:
     return Rate(traffic(one[0]) / min(taken), sum(traffic(part) for part, _ in parts) / time_parallel(work))
 
 
-def filled(size: int) -> tuple[Any, Any]:
+def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
     """An array of so many bytes that is really there, and room for a sum."""
     from formats.kernels.engine.rates import CHAINS
     array = room((max(size // (4 * CHAINS), 1), CHAINS), np.dtype(np.float32))
@@ -142,13 +143,13 @@ def filled(size: int) -> tuple[Any, Any]:
     return array, room((CHAINS,), array.dtype)
 
 
-def sweep(array: Any, end: Any) -> None:
+def sweep(array: np.ndarray, end: np.ndarray) -> None:
     """Reads the array once; a small one again and again, so that the call itself counts for nothing."""
     from formats.kernels.engine.rates import read_all
     read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
 
 
-def traffic(array: Any) -> int:
+def traffic(array: np.ndarray) -> int:
     """Bytes that `sweep` reads."""
     size = int(array.nbytes)
     return size * max(1, (1 << 26) // size)

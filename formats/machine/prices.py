@@ -4,13 +4,13 @@ with them stand here; the catalogue that has the kernels of programs, too, is op
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from formats import FORMATS
 from formats.core.epilogue import Epilogue
-from formats.core.sizes import T, ceiling, p, size
+from formats.core.sizes import Expression, T, Term, ceiling, p, size
 from formats.core.stage import PER_COLUMN, PER_ROW, STAGES, Stage
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
 S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head; heads, and columns of one
-Timed = tuple[dict[str, float], Callable[[], Any]]          # the sizes of a call, and the call
-StartupCase = Callable[[int], Callable[[], Any]]            # for so many sentences, a run of almost nothing
+Timed = tuple[dict[str, float], Callable[[], object]]          # the sizes of a call, and the call
+StartupCase = Callable[[int], Callable[[], object]]            # for so many sentences, a run of almost nothing
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
 NARROW_SUFFIX = ".narrow"                                   # behind a product that rounds what it multiplies: no more
                                                             # exact than it
@@ -29,10 +29,10 @@ NARROW_SUFFIX = ".narrow"                                   # behind a product t
 class Work(NamedTuple):
     """Operations of the matrix unit, in whole tiles, and of the vector unit; numbers of activations moved; bytes of
     weights."""
-    matrix: Any = 0
-    vector: Any = 0
-    moved: Any = 0
-    stored: Any = 0
+    matrix: Term = 0
+    vector: Term = 0
+    moved: Term = 0
+    stored: Term = 0
 
 
 def untimed(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
@@ -48,7 +48,7 @@ class Price:
     recorded, as they are inside a run. `product`: the format that it multiplies by, whose prices of one row and of
     weights beyond the caches are apart. `common`: it is measured with all that every search meets, and not alone when
     somebody first asks."""
-    features: Any
+    features: tuple[Term, ...] | Callable[[], tuple[Term, ...]]
     work: Callable[[Tile], Work] = lambda tile: Work()
     cases: Callable[["Grid", "Numbers"], Iterator[Timed]] = untimed
     rides: bool = False
@@ -116,7 +116,7 @@ def staged(stage: type[Stage], x: np.ndarray) -> Epilogue:
 def stage_cases(stage: type[Stage], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """A stage as a pass of its own; its epilogue is made anew for each call, as steps do."""
     from formats import kernels
-    def call(x: np.ndarray, out: np.ndarray) -> Any: return kernels.pointwise(x, out, staged(stage, x))
+    def call(x: np.ndarray, out: np.ndarray) -> object: return kernels.pointwise(x, out, staged(stage, x))
     for sizes, x, out in grid.passes(numbers): yield sizes, partial(call, x, out)
 
 
@@ -153,6 +153,6 @@ FORMAT_CATALOGUE = Catalogue({
     **price_formats(common=False)}, optional={"linear.blas": price_product("dense")})
 
 
-def up(number: Any, side: int) -> Any:
+def up(number: Term, side: int) -> Expression:
     """A size rounded up to whole tiles."""
     return side * ceiling(number / side)

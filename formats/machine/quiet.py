@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
 TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too
@@ -111,7 +111,7 @@ def width(taken: Sequence[float]) -> float:
     return (ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]) / median(ordered)
 
 
-def timed(call: Callable[[], Any], seconds: float, least: int, most: int) -> list[float]:
+def timed(call: Callable[[], object], seconds: float, least: int, most: int) -> list[float]:
     """Seconds of runs within so many seconds, from `least` to `most` of them, after one that is not counted; of runs
     that lost the processor only if all did."""
     call()

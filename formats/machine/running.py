@@ -5,7 +5,6 @@ another as they can, and a second time from the caches."""
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from formats.machine.threads import threads
 SCRIPT_CASES = 128                                          # cases of a script: an interrupt waits for its end
 MAX_ROUNDS = 16                                             # at most; three at least
 COLD_RUNS = 15
-Launching = Callable[[], Any]
+Launching = Callable[[], object]
 Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
 Bytes = NDArray[np.uint8]
@@ -106,7 +105,7 @@ def spread_weights(cases: Sequence[Case]) -> list[int]:
     one another."""
     calls: dict[int, list[int]] = {}
     for i, (_, _, call) in enumerate(cases): calls.setdefault(id(call), []).append(i)
-    seen: dict[Any, int] = {}
+    seen: dict[object, int] = {}
     turns = []
     for same in calls.values():
         kernel, sizes, _ = cases[same[0]]
@@ -127,7 +126,7 @@ def write_anew(memory: Bytes, count: int, rows: int) -> Launching | None:
     return lambda: kernels.scale(numbers, 1.0, numbers)
 
 
-def cold_cache_seconds(call: Callable[[], Any]) -> float:
+def cold_cache_seconds(call: Launching) -> float:
     """The median seconds of a call when all caches have forgotten what it needs, and threads look for work."""
     from formats import kernels
     held = np.ones((2, uncached() // 8), np.float32)

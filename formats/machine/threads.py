@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 from .host import Host
 
+T = TypeVar("T")
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"              # the first that is a number counts
@@ -115,7 +116,7 @@ def single_blas() -> Generator[None]:
     with SINGLE_BLAS: yield
 
 
-def in_threads(calls: Iterable[Callable[[], Any]], most: int = 2) -> list[Any]:
+def in_threads(calls: Iterable[Callable[[], T]], most: int = 2) -> list[T]:
     """What these calls return, so many at a time, each on one thread of BLAS; of what they raise the first."""
     with single_blas(), ThreadPoolExecutor(min(most, available())) as pool:
         return [each.result() for each in [pool.submit(call) for call in calls]]

@@ -1,7 +1,7 @@
 """Bytes with a scale for each output, as the number type of a pair."""
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,12 @@ class Bytes:
     for int8. Options of the structure that the kernel fixes are given with it, and are no options of the pair; what the
     structure remembers, `arranged` and `restored` are told."""
     structure: ClassVar[type[Format]]
-    fixed: ClassVar[dict[str, Any]]
-    arranged: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]
-    restored: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]
+    fixed: ClassVar[dict[str, object]]
+    arranged: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
+    restored: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
     unit, portion = "int8", PANEL
 
-    def __init_subclass__(cls, structure: type[Format], **fixed: Any) -> None:
+    def __init_subclass__(cls, structure: type[Format], **fixed: object) -> None:
         cls.structure, cls.fixed, whole = structure, fixed, structure.declared
 
         def fit(W, **given): return scale_groups(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)

@@ -98,7 +98,9 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
         constants = unrounded(searched.optimum, searched.emitter)
         if told: verify_structure(searched.exact, told, constants, wanted, opened.operator)
         return told, wanted
-    told, wanted = in_threads([look, read])[1]
+    _, found = in_threads([look, read])
+    assert found is not None                                # `read` always returns
+    told, wanted = found
     base, *errors = errors_at(every, told, wanted)
     for point, error in zip(points, errors, strict=True):
         if not point.methods: verify_rounding(point.program, error, base, opened.operator, told)

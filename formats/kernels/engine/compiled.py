@@ -35,13 +35,14 @@ class Function:
     """A C function, named by its address. Arguments, and the result if there is one, are int64. A rare one is compiled
     only when it is used. It may be declared in any module that can be imported."""
 
-    def __init__(self, body: Callable[..., Any], arguments: int = 3, result: bool = False, rare: bool = False) -> None:
+    def __init__(self, body: Callable[..., object], arguments: int = 3, result: bool = False,
+                 rare: bool = False) -> None:
         self.body, self.name, self.arguments, self.result = body, body.__name__, arguments, result
         self.rare, self.place = rare, 0
         FUNCTIONS[self.name] = self
 
     @classmethod
-    def of(cls, arguments: int, result: bool = False, rare: bool = False) -> Callable[[Callable[..., Any]], Self]:
+    def of(cls, arguments: int, result: bool = False, rare: bool = False) -> Callable[[Callable[..., object]], Self]:
         """Decorate a function of so many arguments."""
         return lambda body: cls(body, arguments, result, rare)
 
@@ -54,7 +55,7 @@ class Function:
         return self.place
 
     @cached_property
-    def call(self) -> Callable[..., Any]:
+    def call(self) -> Callable[..., int | None]:
         """Call it from Python; the interpreter lock is released meanwhile."""
         provide([self], others=True)
         result = ctypes.c_int64 if self.result else None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from formats.core.errors import InputError
 from formats.disk.cache import say, why
@@ -51,7 +51,8 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
+def started(functions: list[Function],
+            count: int) -> Iterator[tuple[IO[str], IO[bytes], list[subprocess.Popen[bytes]]]]:
     """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they
     begin far from each other, as neighbours share what they call."""
     paths = [os.path.abspath(each) for each in sys.path]

@@ -9,12 +9,12 @@ import ctypes
 import mmap
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from struct import Struct
 from struct import error as Overflow
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from formats.core.errors import InputError
 
@@ -185,7 +185,7 @@ def symbols(code: bytes, sections: list[Section]) -> tuple[list[Symbol], bytes]:
     return found, content(code, names)
 
 
-def unpack_entries(code: bytes, section: Section, each: Struct) -> Any:
+def unpack_entries(code: bytes, section: Section, each: Struct) -> Iterator[tuple[int, ...]]:
     """A section of entries of one size."""
     if section.each != each.size or section.size % each.size: raise InputError("a table's entries have another size")
     return each.iter_unpack(content(code, section))

@@ -5,21 +5,24 @@ import time
 from array import array
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from .compiled import FUNCTIONS, Kernel, provide
 from .pool import POOL
 
-if TYPE_CHECKING: Words = array[int]
+if TYPE_CHECKING:
+    from .replay import Recording
+    Words = array[int]
 else: Words = array                                         # before Python 3.12 it says no type of what it holds
 Record = np.ndarray | Words                                 # of arguments: an array of one, or plain words
 Launch = tuple[Kernel, Record, int]                         # kernel, its record of arguments, items
 ROOM_START, ROOM_STEP = 0x7AAA_5555_AAAA_0000, 0x7AAB_5555_AAAA_0000    # what a recording has in their place
 
 
-RECORDING: ContextVar[Any] = ContextVar("recording", default=None)       # the one that is on in this thread
+RECORDING: ContextVar["Recording | None"] = ContextVar("recording", default=None)    # the one that is on here
 
 
 def address(stored: Record | None) -> int:
@@ -39,7 +42,7 @@ def filled(*fields: int) -> Words:
     return record
 
 
-def make_record(fields: Any, kind: Any) -> np.ndarray:
+def make_record(fields: ArrayLike, kind: DTypeLike) -> np.ndarray:
     """A record of this kind, or an array of words."""
     record = np.array(fields, kind)
     if recording := RECORDING.get(): recording.records.append(record)
@@ -78,8 +81,7 @@ class Room:
     def reserve(self, size: int, workers: int) -> tuple[int, int]:
         """At least this many bytes for each of so many workers: no more may launch with it."""
         if recording := RECORDING.get():
-            marks: tuple[int, int] = recording.reserve(size)
-            return marks
+            return recording.reserve(size)
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
         if (memory := self.memory).size < (whole := step * workers + 64):
             self.memory = memory = np.empty(0, np.uint8)                        # what nobody uses any more is freed

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from formats.core.errors import InputError
 from formats.disk.cache import Distrusted, guarded, location, make_directory, put, recall, say, unkept
@@ -21,6 +21,11 @@ from formats.kernels import digest
 
 from . import elf
 from .processor import FEATURES, NAME, release
+
+if TYPE_CHECKING:
+    import tempfile
+
+    import llvmlite.binding as llvm
 
 # what code only needs where a kernel raises, which none does, and what numba makes of that
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
@@ -49,7 +54,7 @@ def home() -> Path:
 
 
 @cache
-def spare() -> Any:
+def spare() -> "tempfile.TemporaryDirectory[str]":
     """A directory of this process, where the cache cannot be used."""
     import tempfile
     return tempfile.TemporaryDirectory(prefix="opmatrix-kernels-")
@@ -139,7 +144,7 @@ def load_code(name: str, code: bytes, absent: list[str]) -> int:
 
 
 @cache
-def linker() -> Any:
+def linker() -> "llvm.ExecutionEngine":
     """LLVM's, whose code lasts as long as the process."""
     import llvmlite.binding as llvm
     with suppress(RuntimeError): llvm.initialize()           # newer versions need it no more, and say so

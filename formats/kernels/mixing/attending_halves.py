@@ -2,9 +2,9 @@
 
 A word of 32 bits holds what lies along the contracted axis: two numbers of a head for scores, two keys for values. Both
 products have queries as columns, so they are turned on the way out."""
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.memory import floats, longs, record
@@ -236,7 +236,7 @@ def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.nda
     return run_attention(attend_halves_matrix, q, k, v, starts, out, scale, reach, tile, room)
 
 
-def operands(q: Any, k: Any, v: Any, scale: float) -> tuple[np.ndarray, ...]:
+def operands(q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: float) -> tuple[np.ndarray, ...]:
     """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and
     k with ties to even (round_rows), v with ties away from 0 (turn_values)."""
     q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))

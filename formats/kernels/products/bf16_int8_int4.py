@@ -6,10 +6,11 @@ meet rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds
 to a column, or to a group of depths of one."""
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch, temporary
@@ -59,7 +60,7 @@ class Narrow(NamedTuple):
         return filled(address(w), address(scale), depth, group, groups, span, address(factors)), room
 
 
-def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Any) -> np.ndarray:
+def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
     """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as
     many columns as the first has scales."""
     stored = {f"{name}{i}": array for i, each in enumerate(weights)
@@ -80,7 +81,7 @@ def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, ep
     return out
 
 
-def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w, then the epilogue; w: bfloat16 as uint16, in panels of pairs, n rounded up to 32. x is
     rounded to bfloat16, sums are float32."""
     return product_narrow(x, [Narrow((halves, halves_matrix), typed("w", w, np.uint16), None, 1 << 30, 32)], out,
@@ -88,7 +89,7 @@ def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = 
 
 
 def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray,
-                 epilogue: Any = None) -> np.ndarray:
+                 epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / scale + 128 in panels of fours, n rounded up to 64;
     scale: float32, a row for every group of inputs. Each row of x is rounded to 255 steps, sums are exact within a
     group."""
@@ -96,7 +97,7 @@ def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, ou
 
 
 def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray,
-                 epilogue: Any = None) -> np.ndarray:
+                 epilogue: Epilogue | None = None) -> np.ndarray:
     """product_int8 for 4-bit values W / scale + 8, two per byte: the low one is of one word of depth, the high one of
     the next."""
     weight = Narrow((nibbled, nibbled_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64, 2)
@@ -104,7 +105,7 @@ def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, ou
 
 
 def product_balanced_bytes(x: np.ndarray, factors: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int,
-                           out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+                           out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """product_int8 of x times factors of its inputs (n,), float32, mixed (hadamard.py) before rows are rounded."""
     weight = in_bytes(w, scale, group)._replace(factors=typed("factors", factors, f4))
     return product_narrow(x, [weight], out, epilogue)
@@ -117,7 +118,7 @@ def in_bytes(w: np.ndarray, scale: np.ndarray, group: int) -> Narrow:
 
 def product_lowrank_bytes(x: np.ndarray, u: np.ndarray, left: np.ndarray, v: np.ndarray, right: np.ndarray,
                           out: np.ndarray,
-                          epilogue: Any = None) -> np.ndarray:
+                          epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ U) @ V, then the epilogue; u, v: bytes as for `product_int8`, left and right: float32, a
     scale for each column. Rows of x, and of what lies between, are rounded to 255 steps."""
     factors = (in_bytes(w, typed("scale", scale, f4)[None], 1 << 30) for w, scale in ((u, left), (v, right)))

@@ -3,10 +3,10 @@
 Where c is a multiple of 16 a row of a tile is a vector: strips of tokens are turned, so that the numbers that multiply
 it lie side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of csr_nm.py, tokens
 contiguous."""
-from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import HELPER, Function, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, pointer, record
@@ -162,7 +162,7 @@ def block_columns(weight, start, width, tokens, x, y):
 # ---- from Python
 
 def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                  epilogue: Any = None) -> np.ndarray:
+                  epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; W consists of tiles of r inputs by c outputs.
 
     val: float32 (blocks, r, c); ptr: uint32, block columns + 1; idx: uint32, the block row of every block. Tiles that
@@ -178,8 +178,8 @@ def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarr
     return launch_blocks(x, arrays, out, epilogue, (r, c))
 
 
-def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
-                  tile: tuple[int, int]) -> np.ndarray:
+def launch_blocks(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np.ndarray], out: np.ndarray,
+                  epilogue: Epilogue | None, tile: tuple[int, int]) -> np.ndarray:
     """weights: ptr, or how many tiles every column of them has; idx; val; tile: r inputs by c outputs, c a multiple of
     16."""
     ptr, idx, val = weights
@@ -196,7 +196,7 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
 
 
 def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                       epilogue: Any = None) -> np.ndarray:
+                       epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs
     idx[i].
 

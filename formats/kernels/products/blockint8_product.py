@@ -3,10 +3,11 @@
 A column of tiles meets tiles of rows of x: its sums stay in registers from tile to tile, each of which names 64 bytes
 of a row. Rows are rounded as for dense bytes; what the 128 in W adds, which depends on the tiles of a column, is taken
 off at its end."""
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -44,7 +45,7 @@ STEP = 4                                                     # words that a loop
 f4, i8 = np.float32, np.int64
 
 
-def tiled(rows: int) -> Any:
+def tiled(rows: int) -> Callable[..., None]:
     """An intrinsic: sums of so many rows by 16 outputs over `count` tiles. A single row has a sum for each word of a
     step, as there is no other to work on meanwhile."""
     chains = STEP if rows == 1 else 1
@@ -172,7 +173,7 @@ def byte_blocks(item, worker, arguments):
 
 def product_byte_blocks(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, w: np.ndarray, scale: np.ndarray,
                         out: np.ndarray,
-                        epilogue: Any = None) -> np.ndarray:
+                        epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; column j of tiles, 16 outputs, has w[ptr[j]:ptr[j + 1]] for the 64
     inputs from 64 idx[same] on.
 

@@ -1,8 +1,8 @@
 """x @ W for sparse W stored by inputs (csc); nothing is densified."""
-from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
@@ -81,7 +81,7 @@ def csc_single(weight, start, width, x, y):
 # ---- from Python
 
 def product_csc(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                epilogue: Any = None) -> np.ndarray:
+                epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; row i of W has val[ptr[i]:ptr[i + 1]] in the columns idx[same].
 
     ptr: uint32 (n + 1), idx: uint16 or uint32 (nnz), ascending in each row, val: float32 (nnz)."""

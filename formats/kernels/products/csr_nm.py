@@ -3,10 +3,10 @@
 Strips of tokens are turned so that tokens run along the contiguous axis. Then a nonzero is one number times a row of
 tokens, added to sums that stay in registers; finished columns are turned back. A single token needs no turning: a
 column is a dot product with the entries of x that it names."""
-from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import FAST, HELPER, Function, Kernel, calling
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, pointer, record
@@ -194,9 +194,10 @@ def nm_single(weight, start, width, x, y):
 
 # ---- from Python
 
-def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
-                  functions: tuple[Function, Function | None], sizes: tuple[int, int] = (1, 1), group: int = 1,
-                  inputs: int = 1, columns: int = BLOCK_COLUMNS) -> np.ndarray:
+def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np.ndarray], out: np.ndarray,
+                  epilogue: Epilogue | None, functions: tuple[Function, Function | None],
+                  sizes: tuple[int, int] = (1, 1), group: int = 1, inputs: int = 1,
+                  columns: int = BLOCK_COLUMNS) -> np.ndarray:
     """weights: ptr (or a number), idx, val; functions: compute columns for a strip of tokens, and for one token; sizes:
     r and c, as those functions read them; group: columns that belong together, inputs: inputs that do; columns: so many
     at once."""
@@ -222,7 +223,7 @@ def choose_tokens(size: int, depth: int, strip: int) -> int:
 
 
 def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                epilogue: Any = None) -> np.ndarray:
+                epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; column j of W has val[ptr[j]:ptr[j + 1]] in the rows idx[same].
 
     ptr: uint32 (p + 1), idx: uint16 or uint32 (nnz), val: float32 (nnz)."""
@@ -235,7 +236,7 @@ def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray
 
 
 def product_nm(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, group: int = 4,
-               epilogue: Any = None) -> np.ndarray:
+               epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; of every `group` inputs a column keeps some.
 
     idx: uint8 (p, kept in all), the place within the group; val: float32 of the same shape."""

@@ -4,7 +4,7 @@ arXiv:2404.00456, section 4).
 
 Sums of vectors need no shuffles, and each is one float32 operation, so that numpy computes the same bits
 (formats/pairs/balancedint8.py)."""
-from typing import Any
+from collections.abc import Callable
 
 from formats.core.layout import MIXED
 from formats.kernels.engine.compiled import HELPER
@@ -12,7 +12,7 @@ from formats.kernels.engine.native import intrinsic, njit, types
 from formats.kernels.simd.vectors import LANES, load_vector, put
 
 
-def mixing(order: int) -> Any:
+def mixing(order: int) -> Callable[..., None]:
     """An intrinsic: so many vectors at x times those at factors, mixed, to an address. With lanes, so many numbers are
     read, and zeros."""
     @intrinsic
@@ -33,7 +33,7 @@ def mixing(order: int) -> Any:
     return mix
 
 
-def by_order(order: int) -> Any:
+def by_order(order: int) -> Callable[..., int]:
     """A function: as many groups of so many vectors as fit before depth, from an input on; where the next begins."""
     mix, width = mixing(order), LANES * order
 

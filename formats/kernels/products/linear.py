@@ -3,11 +3,11 @@
 Many rows: an item is a chunk of rows with all columns, so the epilogue finds its rows in cache. Few rows: an item is a
 range of columns, so that every thread reads its own part of the weight; a normalisation then follows as a stage."""
 import math
-from typing import Any
 
 import numpy as np
 
 from formats.core.arrays import as_contiguous, readable, separate, writable
+from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, Launch, Record, address, filled, launch, step, temporary, words
 from formats.kernels.engine.memory import floats, record, shorts, widen
@@ -127,18 +127,18 @@ def typed(name: str, array: np.ndarray, *kinds: type, axes: int = 1) -> np.ndarr
     return array
 
 
-def product_dense(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def product_dense(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p) in float32, then the epilogue."""
     return product_stored(x, as_contiguous("w", w, f4), out, epilogue)
 
 
-def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p), w stored as float16, then the epilogue; sums are in float32."""
     if w.dtype != np.float16: raise ValueError(f"w: expected float16, got {w.dtype}")
     return product_stored(x, as_contiguous("w", w), out, epilogue)
 
 
-def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
+def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
     """The product with a contiguous weight in its own kind of number."""
     if w.ndim != 2: raise ValueError(f"w: expected two axes, got shape {w.shape}")
     check_product(x, *w.shape, out, w=w)
@@ -157,7 +157,8 @@ def check_factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return u, v
 
 
-def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray,
+                    epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p), then the epilogue."""
     first, second = check_factors(as_contiguous("u", u, f4), as_contiguous("v", v, f4))
     check_product(x, len(u), v.shape[1], out, u=first, v=second)

@@ -1,10 +1,11 @@
 """x @ W for bytes of which one or two of every four inputs are kept: their places are bits, so a vector of fours is 8
 bytes of bits and 16 or 32 of numbers. One row meets vectors as they are expanded; for more a panel is expanded into
 scratch, once an item."""
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -72,7 +73,7 @@ def expanded(builder, bits, numbers, kept):
     return all_
 
 
-def one_row(kept: int) -> Any:
+def one_row(kept: int) -> Callable[..., None]:
     """An intrinsic: sums of a row by 16 outputs, of so many words, whole steps; panels of 16 outputs lie one after
     another, bits and numbers apart, so that both are read as they lie in memory."""
     @intrinsic
@@ -100,7 +101,7 @@ def one_row(kept: int) -> Any:
     return sums
 
 
-def expanding(kept: int) -> Any:
+def expanding(kept: int) -> Callable[..., None]:
     """An intrinsic: so many vectors to an address."""
     @intrinsic
     def expand(typing, w, idx, count, to):
@@ -117,7 +118,7 @@ def expanding(kept: int) -> Any:
     return expand
 
 
-def by_kept(kept: int) -> Any:
+def by_kept(kept: int) -> tuple[Callable[..., None], ...]:
     """Functions: a row against a panel, and the panel to scratch."""
     some, expand = one_row(kept), expanding(kept)
 
@@ -169,7 +170,7 @@ def pruned_bytes(item, worker, arguments):
 
 
 def product_pruned_bytes(x: np.ndarray, bits: np.ndarray, w: np.ndarray, scale: np.ndarray, kept: int, out: np.ndarray,
-                         epilogue: Any = None) -> np.ndarray:
+                         epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; of every four inputs an output keeps one or two.
 
     bits: uint8, eight for every 16 outputs and four inputs: a bit is set for what is kept, inputs of an output side by

@@ -2,10 +2,10 @@
 through.
 
 The last panel has as many columns as are left, in whole vectors. x is read as it lies."""
-from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch
@@ -118,7 +118,7 @@ def packed(item, worker, arguments):
     if right - left == c.p: finish_rows(c.after, low, high)
 
 
-def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w, then the epilogue; w as `formats.core.layout.panels` gives it, float32."""
     check_product(x, None, None, out, w=typed("w", w, np.float32))
     if w.size != x.shape[1] * -(-out.shape[1] // 16) * 16:

@@ -3,10 +3,10 @@ columns: a word holds the levels of eight inputs.
 
 Levels are widened to the float32 numbers that they mean: in registers for few rows, where memory sets the pace; for
 more, a block of a panel into scratch that stays in cache, which then meets tiles as a float32 panel does."""
-from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -203,7 +203,7 @@ def levels(item, worker, arguments):
 
 
 def product_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
-                   epilogue: Any = None) -> np.ndarray:
+                   epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: words (uint32) of eight levels, in panels, n rounded up to 32;
     scale: float16, d and m in pairs, a row for every 32 inputs, in panels. Sums are float32."""
     check_product(x, None, None, out, w=typed("w", w, np.uint32), scale=typed("scale", scale, np.float16))

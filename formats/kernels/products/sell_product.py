@@ -2,10 +2,10 @@
 
 Many tokens: a column steps over its neighbours' numbers, and ends before the zeros that fill it up. One token: a slice
 is multiplied 16 columns at a time, with the entries of x that they name gathered."""
-from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.launch import address, filled, words
 from formats.kernels.engine.memory import floats, pointer, record
@@ -150,7 +150,7 @@ def sell_single(weight, start, width, x, y):
 
 
 def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                 chunk: int, sigma: int, epilogue: Any = None) -> np.ndarray:
+                 chunk: int, sigma: int, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; slice s of `chunk` columns has the rows ptr[s]:ptr[s + 1] of
     idx and val (each of `chunk` numbers); its columns are order[s chunk:(s + 1) chunk], sorted within windows of
     `sigma`.

@@ -3,9 +3,9 @@
 One generator makes them all, loops included, so that sums never pass through memory. A sum is one chain along the depth
 in whichever tile it is, so its bits depend on no tile. A product of words takes up to six cycles and two begin in each
 (Zen 5), so at least twelve sums must be on their way."""
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import WORD
@@ -39,9 +39,9 @@ class TileKind(NamedTuple):
     takes apart; whole sums are settled, once for each group of depths where there are groups; bias and residual are
     added."""
 
-    add: Callable[..., Any]
+    add: Callable[..., ir.Value]
     deep: int = 1
-    split: Callable[..., Any] = lambda builder, vector: [vector]
+    split: Callable[[ir.IRBuilder, ir.Value], Sequence[ir.Value]] = lambda builder, vector: [vector]
     whole: bool = False
     groups: bool = False
     sums: bool = True
@@ -112,7 +112,7 @@ def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):
     return new
 
 
-def make_tile(kind: TileKind, rows: int, across: int) -> Any:
+def make_tile(kind: TileKind, rows: int, across: int) -> Callable[..., None]:
     """An intrinsic: a tile of sums. Rows of x lie along bytes apart; 16 columns of W at each depth, the next depth
     apart, the next 16 columns beside; so many words of depth; sums go to y, step bytes a row, plus a bias, plus a
     residual, further bytes a row. Whole sums are settled: see `settle_sums`, scales of groups lie pitch bytes apart, a
@@ -148,7 +148,7 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Any:
     return tile
 
 
-def by_bands(kind: TileKind, high: int, across: int) -> Any:
+def by_bands(kind: TileKind, high: int, across: int) -> Callable[..., int]:
     """A function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider than
     what is left of a panel of so many columns, a multiple of 16; the first row that is left. after: bias, residual,
     bytes between its rows; how: what to take off sums, factors of rows, scales of columns, bytes between those of
@@ -178,7 +178,7 @@ def by_bands(kind: TileKind, high: int, across: int) -> Any:
     return bands
 
 
-def by_vectors(kind: TileKind, tiles: tuple[tuple[int, int], ...] = TILES) -> Any:
+def by_vectors(kind: TileKind, tiles: tuple[tuple[int, int], ...] = TILES) -> Callable[..., None]:
     """A function: the rows from `row` on against a panel, by tiles from large to small."""
     first, second, third, last = (by_bands(kind, *tile) for tile in tiles)
 

@@ -1,11 +1,10 @@
 """One pass over rows: the epilogue alone, a factor, gathered rows and their sum."""
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from formats.core.arrays import as_contiguous, places, readable, separate, writable
-from formats.core.epilogue import HUGE, TINY
+from formats.core.epilogue import HUGE, TINY, Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, make_record, step, words
 from formats.kernels.engine.memory import floats, longs, record
@@ -48,8 +47,8 @@ def gathered(item, worker, arguments):
         finish_rows(c.after, row, row + 1)
 
 
-def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Any = None, factor: float = 1.0,
-             fields: np.ndarray | None = None) -> np.ndarray:
+def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Epilogue | None = None,
+             factor: float = 1.0, fields: np.ndarray | None = None) -> np.ndarray:
     """Launch a pass over chunks of rows."""
     T, p = out.shape
     if not out.size: return out
@@ -62,7 +61,7 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
     return out
 
 
-def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
+def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
     """The epilogue applied to x (T, p) in one pass; out may be x."""
     if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
     check_pass(x, out)
@@ -101,7 +100,7 @@ def gather(ids: np.ndarray, table: Table, out: np.ndarray) -> np.ndarray:
     return embed([(ids, table)], out)
 
 
-def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError where an id is outside."""
     if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
     T, p = out.shape

@@ -3,7 +3,6 @@
 Operands are vectors, Vectors(1, 1), or float32 numbers, which are spread. Used by maths.py."""
 import operator
 from collections.abc import Callable
-from typing import Any
 
 from formats.kernels.engine.native import ConcreteTemplate, infer_global, intrinsic, ir, lower_builtin, signature, types
 from formats.kernels.simd.vectors import (
@@ -25,14 +24,14 @@ WHOLE = ir.VectorType(LANE, LANES)
 Emit = Callable[..., ir.Value]
 
 
-def emitted(emit: Emit, builder: Any, kinds: tuple[types.Type, ...], values: list[ir.Value]) -> ir.Value:
+def emitted(emit: Emit, builder: ir.IRBuilder, kinds: tuple[types.Type, ...], values: list[ir.Value]) -> ir.Value:
     """What a function of (builder, LLVM vectors) makes of operands of these kinds."""
     vectors = [builder.extract_value(value, 0) if kind == VECTOR16 else splat(builder, value)
                for kind, value in zip(kinds, values, strict=True)]
     return closed(builder, [emit(builder, *vectors)])
 
 
-def define(symbol: Any, emit: Emit) -> None:
+def define(symbol: Callable[..., object], emit: Emit) -> None:
     """Give an operator a meaning on vectors, and on vectors and numbers."""
     pairs = [(VECTOR16, VECTOR16), (VECTOR16, NUMBER), (NUMBER, VECTOR16)]
     cases = [signature(VECTOR16, *pair) for pair in pairs]
@@ -51,7 +50,7 @@ for symbol, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.m
     define(symbol, arithmetic(name))
 
 
-def unary(emit: Emit) -> Any:
+def unary(emit: Emit) -> Callable[..., Vectors]:
     """A function of one vector or number."""
     @intrinsic
     def apply(typing, x):
@@ -67,7 +66,7 @@ def fused(typing, x, y, z):
     return VECTOR16(x, y, z), code
 
 
-def binary(emit: Emit) -> Any:
+def binary(emit: Emit) -> Callable[..., Vectors]:
     """A function of two vectors or numbers."""
     @intrinsic
     def apply(typing, x, y):
@@ -79,7 +78,7 @@ def binary(emit: Emit) -> Any:
 def vector_of(number: float) -> ir.Constant: return ir.Constant(VECTOR, [number] * LANES)
 
 
-def shift_exponent(builder: Any, x: ir.Value) -> ir.Value:
+def shift_exponent(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """The low bits of x as an exponent: x is 1.5 2^23 + 127 + n, so this is 2^n, and 0 for n of -127."""
     return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * LANES)), VECTOR)
 
@@ -129,7 +128,7 @@ def cut(typing, vector, lanes, other):
     return VECTOR16(VECTOR16, lanes, NUMBER), code
 
 
-def folded(emit: Emit) -> Any:
+def folded(emit: Emit) -> Callable[..., float]:
     """One number from the 16 of a vector: halves are combined four times."""
     @intrinsic
     def fold(typing, vector):

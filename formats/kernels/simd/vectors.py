@@ -2,9 +2,22 @@
 
 A value of type Vectors(rows, across) is a tile of sums: rows of so many vectors. Where registers are narrower, LLVM
 uses several."""
-from typing import Any
+from collections.abc import Sequence
 
-from formats.kernels.engine.native import FEATURES, get_or_insert_function, intrinsic, ir, models, register_model, types
+from formats.kernels.engine.native import (
+    FEATURES,
+    Context,
+    Intrinsic,
+    Signature,
+    Typing,
+    Values,
+    get_or_insert_function,
+    intrinsic,
+    ir,
+    models,
+    register_model,
+    types,
+)
 
 MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 LANES, FLOAT = 16, ir.FloatType()
@@ -24,16 +37,16 @@ class Vectors(types.Type):
 
 @register_model(Vectors)
 class VectorsModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Vectors) -> None:
-        super().__init__(manager, kind, ir.ArrayType(VECTOR, kind.count))
+    def __init__(self, manager: object, kind: Vectors) -> None:
+        super().__init__(manager, kind, ir.ArrayType(VECTOR, kind.count))         # type: ignore[no-untyped-call]
 
 
-def pointer_at(builder, address, offset, kind):
+def pointer_at(builder: ir.IRBuilder, address: ir.Value, offset: int, kind: ir.Type) -> ir.Value:
     """A pointer to this kind of number, so many bytes after an address."""
     return builder.inttoptr(builder.add(address, address.type(offset)), kind.as_pointer())
 
 
-def lane_mask(builder, lanes):
+def lane_mask(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
     """The first so many lanes (int64)."""
     several = ir.VectorType(LANE, LANES)
     first = builder.insert_element(ir.Constant(several, ir.Undefined), builder.trunc(lanes, LANE), LANE(0))
@@ -41,7 +54,7 @@ def lane_mask(builder, lanes):
     return builder.icmp_signed("<", ir.Constant(several, list(range(LANES))), limit)
 
 
-def load_vector(builder, address, offset=0, lanes=None):
+def load_vector(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, lanes: ir.Value | None = None) -> ir.Value:
     """The vector at an address that need not be aligned; with lanes, only so many are read and the rest are 0."""
     at = pointer_at(builder, address, offset, VECTOR)
     if lanes is not None:
@@ -52,7 +65,8 @@ def load_vector(builder, address, offset=0, lanes=None):
     return value
 
 
-def put(builder, value, address, offset=0, lanes=None):
+def put(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, offset: int = 0,
+        lanes: ir.Value | None = None) -> None:
     """Store a vector at an address that need not be aligned; with lanes, only so many of it."""
     at = pointer_at(builder, address, offset, VECTOR)
     if lanes is None:
@@ -62,24 +76,24 @@ def put(builder, value, address, offset=0, lanes=None):
         builder.call(masked, [value, at, LANE(4), lane_mask(builder, lanes)])
 
 
-def llvm_function(builder, name, result, *arguments):
+def llvm_function(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Value:
     """One of LLVM's own functions."""
     return get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def splat(builder, number):
+def splat(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
     """A vector of 16 times the same number."""
     nothing = ir.Constant(VECTOR, ir.Undefined)
     first = builder.insert_element(nothing, number, LANE(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES))
 
 
-def multiply_add(builder, x, y, z):
+def multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     """x y + z, rounded once."""
     return builder.call(llvm_function(builder, f"llvm.fma.v{LANES}f32", VECTOR, VECTOR, VECTOR, VECTOR), [x, y, z])
 
 
-def closed(builder, parts):
+def closed(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
     """A tile from its vectors."""
     value = ir.Constant(ir.ArrayType(VECTOR, len(parts)), ir.Undefined)
     for i, part in enumerate(parts): value = builder.insert_value(value, part, i)
@@ -87,17 +101,19 @@ def closed(builder, parts):
 
 
 @intrinsic(prefer_literal=True)
-def zeros(typing, rows, across):
+def zeros(typing: Typing, rows: types.IntegerLiteral, across: types.IntegerLiteral) -> Intrinsic:
     """A tile of zeros; both sizes are literals."""
     kind = Vectors(rows.literal_value, across.literal_value)
-    def code(context, builder, signature, values): return ir.Constant(ir.ArrayType(VECTOR, kind.count), None)
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
+        return ir.Constant(ir.ArrayType(VECTOR, kind.count), None)
     return kind(rows, across), code
 
 
 @intrinsic
-def add_outer(typing, sums, factors, apart, x, lanes):
+def add_outer(typing: Typing, sums: Vectors, factors: types.Type, apart: types.Type, x: types.Type,
+              lanes: types.Type) -> Intrinsic:
     """sums + (one number for each row, apart bytes from each other) times (the vectors at x, the last cut to lanes)."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         tile, factors, apart, x, cut = values
         vectors = [load_vector(builder, x, 64 * v, cut_at(sums, v, lanes, cut)) for v in range(sums.across)]
         new: list[ir.Value] = []
@@ -110,24 +126,24 @@ def add_outer(typing, sums, factors, apart, x, lanes):
     return sums(sums, types.int64, types.int64, types.int64, lanes), code
 
 
-def cut_at(sums, v, lanes, value):
+def cut_at(sums: Vectors, v: int, lanes: types.Type, value: ir.Value) -> ir.Value | None:
     """The lanes of vector v of a row: None (all of them) but for the last one, if the type of lanes is not None."""
     return None if lanes == types.none or v < sums.across - 1 else value
 
 
 @intrinsic
-def plus(typing, a, b):
+def plus(typing: Typing, a: Vectors, b: Vectors) -> Intrinsic:
     """The sum of two tiles."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         pairs = [[builder.extract_value(value, i) for value in values] for i in range(a.count)]
         return closed(builder, [builder.fadd(x, y) for x, y in pairs])
     return a(a, a), code
 
 
 @intrinsic
-def times_rows(typing, sums, factors):
+def times_rows(typing: Typing, sums: Vectors, factors: types.Type) -> Intrinsic:
     """Each row of a tile times a number of its own; the numbers lie side by side at an address."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         tile, factors = values
         numbers = [splat(builder, builder.load(pointer_at(builder, factors, 4 * r, FLOAT))) for r in range(sums.rows)]
         return closed(builder, [builder.fmul(builder.extract_value(tile, i), numbers[i // sums.across])
@@ -136,9 +152,9 @@ def times_rows(typing, sums, factors):
 
 
 @intrinsic
-def store_tile(typing, sums, y, apart, lanes):
+def store_tile(typing: Typing, sums: Vectors, y: types.Type, apart: types.Type, lanes: types.Type) -> Intrinsic:
     """Store a tile at y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         tile, y, apart, cut = values
         for i in range(sums.count):
             row, v = builder.add(y, builder.mul(apart, apart.type(i // sums.across))), i % sums.across
@@ -148,9 +164,9 @@ def store_tile(typing, sums, y, apart, lanes):
 
 
 @intrinsic
-def fetch(typing, sums, y, apart, lanes):
+def fetch(typing: Typing, sums: Vectors, y: types.Type, apart: types.Type, lanes: types.Type) -> Intrinsic:
     """A tile of the same size from y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         _, y, apart, cut = values
         rows = [builder.add(y, builder.mul(apart, apart.type(r))) for r in range(sums.rows)]
         return closed(builder, [load_vector(builder, row, 64 * v, cut_at(sums, v, lanes, cut))
@@ -159,23 +175,26 @@ def fetch(typing, sums, y, apart, lanes):
 
 
 @intrinsic
-def span(typing, sums):
+def span(typing: Typing, sums: Vectors) -> Intrinsic:
     """Columns of a tile."""
-    def code(context, builder, signature, values): return ir.IntType(64)(LANES * sums.across)
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
+        return ir.IntType(64)(LANES * sums.across)
     return types.int64(sums), code
 
 
 @intrinsic
-def count_vectors(typing, sums):
+def count_vectors(typing: Typing, sums: Vectors) -> Intrinsic:
     """Vectors of a tile."""
-    def code(context, builder, signature, values): return ir.IntType(64)(sums.count)
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
+        return ir.IntType(64)(sums.count)
     return types.int64(sums), code
 
 
-def turned(builder, rows):
+def turned(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """The 16 columns of 16 vectors: four stages of exchanges."""
     rows = list(rows)
-    def mixed(p, q, lanes): return builder.shuffle_vector(p, q, ir.Constant(ir.VectorType(LANE, LANES), lanes))
+    def mixed(p: ir.Value, q: ir.Value, lanes: list[int]) -> ir.Value:
+        return builder.shuffle_vector(p, q, ir.Constant(ir.VectorType(LANE, LANES), lanes))
     for s in (8, 4, 2, 1):
         for i in (i for i in range(LANES) if not i & s):
             p, q = rows[i], rows[i + s]
@@ -184,7 +203,7 @@ def turned(builder, rows):
     return rows
 
 
-def ask_line(builder, address):
+def ask_line(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Ask for the cache line of an address, which need not be anybody's."""
     kind = ir.IntType(8).as_pointer()
     ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
@@ -192,9 +211,9 @@ def ask_line(builder, address):
 
 
 @intrinsic
-def prefetch(typing, sums, address):
+def prefetch(typing: Typing, sums: Vectors, address: types.Type) -> Intrinsic:
     """Ask for the cache lines of a row of a tile's vectors at an address, which need not be anybody's."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         kind = ir.IntType(8).as_pointer()
         ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
         for v in range(sums.across):
@@ -204,10 +223,10 @@ def prefetch(typing, sums, address):
 
 
 @intrinsic
-def ask(typing, sums, base, offset):
+def ask(typing: Typing, sums: Vectors, base: types.Type, offset: types.Type) -> Intrinsic:
     """prefetch of base + offset, into the second cache: the first has few places for what is on its way. Nothing where
     base is None."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         if base == types.none: return context.get_dummy_value()
         kind = ir.IntType(8).as_pointer()
         ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
@@ -219,9 +238,9 @@ def ask(typing, sums, base, offset):
 
 
 @intrinsic
-def turn(typing, x, across, y, along):
+def turn(typing: Typing, x: types.Type, across: types.Type, y: types.Type, along: types.Type) -> Intrinsic:
     """y[j, i] = x[i, j] for a tile of 16 by 16 (addresses; bytes between rows)."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         x, across, y, along = values
         rows = [load_vector(builder, builder.add(x, builder.mul(across, across.type(i)))) for i in range(LANES)]
         for i, row in enumerate(turned(builder, rows)):
@@ -231,12 +250,13 @@ def turn(typing, x, across, y, along):
 
 
 @intrinsic
-def turn_edge(typing, x, across, rows, columns, y, along, lines, lanes):
+def turn_edge(typing: Typing, x: types.Type, across: types.Type, rows: types.Type, columns: types.Type, y: types.Type,
+              along: types.Type, lines: types.Type, lanes: types.Type) -> Intrinsic:
     """turn, where only rows by columns of x are read, zeros for other columns, and only lines by lanes of y written."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         x, across, rows, columns, y, along, lines, lanes = values
-        def line(start, apart, i, count):                    # a line beyond the last is the last
-            last = builder.sub(count, count.type(1))
+        def line(start: ir.Value, apart: ir.Value, i: int, count: ir.Value) -> ir.Value:
+            last = builder.sub(count, count.type(1))         # a line beyond the last is the last
             at = builder.select(builder.icmp_signed("<", count.type(i), count), count.type(i), last)
             return builder.add(start, builder.mul(apart, at))
         found = [load_vector(builder, line(x, across, i, rows), 0, columns) for i in range(LANES)]

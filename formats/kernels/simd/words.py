@@ -2,9 +2,10 @@
 
 Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their bits. What the processor has decides how:
 its own instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
+from collections.abc import Callable
 
-from formats.kernels.engine.native import intrinsic, ir, types
-from formats.kernels.simd.vectors import FEATURES, LANE, LANES, VECTOR, closed, llvm_function, multiply_add, pointer_at
+from formats.kernels.engine.native import FEATURES, Context, Intrinsic, Signature, Typing, Values, intrinsic, ir, types
+from formats.kernels.simd.vectors import LANE, LANES, VECTOR, closed, llvm_function, multiply_add, pointer_at
 
 PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # where there are both, pairs are the slow way
 FOURS = "+avx512vnni" in FEATURES
@@ -12,36 +13,38 @@ WORDS = ir.VectorType(LANE, LANES)
 BYTE, SHORT = ir.IntType(8), ir.IntType(16)
 
 
-class BFloat(ir.Type):
+class BFloat(ir.Type):                                       # type: ignore[misc]
     """LLVM's bfloat, which llvmlite has no name for."""
     intrinsic_name = "bf16"
-    def __str__(self): return "bfloat"
-    def __eq__(self, other): return isinstance(other, BFloat)
-    def __hash__(self): return hash("bfloat")
+    def __str__(self) -> str: return "bfloat"
+    def __eq__(self, other: object) -> bool: return isinstance(other, BFloat)
+    def __hash__(self) -> int: return hash("bfloat")
 
 
-def everywhere(builder, word):
+def everywhere(builder: ir.IRBuilder, word: ir.Value) -> ir.Value:
     """A vector of 16 times the same word."""
     nothing = ir.Constant(WORDS, ir.Undefined)
     first = builder.insert_element(nothing, word, LANE(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
 
 
-def words_of(number): return ir.Constant(WORDS, [number] * LANES)
+def words_of(number: int) -> ir.Value: return ir.Constant(WORDS, [number] * LANES)
 
 
-def add_pairs(builder, total, x, w):
+def add_pairs(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     """total + x0 w0 + x1 w1 for pairs of bfloat16 in words."""
     if PAIRS:
         kind = ir.VectorType(BFloat(), 2 * LANES)
         dot = llvm_function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, VECTOR, kind, kind)
         return builder.call(dot, [total, builder.bitcast(x, kind), builder.bitcast(w, kind)])
-    for part in (lambda v: builder.shl(v, words_of(16)), lambda v: builder.and_(v, words_of(0xFFFF0000))):
+    parts: tuple[Callable[[ir.Value], ir.Value], ...]        # the low halves of words, and the high ones
+    parts = lambda v: builder.shl(v, words_of(16)), lambda v: builder.and_(v, words_of(0xFFFF0000))
+    for part in parts:
         total = multiply_add(builder, builder.bitcast(part(x), VECTOR), builder.bitcast(part(w), VECTOR), total)
     return total
 
 
-def add_fours(builder, total, x, w):
+def add_fours(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
     """total + x0 w0 + ... + x3 w3 for four bytes in words: those of x have a sign, those of w none."""
     whole = builder.bitcast(total, WORDS)
     if FOURS:
@@ -61,23 +64,23 @@ def add_fours(builder, total, x, w):
     return builder.bitcast(whole, VECTOR)
 
 
-def store_words(builder, words, address, kind):
+def store_words(builder: ir.IRBuilder, words: ir.Value, address: ir.Value, kind: ir.Type) -> None:
     """Store the low ends of 16 words."""
     narrow = ir.VectorType(kind, LANES)
     builder.store(builder.trunc(words, narrow), pointer_at(builder, address, 0, narrow)).align = 1
 
 
 @intrinsic
-def as_numbers(typing, vector, less):
+def as_numbers(typing: Typing, vector: types.Type, less: types.Type) -> Intrinsic:
     """The whole numbers whose bits a vector holds, less one, as float32."""
-    def code(context, builder, signature, values):
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         words = builder.bitcast(builder.extract_value(values[0], 0), WORDS)
         number = builder.sitofp(builder.sub(words, everywhere(builder, values[1])), VECTOR)
         return closed(builder, [number])
     return vector(vector, types.int32), code
 
 
-def nibbles(builder, vector):
+def nibbles(builder: ir.IRBuilder, vector: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The low and the high halves of bytes, each as bytes."""
     mask = words_of(0x0F0F0F0F)
     return builder.and_(vector, mask), builder.and_(builder.lshr(vector, words_of(4)), mask)
