@@ -22,8 +22,7 @@ from formats.machine.local import learning, local_machine
 from formats.machine.prices import FORMAT_CATALOGUE
 from formats.machine.quiet import timed
 
-INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)         # a sample: so many groups of inputs and of outputs, of so
-                                                             # many
+INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)     # a sample: so many groups of inputs and of outputs, of so many
 PROBES = 16                                                  # rows that a sample is multiplied by
 HOPEFUL = 4.0                                                # times the fastest: beyond, counts are not even looked at
 TIMED_CANDIDATES = 6                                         # candidates that are timed
@@ -31,12 +30,9 @@ TURN_SECONDS, MAX_TURNS = 0.003, 20                          # of one candidate 
 TURN_NOISE, TOLD = 0.05, 2                                   # of turns of one candidate, as logarithms, before any is
                                                              # timed; what that
                                                             # counts for, in turns
-BUSY, MOST_BUSY = 0.3, 2.0                                   # of a machine with others on it, as a logarithm, and times
-                                                             # at most
-PROCESS_NOISE = 0.01                                         # of a process: its times are off by so much from those of
-                                                             # another one
-WITHIN, SURE = 1.2816, 2.0                                   # standard deviations that hold 80 %, and that are as good
-                                                             # as all
+BUSY, MOST_BUSY = 0.3, 2.0                           # of a machine with others on it, as a logarithm, and times at most
+PROCESS_NOISE = 0.01                              # of a process: its times are off by so much from those of another one
+WITHIN, SURE = 1.2816, 2.0                             # standard deviations that hold 80 %, and that are as good as all
 
 
 class Prices(Protocol):

@@ -16,8 +16,7 @@ MAX_SIZE = 2 ** 31 - 1                                       # side of a matrix,
 SIZED_COLUMNS = 256                                          # whose numbers are made positive at a time
 ROUNDED_TOGETHER = 2 ** 18                                   # numbers of a weight: a near cache holds them
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
-OVERLAP_CANDIDATES = 10_000                                  # candidates that the exact test for shared memory may look
-                                                             # at
+OVERLAP_CANDIDATES = 10_000                               # candidates that the exact test for shared memory may look at
 
 
 class FormatError(ValueError):

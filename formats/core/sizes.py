@@ -132,8 +132,7 @@ def size(name: str, least: int = 1) -> Size:
     return Size(name, (), 1 if least else 0)
 
 
-T, S, m, n, k, p = map(size, "TSmnkp")                       # of a batch: rows, sequences; of a product: rows, inputs,
-                                                             # inner axis, outputs
+T, S, m, n, k, p = map(size, "TSmnkp")    # of a batch: rows, sequences; of a product: rows, inputs, inner axis, outputs
 r, c = map(size, "rc")                                       # rows and columns of a tile; r also the rank of a product
 kept, group = map(size, ("kept", "group"))                   # N and M of an N:M pattern
 nnz, blocks = size("nnz", 0), size("blocks", 0)              # stored numbers, stored tiles

@@ -12,8 +12,7 @@ UNIT = 2.0 ** -24                                            # unit roundoff of 
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
 PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's arrays are: (p,) or (T, p)
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
-EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more,
-                                                             # squares overflow
+EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
 NORMS = "layer", "rms"
 Operand = str | Choice
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from formats.core.errors import InputError
 
-MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24            # bytes of a text; of JSON, which takes many times as many
-                                                             # once read
+MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24   # bytes of a text; of JSON, which takes many times as many once read
 TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
 FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
               stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}

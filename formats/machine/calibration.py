@@ -26,12 +26,10 @@ from formats.machine.threads import threads
 
 Making = Callable[[], Epilogue | None]
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
-LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the
-                                                            # first
+LAYOUT = 0.5                                             # of a format's matrices, more for each layout beyond the first
 DURATION_POWER = 0.2                                        # power of its time that a case weighs
 CASE_SECONDS = 0.003                                        # of one case in one round, or three calls if that is longer
-ROUNDS, RUNS = 3, (3, 25)                                   # of all cases; of one of them in a round, at least and at
-                                                            # most
+ROUNDS, RUNS = 3, (3, 25)                                # of all cases; of one of them in a round, at least and at most
 # steps that fill a cube evenly
 EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645
 
@@ -51,8 +49,7 @@ class Effort:
 
 QUICK, FULL = Effort(), Effort(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
 INSIDE, INSIDE_FULL = Effort(16, 4, 4096, 400, 4e8, 0.2, 3.0), Effort(40, 4, 4096, 512, 8e8, 1.2, 12.0)
-MORE = 2.0                                                  # seconds for what a calibration lacks, and for as many
-                                                            # formats more
+MORE = 2.0                                          # seconds for what a calibration lacks, and for as many formats more
 RIDDEN = {"packed": "", "int8": NARROW_SUFFIX}               # what epilogues are timed behind
 
 

@@ -25,11 +25,9 @@ from formats.machine.switches import switched_off
 
 FEATURES_VERSION = 12                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
-WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at
-                                                            # one
+WAYS = "apart", "together"                              # inside a run: each worker at a group of its own, or all at one
 FROM_PYTHON = "called"                                      # outside a run
-MAX_LOG, MIN_DEVIATION = 20, 1e-3                           # of a correction: no logarithm is larger, no deviation
-                                                            # smaller
+MAX_LOG, MIN_DEVIATION = 20, 1e-3                        # of a correction: no logarithm is larger, no deviation smaller
 SAID = 1000                                                 # characters of what was seen, fewer
 DEFAULT_HALF_WIDTH = 0.3                                    # half the width of an interval that nobody measured
 

@@ -19,8 +19,7 @@ from formats.disk.holdings import try_put
 from formats.machine.host import caches, cpu, uncached
 from formats.machine.threads import limit, threads
 
-SIDE, PRODUCT_ROWS = 512, 256                                # of the products that find these rates: a millisecond or
-                                                             # less
+SIDE, PRODUCT_ROWS = 512, 256                             # of the products that find these rates: a millisecond or less
 MEASURED_SECONDS = 0.02                                      # of one measurement
 Progress = Callable[..., None]
 T = TypeVar("T")

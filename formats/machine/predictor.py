@@ -13,8 +13,7 @@ from formats.machine.features import quantile
 
 ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
-SHARE = 0.9                                                  # of cases left out, for an interval of 80 %: others lie
-                                                             # farther off
+SHARE = 0.9                                         # of cases left out, for an interval of 80 %: others lie farther off
 Reals = NDArray[np.float64]
 
 

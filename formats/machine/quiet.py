@@ -11,8 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
-TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too
-                                                            # little
+TICKS = 40                                                # of the clock of /proc/stat, 10 ms each: fewer say too little
 MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
 

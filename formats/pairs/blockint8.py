@@ -8,8 +8,7 @@ from formats.storage.csr import compression
 
 from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
-TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16              # inputs: a line of a row of bytes; outputs: a vector of
-                                                             # sums
+TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16            # inputs: a line of a row of bytes; outputs: a vector of sums
 
 
 class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):

@@ -13,8 +13,7 @@ from formats.format import Format, options
 from formats.storage.int8 import UNIT, bound_error, by_row, quantised, scale_groups
 from formats.storage.packed import Packed
 
-COLUMN, DEEP = 1 << 30, 1 << 17                              # a group of all inputs; inputs whose sums of bytes are
-                                                             # int32
+COLUMN, DEEP = 1 << 30, 1 << 17                            # a group of all inputs; inputs whose sums of bytes are int32
 INT8_ERROR = 0.007                                           # relative error of normal numbers as bytes
 
 

@@ -11,8 +11,7 @@ from formats.storage.nm import NM
 from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
 PADDED_INPUTS, PANEL_OUTPUTS = 64, 16                        # inputs that n is rounded up to; outputs of a panel
-GROUP_INPUTS, OFFSET = 4, 128                                # inputs of a group: those of a word; what is added to
-                                                             # numbers
+GROUP_INPUTS, OFFSET = 4, 128                             # inputs of a group: those of a word; what is added to numbers
 FEW = 1, 2                                                   # numbers of a group that kernels take
 PLACES = np.array([([at for at in range(GROUP_INPUTS) if bits >> at & 1] + [0] * GROUP_INPUTS)[:GROUP_INPUTS]
                    for bits in range(1 << GROUP_INPUTS)], np.uint8)

@@ -9,8 +9,7 @@ from formats.format import Format
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
 STEP_INPUTS = 32                                             # inputs of a step: 64 bytes
-BF16_OVERFLOW = 0x7F7F8000                                   # bits of the first float32 that is nearer to infinity than
-                                                             # to a bfloat16
+BF16_OVERFLOW = 0x7F7F8000                     # bits of the first float32 that is nearer to infinity than to a bfloat16
 
 
 class BF16(Format):

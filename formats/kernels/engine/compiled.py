@@ -24,8 +24,7 @@ HOME = __package__.rpartition(".")[0]                        # the package of al
 # what most others need
 COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"
 COMPILING = RLock()                                          # whoever waits for it finds compiled what it needs
-UNFORKED = RLock()                                           # held for moments that a fork must not split; it waits for
-                                                             # them
+UNFORKED = RLock()                                      # held for moments that a fork must not split; it waits for them
 # what a walk does without, see together
 MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)
 T = TypeVar("T")

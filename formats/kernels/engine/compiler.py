@@ -64,8 +64,7 @@ def started(functions: list[Function],
         command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            with UNFORKED:                                   # a forked process would hold the sink, and answers never
-                                                             # end
+            with UNFORKED:                                 # a forked process would hold the sink, and answers never end
                 source, sink = os.pipe()
                 try:
                     for order in orders:

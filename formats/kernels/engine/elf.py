@@ -23,8 +23,7 @@ MAGIC, RELOCATABLE, X86_64 = b"\x7fELF\x02\x01\x01", 1, 62   # 64 bits, little e
 HEADER, SECTION = Struct("<16sHHIQQQIHHHHHH"), Struct("<IIQQQQIIQQ")
 SYMBOL, RELA = Struct("<IBBHQQ"), Struct("<QQq")
 PROGBITS, SYMTAB, STRTAB, ADDENDS, NOBITS, PLAIN, UNWIND = 1, 2, 3, 4, 8, 9, 0x70000001      # types of sections
-WRITE, ALLOCATED, EXECUTED = 1, 2, 4                         # flags of sections; the other known ones say nothing of
-                                                             # loading:
+WRITE, ALLOCATED, EXECUTED = 1, 2, 4                   # flags of sections; the other known ones say nothing of loading:
 KNOWN = WRITE | ALLOCATED | EXECUTED | 0x10 | 0x20 | 0x40 | 0x10000000       # merge, strings, info, large
 UNDEFINED, RESERVED, GLOBAL_FUNCTION = 0, 0xFF00, 0x12       # of symbols: sections, and a binding with a type
 PAGE, MAX_OBJECT_BYTES = mmap.PAGESIZE, 1 << 26              # bytes; of all that one object takes
@@ -196,8 +195,7 @@ def content(code: bytes, section: Section) -> bytes: return code[section.offset:
 
 # ---- in memory
 
-REGIONS: list[mmap.mmap] = []                                # as long as the process: who holds an address may call
-                                                             # there
+REGIONS: list[mmap.mmap] = []                              # as long as the process: who holds an address may call there
 
 
 def load_object(code: bytes, name: str, outside: Mapping[str, int]) -> int:

@@ -84,8 +84,7 @@ class Room:
             return recording.reserve(size)
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
         if (memory := self.memory).size < (whole := step * workers + 64):
-            self.memory = memory = np.empty(0, np.uint8)                        # what nobody uses any more is freed
-                                                                                # first
+            self.memory = memory = np.empty(0, np.uint8)                      # what nobody uses any more is freed first
             self.memory = memory = np.empty(whole, np.uint8)
         start = address(memory)
         reserved = Reserved((start + -start % 64, step))

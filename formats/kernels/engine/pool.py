@@ -20,15 +20,12 @@ from .native import Context, Intrinsic, Signature, Typing, Values, get_or_insert
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152
-CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216       # workers so far; whether they shall end; Python's own
-                                                             # functions
+CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216  # workers so far; whether they shall end; Python's own functions
 MAX_WORKERS = 1024                                           # workers, with the caller, who is number 0
-PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS              # of each worker: whether it waits for its lock, and the
-                                                             # lock
+PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS            # of each worker: whether it waits for its lock, and the lock
 SIZE = WAKE_LOCKS + 8 * MAX_WORKERS
 NO_ITEM = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
-MAX_LOOKS = 12000                                            # looks for work before parking: a fifth to a half of a
-                                                             # millisecond
+MAX_LOOKS = 12000                                    # looks for work before parking: a fifth to a half of a millisecond
 GRACE = 1.0                                                  # seconds that the process waits for a worker at its end
 
 
@@ -137,8 +134,7 @@ def publish(state: int, function: int, arguments: int, items: int, workers: int)
     store(state + ITEMS, items)
     store(state + WORKERS, workers)
     store(state + TICKET, launch << 32)
-    fence()                                                  # a worker about to park re-checks the tickets, so no
-                                                             # wake-up is lost
+    fence()                                        # a worker about to park re-checks the tickets, so no wake-up is lost
     for worker in range(1, workers): unpark(state, worker)
 
 
@@ -249,8 +245,7 @@ class Pool:
             thread = Thread(target=serve, args=(self.state, self.room), daemon=True, name="opmatrix")
             try: thread.start()
             except RuntimeError: return
-            self.threads.append(thread)                      # after it: an interrupt may add a worker, but leaves none
-                                                             # out
+            self.threads.append(thread)                   # after it: an interrupt may add a worker, but leaves none out
 
     def close(self) -> None:
         """At the end of the process no thread may be in native code that is being taken down. Launches that still come

@@ -31,8 +31,7 @@ GROUP = np.dtype(words("script inputs given home arrays"))
 # for each group
 REPLAY = np.dtype(words("groups memory apart room step clock stamps along"))
 ENTRY = 3                                                    # of the table: function, arguments, items
-OWN = 3                                                      # kinds of addresses that every script has: base, room,
-                                                             # step
+OWN = 3                                                     # kinds of addresses that every script has: base, room, step
 MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
 look = calling(2)                                            # at the clock
 T = TypeVar("T")

@@ -54,15 +54,13 @@ if TYPE_CHECKING:
 ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx "
                                    "edge bits block"),
                    ("scale", "f8")])
-QUERIES = 48                                                 # of a unit at most, which is one tile of queries of one
-                                                             # head
+QUERIES = 48                                               # of a unit at most, which is one tile of queries of one head
 NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES
 MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of an item: at most, at least; items a
                                                              # thread
 TILE_ROWS, TILE_VECTORS = (8, 2) if MANY_REGISTERS else (6, 1)
-FEW_VECTORS = 4                                              # vectors of a tile that are too few to keep the adders
-                                                             # busy
+FEW_VECTORS = 4                                             # vectors of a tile that are too few to keep the adders busy
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
 f4, i8 = np.float32, np.int64
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
@@ -325,8 +323,7 @@ def attend(item, worker, arguments):
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * apart
             v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
-            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps, as far as it is
-                                                             # needed
+            if tiles > 1 and length <= PACKED:        # to be read again and again: without gaps, as far as it is needed
                 if at == begin or query == 0: done = 0 if c.block else max(0, query - c.behind)
                 upto = length if c.block else min(length, query + apart + c.ahead)
                 copy_rows(v + done * across, across, upto - done, c.e, packed + done * 4 * c.e, 4 * c.e)

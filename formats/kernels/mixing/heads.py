@@ -29,8 +29,7 @@ ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room
                                       "tile"),
                       ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
-MAX_ROWS = 2 ** 31                                           # of a batch: fewer, so that the square of a length is an
-                                                             # int64
+MAX_ROWS = 2 ** 31                                       # of a batch: fewer, so that the square of a length is an int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32
 

@@ -20,8 +20,7 @@ MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply r
                    ("scale", "f8")])
 f4, i8 = np.float32, np.int64
 HIDDEN = f4(-np.inf)
-FAINT = 1e-30                                                # in place of a scale of 0, which would make hidden scores
-                                                             # no numbers
+FAINT = 1e-30                                      # in place of a scale of 0, which would make hidden scores no numbers
 
 
 @intrinsic

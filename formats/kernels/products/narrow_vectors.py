@@ -19,8 +19,7 @@ from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, ve
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups;
 # span: bytes of a converted row; factors: of inputs in balance, 0 where there are none
 NARROW = np.dtype(words("w scale depth group groups span factors"))
-BAND = 4 * TALLEST_TILE                                      # rows that meet a panel one after another, while it is in
-                                                             # cache
+BAND = 4 * TALLEST_TILE                                 # rows that meet a panel one after another, while it is in cache
 
 
 @njit(**HELPER)

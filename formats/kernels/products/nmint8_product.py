@@ -36,8 +36,7 @@ from .tiles import emit_loop, joined_sums, settle_sums, vector_fours
 PRUNED = np.dtype(words("w scale depth group groups span idx kept"))
 EXPANDS = "+avx512vbmi2" in FEATURES                         # an instruction that puts bytes where bits are set
 PLACE_BYTES, LINE_BYTES = 8, 64                              # bytes of the places of a vector, and of the vector
-STEP, CHAINS = 8, 4                                          # words that a row takes at a time, their places a line of
-                                                             # memory; sums of it
+STEP, CHAINS = 8, 4                        # words that a row takes at a time, their places a line of memory; sums of it
 FEW = 1, 2                                                   # numbers of every four that are kept
 OFFSET = 128                                                 # what was added to W: the byte of what is not kept
 

@@ -21,8 +21,7 @@ EPILOGUE = np.dtype([
 FLOAT32_MAX = np.finfo(np.float32).max
 DOWNSCALE = 2.0 ** -100                                      # brings numbers up to the largest near 1
 apply, apply_rows, activate = calling(8), calling(3), calling(4)
-TOGETHER = 4096                                              # numbers of rows that lie in the first cache from one
-                                                             # stage to the next
+TOGETHER = 4096                                 # numbers of rows that lie in the first cache from one stage to the next
 
 
 @njit(forceinline=True, fastmath=FAST, **HELPER)

@@ -15,8 +15,7 @@ from formats.kernels.simd.vectors import FEATURES, FLOAT, LANE, LANES, VECTOR, c
 
 DEGREE, ONE = 6, np.float32(1)
 EDGE = np.float32(13.2625)                                   # from there on, e^(-a²/2) is 0
-SHIFT = 21                                                   # of the bits of a float32, those above: sign, exponent,
-                                                             # two more
+SHIFT = 21                                             # of the bits of a float32, those above: sign, exponent, two more
 EDGES = [2.0 ** octave * (1 + quarter / 4) - 1 for octave in range(4) for quarter in range(4)] + [15.0]
 
 

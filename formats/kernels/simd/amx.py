@@ -57,8 +57,7 @@ def multiply_tiles(dot, rows, across):
     """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows of x
     lie along apart, the next 16 below, the next steps deeper; rows of W apart, the next 16 columns beside. Meanwhile so
     many lines of memory from `ahead` on are asked for at each step."""
-    first = 4                                                # registers of x, then those of W; those of sums come
-                                                             # before
+    first = 4                                               # registers of x, then those of W; those of sums come before
     weights = range(first + rows, 8)
 
     @intrinsic

@@ -22,8 +22,7 @@ from formats.kernels.engine.native import (
 MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 LANES, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
-AHEAD = 4096                                                 # bytes that a stream of numbers is asked for ahead of its
-                                                             # use
+AHEAD = 4096                                              # bytes that a stream of numbers is asked for ahead of its use
 LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), LANES)
 
 
