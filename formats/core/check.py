@@ -65,7 +65,8 @@ def check_product(packed: "Format", x: NDArray[np.float32], rng: np.random.Gener
     bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
     residual = rng.standard_normal((len(x), outputs), np.float32)
     exact, error = np.matmul(*packed.operands(x)), packed.bound(x)
-    for epilogue in Epilogue(), Epilogue(bias, "gelu", residual, 1e-12, gain, shift):
+    whole = Epilogue(bias=bias, activation="gelu", residual=residual, eps=1e-12, gain=gain, shift=shift)
+    for epilogue in Epilogue(), whole:
         off = abs(packed.matmul(x, epilogue=epilogue) - epilogue.reference(exact))
         allowed = epilogue.bound(exact, error, packed.rounds)
         worst = np.unravel_index((off - allowed).argmax(), off.shape)

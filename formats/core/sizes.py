@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import sympy
 
 __all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", "c", "ceiling", "f2", "f4", "f8",
-           "floor", "group",
-           "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
+           "floor", "group", "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
 
 V = TypeVar("V")
 Term: TypeAlias = "Size | int | float | Fraction | sympy.Expr"      # what expressions of sizes are made of
