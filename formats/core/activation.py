@@ -46,7 +46,7 @@ def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, 
 
 
 @activation(1.13, 12, vector="gelu_of", rough="gelu_rough", called=("gelu", "gelu_python"), maps_zero_to_zero=True)
-def gelu(u: Reals) -> Reals:
+def gelu(u: Reals) -> Any:
     """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
     from scipy.special import erf
     return u * 0.5 * (1 + erf(u / 2 ** 0.5))
@@ -54,13 +54,13 @@ def gelu(u: Reals) -> Reals:
 
 @activation(1.13, 12, vector="gelu_tanh_of", called=(
     "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), maps_zero_to_zero=True)
-def gelu_tanh(u: Reals) -> Reals:
+def gelu_tanh(u: Reals) -> Any:
     """gelu's approximation by a tanh, which some checkpoints were trained with."""
     return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
 
 
 @activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True)
-def silu(u: Reals) -> Reals:
+def silu(u: Reals) -> Any:
     """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
     return u * 0.5 * (1 + np.tanh(u / 2))
 
