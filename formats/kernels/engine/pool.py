@@ -72,8 +72,8 @@ def exchange(typing, address, old, new):
 
 @intrinsic
 def fence(typing):
-    """Of two threads that each write a word, pass a fence, and read the other's word, one at least sees what was
-    written."""
+    """A fence of memory: of two threads that each write a word, pass one, and read the other's word, one at least sees
+    what was written."""
     def code(context, builder, signature, values):
         builder.fence("seq_cst")
         return context.get_dummy_value()

@@ -44,7 +44,7 @@ def clock() -> int:
 
 
 def nanoseconds(stamps: np.ndarray) -> np.ndarray:
-    """Of the stamps of groups, (groups, along): since the second in which the first group began."""
+    """Stamps of groups, (groups, along), as nanoseconds since the second in which the first group began."""
     found: np.ndarray = (stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1]
     return found
 
@@ -103,7 +103,7 @@ class Recording:
 
 
 def outside(addressed: Sequence[Any], regions: list[tuple[Any, int]]) -> list[Any]:
-    """Of arrays those that begin in no region, each once. Regions as for `relocate`."""
+    """The arrays that begin in no region, each once. Regions as for `relocate`."""
     arrays = [*{id(each): each for each in addressed}.values()]
     where = relocate(np.array([*map(address, arrays)], np.int64), regions)
     return [each for each, region in zip(arrays, where, strict=True) if region < 0]
