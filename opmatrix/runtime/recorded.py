@@ -67,8 +67,8 @@ class Recorded:
 
     @cached_property
     def handed(self) -> list[int]:
-        """The values of `elsewhere` that have a row a sequence. A script that is for more sequences than there are writes it to the
-        arena, and hands on the rows of those that there are."""
+        """The values of `elsewhere` that have a row a sequence. A script that is for more sequences than there are
+        writes it to the arena, and hands on the rows of those that there are."""
         return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
 
     @cached_property

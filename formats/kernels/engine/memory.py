@@ -66,8 +66,9 @@ def widen(typing, bits):
 
 def widen_by_integers(builder, bits):
     """A float16 widened by integers, where the processor has no instruction for it and compilers would call a function
-    that need not be there. Exponent and fraction move to their places in a float32, whose exponents are 112 higher. A float16
-    below 2⁻¹⁴ has no leading one: it is read as if it had (exponent 113), and 2⁻¹⁴ is subtracted, which is exact."""
+    that need not be there. Exponent and fraction move to their places in a float32, whose exponents are 112 higher. A
+    float16 below 2⁻¹⁴ has no leading one: it is read as if it had (exponent 113), and 2⁻¹⁴ is subtracted, which is
+    exact."""
     word, number = bits.type, ir.FloatType()
     moved = builder.shl(builder.and_(bits, word(0x7FFF)), word(13))
     normal = builder.add(moved, word(112 << 23))
