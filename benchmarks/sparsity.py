@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
 from opmatrix.spectra.gram import Gram, metric
-from opmatrix.spectra.measures import Doubles, check_matrix
+from opmatrix.spectra.measures import RealArray, check_matrix
 from opmatrix.spectra.removal import inverse
 
 COMPARED = 128                                              # inputs whose entries are compared, where the rest is
@@ -34,7 +34,7 @@ class Sparsity:
             raise InputError(f"sparsify: {n} of {m} stay of {inputs} inputs: groups divide them, and {COMPARED}")
 
 
-def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | None = None) -> Doubles:
+def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | None = None) -> RealArray:
     """W (n, p) with zeros where entries go. An entry costs W_ij² / U_ii², U upper with UᵀU = H⁻¹; input
     after input what goes is made up for by the inputs that follow, W_i: -= U_i: W_ij / U_ii. O(n³ + n² p). Raises
     InputError for groups that do not fit."""
@@ -49,7 +49,7 @@ def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | Non
     return w
 
 
-def sparsify_block(w: Doubles, root: Doubles, sparsity: Sparsity) -> Doubles:
+def sparsify_block(w: RealArray, root: RealArray, sparsity: Sparsity) -> RealArray:
     """Some inputs of W (b, p), in place; what each lost, over U_ii (b, p): inputs behind the block make up for it."""
     diagonal = np.diagonal(root)[:, None]
     gone = None if sparsity.groups else mark_least(np.square(w / diagonal), sparsity.share)
@@ -65,14 +65,14 @@ def sparsify_block(w: Doubles, root: Doubles, sparsity: Sparsity) -> Doubles:
     return lost
 
 
-def mark_least(costs: Doubles, share: float) -> NDArray[np.bool_]:
+def mark_least(costs: RealArray, share: float) -> NDArray[np.bool_]:
     """Where the least costs lie, so many of all."""
     count, gone = round(share * costs.size), np.zeros(costs.size, bool)
     gone[np.argsort(costs, axis=None, kind="stable")[:count]] = True
     return gone.reshape(costs.shape)
 
 
-def mark_in_groups(costs: Doubles, kept: int) -> NDArray[np.bool_]:
+def mark_in_groups(costs: RealArray, kept: int) -> NDArray[np.bool_]:
     """Where the least costs of each column (m, p) lie: all but so many."""
     gone = np.zeros(costs.shape, bool)
     np.put_along_axis(gone, np.argsort(costs, axis=0, kind="stable")[:len(costs) - kept], True, 0)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
-Operands = tuple[NDArray[np.float64], NDArray[np.float64]]
+RoundedOperands = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def operations(cls: "type[Format]", declared: "Term | None") -> "sympy.Expr":
@@ -333,12 +333,12 @@ class Format:
         how, bit by bit; others multiply x as it is."""
         return np.asarray(x, np.float64)
 
-    def operands(self, x: ArrayLike) -> Operands:
+    def operands(self, x: ArrayLike) -> RoundedOperands:
         """Two matrices in float64 whose product is what the kernel computes but for the roundings of its sums: what it
         reads, and W. A format whose kernel also rounds what lies between two products says what is multiplied last."""
         return self.reads(x), self.wide()
 
-    def bound(self, x: ArrayLike, operands: Operands | None = None) -> NDArray[np.float64]:
+    def bound(self, x: ArrayLike, operands: RoundedOperands | None = None) -> NDArray[np.float64]:
         """Entrywise bound on how far matmul(x) is from the product of `operands(x)`, which may be at hand, for any
         order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
         return gamma(self.shape[0]) * multiply_sizes(*operands or self.operands(x)) + self.shape[0] * SMALLEST

@@ -35,7 +35,7 @@ PROCESS_NOISE = 0.01                              # of a process: its times are 
 WITHIN, SURE = 1.2816, 2.0                             # standard deviations that hold 80 %, and that are as good as all
 
 
-class Prices(Protocol):
+class Pricer(Protocol):
     """What predicts seconds: formats.machine.model.Machine, or a stand-in."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: ...
@@ -81,7 +81,7 @@ class NumpyProduct:
     def unpack(self) -> Floats: return self.w
 
 
-def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, formats: Sequence[str] = (),
+def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, formats: Sequence[str] = (),
            products: float = 0) -> list[Candidate]:
     """The formats that hold W (n, p), or a matrix with this pattern of booleans, so that x @ W for x of so many rows is
     off by at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
@@ -102,7 +102,7 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
     return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
 
 
-def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Sequence[str] = ()) -> list[Candidate]:
+def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Sequence[str] = ()) -> list[Candidate]:
     """What holds a sample of W within the error, priced at counts estimated from it. FormatError where nothing does."""
     names = [*(formats or FORMATS)]
     sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
@@ -119,7 +119,7 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
     return found
 
 
-def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, measured: bool = True,
+def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, measured: bool = True,
            products: float = 0, seconds: float = 0.25) -> Candidate:
     """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and
     timed for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
@@ -263,7 +263,7 @@ def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float, given: d
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def recount(machine: Prices, W: Floats, guess: Candidate, rows: int, products: float) -> Candidate | None:
+def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: float) -> Candidate | None:
     """The candidate with the sizes that W has in it; None where W cannot be held."""
     start = time.perf_counter()
     try: packed = guess.pack(W)
@@ -273,7 +273,7 @@ def recount(machine: Prices, W: Floats, guess: Candidate, rows: int, products: f
     return priced(machine, guess.format, dict(guess.options), sizes, rows, guess.error, share)
 
 
-def priced(machine: Prices, name: str, given: dict[str, object], sizes: dict[str, float], rows: int,
+def priced(machine: Pricer, name: str, given: dict[str, object], sizes: dict[str, float], rows: int,
            error: float, conversion: float = 0.0) -> Candidate:
     """The candidate at what the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes

@@ -14,7 +14,7 @@ from formats.machine.features import quantile
 ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
 SHARE = 0.9                                         # of cases left out, for an interval of 80 %: others lie farther off
-Reals = NDArray[np.float64]
+KrigingArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Correction:
         return max(self.spread * float(np.sqrt(self.amplitude ** 2 + self.noise ** 2 - known)), MIN_DEVIATION)
 
     @cached_property
-    def anchors(self) -> Reals: return np.array(self.places) / self.scale
+    def anchors(self) -> KrigingArray: return np.array(self.places) / self.scale
 
-    def alike(self, where: Sequence[float]) -> Reals:
+    def alike(self, where: Sequence[float]) -> KrigingArray:
         away = self.anchors - np.array(where) / self.scale
         return np.asarray(self.amplitude ** 2 * np.exp(-0.5 * (away * away).sum(1)))
 
     @cached_property
-    def solved(self) -> tuple[Reals, Reals]:
+    def solved(self) -> tuple[KrigingArray, KrigingArray]:
         """The inverse of the covariance of what was measured, and that times what was left."""
         away = self.anchors[:, None] - self.anchors[None]
         covariance = self.amplitude ** 2 * np.exp(-0.5 * (away * away).sum(2))
@@ -83,7 +83,7 @@ def scale_axes(product: bool, width: int, rows: float, sides: float) -> list[flo
     return [rows, 0.5, sides, sides, sides / 2, *[sides] * (width - 5)]
 
 
-def left_out(covariance: Reals, noise: float, y: Reals) -> tuple[float, Reals, Reals]:
+def left_out(covariance: KrigingArray, noise: float, y: KrigingArray) -> tuple[float, KrigingArray, KrigingArray]:
     """How surprising each of y is to all others (mean negative logarithm of its likelihood), how many deviations it is
     off, and how far."""
     inverse = np.linalg.inv(covariance + noise ** 2 * np.eye(len(y)))

@@ -19,7 +19,7 @@ COLD_RUNS = 15
 Launching = Callable[[], object]
 Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
-Bytes = NDArray[np.uint8]
+Buffer = NDArray[np.uint8]
 Words = NDArray[np.int64]
 
 
@@ -28,7 +28,7 @@ class Inside:
     and write `memory`, which each worker has a copy of. `writers`: what is called before each case and not timed, None
     for nothing."""
 
-    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool,
+    def __init__(self, cases: Sequence[Case], memory: Buffer, apart: bool,
                  writers: Sequence[Launching | None] = ()) -> None:
         from formats.kernels.engine.replay import Recording
         self.workers, self.apart = threads(), apart
@@ -66,7 +66,7 @@ class Inside:
         return np.asarray((since[:, self.ends] - since[:, self.starts]).mean(0))
 
 
-def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float,
+def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
            progress: Callable[..., None] = lambda *_: None, reads: Sequence[int] = ()) -> Measurements:
     """Seconds of each case: the median of all rounds, of which there are three at least, times what the medians of
     whole scripts are longer than the sums of their cases' medians, as rounds are skewed: programs are judged by
@@ -117,7 +117,7 @@ def spread_weights(cases: Sequence[Case]) -> list[int]:
     return [i for at in sorted(drawn, key=turns.__getitem__) for i in units[at]]
 
 
-def write_anew(memory: Bytes, count: int, rows: int) -> Launching | None:
+def write_anew(memory: Buffer, count: int, rows: int) -> Launching | None:
     """A kernel that writes the first so many numbers of the memory as they are, in so many rows; None for no
     numbers."""
     from formats import kernels
@@ -139,7 +139,7 @@ def cold_cache_seconds(call: Launching) -> float:
     return median(taken)
 
 
-def allocate_both(numbers: int) -> tuple[Bytes, Floats, Floats]:
+def allocate_both(numbers: int) -> tuple[Buffer, Floats, Floats]:
     """Memory of so many float32 to read and as many to write: all of it, as bytes, then the two."""
     memory = room((8 * numbers,), np.dtype(np.uint8))
     both = memory.view(np.float32)

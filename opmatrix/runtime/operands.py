@@ -36,10 +36,10 @@ class BufferSize(NamedTuple):
 
 
 def rows_of(space: Live, numbers: int) -> BufferSize:
-    """Of rows of so many numbers."""
+    """The buffer of a value whose rows, of a space, have so many numbers."""
     size = round_to_lines(FLOAT_BYTES * numbers)
-    return BufferSize(size, 0) if space == T else BufferSize(0, 0,
-                                                             size) if space == S else BufferSize(0, 0, 0, size, space)
+    if space == T: return BufferSize(size, 0)
+    return BufferSize(0, 0, size) if space == S else BufferSize(0, 0, 0, size, space)
 
 
 class Rows(NamedTuple):

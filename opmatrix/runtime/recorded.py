@@ -14,10 +14,10 @@ from formats.machine.host import caches
 from formats.machine.threads import threads
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import round_to_lines
-from opmatrix.runtime.planner import Plan
-from opmatrix.runtime.scheme import GROUP_ROWS, Group, Words, make_groups
+from opmatrix.runtime.planning.planner import Plan
+from opmatrix.runtime.planning.slots import GroupTable, Slots
+from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
-from opmatrix.runtime.slots import GroupTable, Slots
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
                                                             # remembered
@@ -67,8 +67,8 @@ class Recorded:
 
     @cached_property
     def handed(self) -> list[int]:
-        """Of `elsewhere` what has a row a sequence. A script that is for more sequences than there are writes it to the
-        arena, and hands on the rows of those that there are."""
+        """The values of `elsewhere` that have a row a sequence. A script that is for more sequences than there are
+        writes it to the arena, and hands on the rows of those that there are."""
         return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
 
     @cached_property
@@ -141,7 +141,7 @@ class Recorded:
         if not self.roomy or sentences <= SINGLE: return {}
         return {at: self.schedule.calls[at].shape.size.sequence * sentences for at in self.handed}
 
-    def peak(self, extents: Extents, starts: Words | None = None) -> int:
+    def peak(self, extents: Extents, starts: Offsets | None = None) -> int:
         """Bytes of what lies between kernels, of every worker. Without the sentences' starts as if they could be cut
         anywhere."""
         workers, rows = threads(), extents[T]
@@ -210,7 +210,7 @@ class Recorded:
         from formats.kernels.engine.pool import POOL
         with POOL.lock: self.tables.clear()
 
-    def table(self, starts: Words, workers: int, arrays: Sequence[NDArray[Any]]) -> GroupTable:
+    def table(self, starts: Offsets, workers: int, arrays: Sequence[NDArray[Any]]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
         groups = make_groups(starts, workers)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]

@@ -19,7 +19,7 @@ from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
-from opmatrix.runtime.planner import Plan
+from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, plan_buffers
 from opmatrix.signature import WIDEST, Port
@@ -348,7 +348,7 @@ class Schedule:
 
     def meanings(self, batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
                  rounded: bool = True) -> list[Any]:
-        """The same of what enters and of every step."""
+        """The float64 meaning of what enters and of every step."""
         if self.ports or self.elsewhere: self.extents(batch)             # which says what does not fit
         found: list[Any] = [np.asarray(each, np.float64) for each in self.entered(batch)]
         for i, port in enumerate(self.ports):

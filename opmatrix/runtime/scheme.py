@@ -18,7 +18,7 @@ GROUP_ROWS = 256                                            # rows of a group, a
                                                             # ends
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
-Words = NDArray[np.int64]
+Offsets = NDArray[np.int64]
 
 
 class Group(NamedTuple):
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     high: int
 
 
-def make_groups(starts: Words, workers: int, most: int = GROUP_ROWS) -> list[Group]:
+def make_groups(starts: Offsets, workers: int, most: int = GROUP_ROWS) -> list[Group]:
     """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
     rows, sentences = int(starts[-1]), len(starts) - 1
     whole = [Group(0, sentences, 0, rows)]
@@ -72,7 +72,7 @@ class Running:
     missed: float = 1.0
 
     @classmethod
-    def of(cls, machine: Any, starts: Words, held: float = inf) -> Any:
+    def of(cls, machine: Any, starts: Offsets, held: float = inf) -> Any:
         """For sentences that start at these rows, where so many bytes are read from one run to the next. A machine
         whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
@@ -83,7 +83,7 @@ class Running:
         return cls(machine, "apart", len(busiest), lengths, missed)
 
     def group(self, extents: Extents) -> Extents:
-        """Those of a group, on average, where these are of the whole batch."""
+        """The extents of a group, on average, where those given are of the whole batch."""
         return extents.mean(self.lengths, self.times) if self.lengths else extents
 
     @property

@@ -10,10 +10,10 @@ from opmatrix.batch import FIELDS
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 
-Tables = tuple[NDArray[Any], ...]
+MaskTables = tuple[NDArray[Any], ...]
 
 
-def tables(a: Arguments) -> Tables:
+def tables(a: Arguments) -> MaskTables:
     """The tables that a step's pattern speaks of."""
     return tuple(table for k in range(MAX_TABLES) if (table := getattr(a, f"mask{k}", None)) is not None)
 
@@ -47,7 +47,7 @@ def fields(a: Arguments) -> dict[str, int]:
     return {} if limit is None else {"positions": limit}
 
 
-def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
+def build_mask(where: str, tables: MaskTables, batch: Any) -> Mask:
     """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)

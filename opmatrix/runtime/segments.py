@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import LINE, BufferSize
-from opmatrix.runtime.planner import Life, Plan, place_buffers
+from opmatrix.runtime.planning.planner import Life, Plan, place_buffers
 
 ROW = Extents({T: 1, S: 1})
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
-from opmatrix.spectra.measures import Doubles, Spectrum, check_matrix
+from opmatrix.spectra.measures import RealArray, Spectrum, check_matrix
 
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all
                                                             # directions
@@ -19,8 +19,8 @@ NULL = 1e-7                                                 # of the largest sin
 class Gram:
     """What activations X (rows, n) leave behind: G = XᵀX, the sums of the columns, how many rows. Grams of parts of the
     rows add up, so X is never held at once. G is also the Hessian, up to 2, of ‖X(W - Ŵ)‖² (Frantar, Alistarh 2022)."""
-    matrix: Doubles
-    total: Doubles
+    matrix: RealArray
+    total: RealArray
     rows: int
 
     @classmethod
@@ -38,7 +38,7 @@ class Gram:
         return np.array(self.matrix, dtype=dtype, copy=copy)        # type: ignore[call-overload,no-any-return]
 
     @cached_property
-    def covariance(self) -> Doubles:
+    def covariance(self) -> RealArray:
         """(n, n): G / rows minus the product of the means."""
         mean = self.total / self.rows
         return self.matrix / self.rows - np.outer(mean, mean)
@@ -77,14 +77,14 @@ class Seen:
         return found
 
     @property
-    def diagonal(self) -> Doubles:
+    def diagonal(self) -> RealArray:
         """Its diagonal alone, (n,)."""
         if self.half is None: own = np.square(self.rows, dtype=np.float64).sum(0)       # type: ignore[arg-type]
         else: own = self.half.matrix[np.cumsum([0, *range(len(self.half.total), 1, -1)])]
         return np.asarray(own + ridge(own))
 
 
-def mirrored(upper: Doubles, n: int) -> Doubles:
+def mirrored(upper: RealArray, n: int) -> RealArray:
     """(n, n): the symmetric matrix with this upper triangle."""
     found, at = np.empty((n, n)), 0
     for i in range(n):
@@ -93,12 +93,12 @@ def mirrored(upper: Doubles, n: int) -> Doubles:
     return found
 
 
-def ridge(diagonal: Doubles) -> float:
+def ridge(diagonal: RealArray) -> float:
     """What each direction is given."""
     return float(RIDGE * diagonal.sum() / len(diagonal))
 
 
-def metric(gram: ArrayLike | Gram | None, n: int) -> Doubles:
+def metric(gram: ArrayLike | Gram | None, n: int) -> RealArray:
     """G as an array: (n, n), or (n,) where only its diagonal is given; ones where there is none."""
     if gram is None: return np.ones(n)
     values = np.asarray(gram, dtype=np.float64)
@@ -107,17 +107,17 @@ def metric(gram: ArrayLike | Gram | None, n: int) -> Doubles:
     return values
 
 
-def multiply_gram(gram: Doubles, matrix: Doubles) -> Doubles:
+def multiply_gram(gram: RealArray, matrix: RealArray) -> RealArray:
     """G D, of a full or a diagonal G."""
     return gram @ matrix if gram.ndim == 2 else gram[:, None] * matrix
 
 
-def gram_diagonal(gram: Doubles) -> Doubles:
+def gram_diagonal(gram: RealArray) -> RealArray:
     """The diagonal of a full or a diagonal G: squared column norms of X."""
     return gram.diagonal() if gram.ndim == 2 else gram
 
 
-def output_energy(matrix: Doubles, gram: Doubles) -> float:
+def output_energy(matrix: RealArray, gram: RealArray) -> float:
     """‖X D‖_F² = tr(Dᵀ G D)."""
     if gram.ndim == 1: return float(np.einsum("ij,ij->i", matrix, matrix) @ gram)
     return max(float(np.einsum("ij,ij->", matrix, gram @ matrix)), 0.0)
@@ -133,7 +133,7 @@ def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike 
     return float(np.sqrt(lost / whole))
 
 
-def root(gram: Doubles) -> Doubles:
+def root(gram: RealArray) -> RealArray:
     """R with RᵀR = G: Cholesky's, or, where rounding made directions negative, one in which these count as zero."""
     if gram.ndim == 1: return np.diag(np.sqrt(gram))
     with suppress(np.linalg.LinAlgError): return np.asarray(np.linalg.cholesky(gram).T, np.float64)
@@ -141,7 +141,7 @@ def root(gram: Doubles) -> Doubles:
     return np.asarray(np.sqrt(np.maximum(sizes, 0))[:, None] * axes.T)
 
 
-def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[Doubles, Doubles]:
+def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[RealArray, RealArray]:
     """Singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): what the outputs X W consist of.
 
     Their tail is the squared output error of the best rank r for every r (Eckart and Young 1936, in the metric of G).
@@ -160,25 +160,25 @@ def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[D
                                     0.0)[:, None]
 
 
-def stretched(weight: Doubles, gram: Doubles) -> Doubles:
+def stretched(weight: RealArray, gram: RealArray) -> RealArray:
     """G^½ W, up to a rotation."""
     return np.sqrt(gram)[:, None] * weight if gram.ndim == 1 else root(gram) @ weight
 
 
-def strengths(weight: Doubles, gram: Doubles) -> Doubles:
+def strengths(weight: RealArray, gram: RealArray) -> RealArray:
     """The singular values of G^½ W (k,), falling, without their vectors."""
     if weight.shape[1] <= weight.shape[0]: square = weight.T @ multiply_gram(gram, weight)
     else: square = (rooted := stretched(weight, gram)) @ rooted.T
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(square)[::-1], 0)))
 
 
-def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Doubles:
+def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> RealArray:
     """Relative output error of the best rank r, for r = 0 … k at once."""
     w = check_matrix(weight, "weight")
     return np.sqrt(Spectrum(strengths(w, metric(gram, len(w))), w.shape).tail)
 
 
-def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[Doubles, Doubles]:
+def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[RealArray, RealArray]:
     """Factors U (n, r), V (r, p) whose product errs least in the output X W: W projected on the r largest directions of
     the outputs, so G is never inverted (whitened low rank: Wang et al. 2024, SVD-LLM; Chen et al. 2021, DRONE)."""
     w = check_matrix(weight, "weight")
@@ -187,13 +187,13 @@ def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None)
     return w @ right.T, right
 
 
-def prune_scores(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Doubles:
+def prune_scores(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> RealArray:
     """|W_ij| √G_ii (n, p), which entry to drop first: Wanda (Sun et al. 2023); magnitude where there is no G."""
     w = check_matrix(weight, "weight")
     return np.asarray(abs(w) * np.sqrt(gram_diagonal(metric(gram, len(w))))[:, None])
 
 
-def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: Doubles | None = None) -> Doubles:
+def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: RealArray | None = None) -> RealArray:
     """Relative output error (n p + 1,) after the 0, 1, 2 … entries of lowest score are dropped: every density at once.
 
     A diagonal G makes it a running sum of G_ii W_ij². For a full one, an entry that joins those dropped before it adds

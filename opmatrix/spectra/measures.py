@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
 
-Doubles = NDArray[np.float64]
+RealArray = NDArray[np.float64]
 LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01)                        # tail energies whose ranks a report names
 
 
-def check_matrix(matrix: ArrayLike, name: str) -> Doubles:
+def check_matrix(matrix: ArrayLike, name: str) -> RealArray:
     """The matrix in float64; an InputError naming the first entry that is not a number."""
     values = np.asarray(matrix, dtype=np.float64)
     if values.ndim != 2 or not values.size:
@@ -60,7 +60,7 @@ def power_law(values: ArrayLike, cutoff: float | None = None, least: int = 10) -
     return PowerLaw(*hill(tail, cutoff), float(cutoff), len(tail), distance(tail))
 
 
-def distance(tail: Doubles) -> float:
+def distance(tail: RealArray) -> float:
     """Kolmogorov-Smirnov: how far a rising tail is, at most, from the power law fitted to all of it."""
     exponent, _ = hill(tail, tail[0])
     fitted = 1 - (tail / tail[0]) ** (1 - exponent)
@@ -81,7 +81,7 @@ class Spectrum:
 
     `values` (k,), k = min(shape); `shape` (rows, columns); `precision`: the relative size below which a value is
     rounding; `kind`: "weight", or "activation" where the values are standard deviations along principal axes."""
-    values: Doubles
+    values: RealArray
     shape: tuple[int, int]
     name: str = "matrix"
     kind: str = "weight"
@@ -96,12 +96,12 @@ class Spectrum:
         return cls(values, given.shape, name, "weight", float(precision))
 
     @cached_property
-    def energy(self) -> Doubles:
+    def energy(self) -> RealArray:
         """σ², which sums to ‖W‖²_F."""
         return self.values ** 2
 
     @cached_property
-    def tail(self) -> Doubles:
+    def tail(self) -> RealArray:
         """E(r) = Σ_{i>r} σ_i² / Σ σ² for r = 0 … k: the squared relative Frobenius error of the best rank r."""
         sums = np.append(np.cumsum(self.energy[::-1])[::-1], 0.0)   # summed from the small end: no cancellation
         return sums / sums[0] if sums[0] > 0 else sums
@@ -161,7 +161,7 @@ class Spectrum:
         return f"<table><caption>{escape(self.name)} ({self.kind})</caption>{rows}</table>"
 
 
-def leverage(matrix: ArrayLike, rank: int | None = None) -> Doubles:
+def leverage(matrix: ArrayLike, rank: int | None = None) -> RealArray:
     """Leverage scores (n,) of the rows of W (n, p): squared row norms of its first `rank` left singular vectors (all
     up to the numerical rank without one). They sum to the rank (Drineas, Mahoney, Muthukrishnan 2008)."""
     values = check_matrix(matrix, "leverage")

@@ -12,7 +12,7 @@ from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from formats.core.sizes import T
 from opmatrix.spectra.gram import Gram, gram_diagonal, low_rank_errors, metric, output_energy
-from opmatrix.spectra.measures import Doubles, check_matrix, elbow
+from opmatrix.spectra.measures import RealArray, check_matrix, elbow
 
 PriceFunction = Callable[[str, dict[str, Any], int, int], tuple[float, float]]
 ROUNDING_ERROR = 1e-6                                       # smaller relative errors are float32 rounding
@@ -124,14 +124,14 @@ def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Lim
 @dataclass(frozen=True, eq=False)
 class Weighed:
     """A weight (n, p), its metric G, the output error of its best rank 0 … k, and its whole output energy ‖X W‖²."""
-    weight: Doubles
-    gram: Doubles
-    errors: Doubles
+    weight: RealArray
+    gram: RealArray
+    errors: RealArray
     energy: float
     limits: Limits
 
     @property
-    def squares(self) -> Doubles:
+    def squares(self) -> RealArray:
         """Squared column norms of its inputs."""
         return gram_diagonal(self.gram)
 
@@ -141,13 +141,13 @@ class Weighed:
         return n, p
 
     @cached_property
-    def lost(self) -> Doubles:
+    def lost(self) -> RealArray:
         """The share of the energy that is lost with the 0, 1, 2 … entries that matter least, where columns of X are
         orthogonal."""
         return curve(entry_energy(self.weight, self.gram).ravel())
 
     @cached_property
-    def shares(self) -> Doubles:
+    def shares(self) -> RealArray:
         """The share of the output's energy that each number holds, were the columns of X orthogonal."""
         energy = entry_energy(self.weight, self.gram)
         return energy / (energy.sum() or 1)
@@ -188,25 +188,25 @@ def propose_formats(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
             yield Candidate(method, parameters, format.metric() if seen else "plain")
 
 
-def entry_energy(w: Doubles, g: Doubles) -> Doubles:
+def entry_energy(w: RealArray, g: RealArray) -> RealArray:
     """G_ii W_ij²: what dropping an entry loses of the output, were the columns of X orthogonal."""
     return gram_diagonal(g)[:, None] * w ** 2
 
 
-def tile_energy(energy: Doubles, tile: tuple[int, int]) -> Doubles:
+def tile_energy(energy: RealArray, tile: tuple[int, int]) -> RealArray:
     """The sums of an energy (n, p) over tiles of r inputs by c outputs, those at the edges included."""
     down, across = (np.arange(0, size, step) for size, step in zip(energy.shape, tile, strict=True))
     return np.asarray(np.add.reduceat(np.add.reduceat(energy, down, 0), across, 1).ravel())
 
 
-def ranks(errors: Doubles, limits: Limits) -> list[int]:
+def ranks(errors: RealArray, limits: Limits) -> list[int]:
     """Ranks at which the output error of the best rank crosses a level, and at its knee; rounded up to the multiple."""
     at = [int(np.argmax(errors <= level)) for level in limits.levels] + [elbow(errors ** 2)]
     up = {-(-rank // limits.multiple) * limits.multiple for rank in at}
     return sorted(rank for rank in up if 0 < rank < len(errors) - 1)
 
 
-def curve(energy: Doubles) -> Doubles:
+def curve(energy: RealArray) -> RealArray:
     """Shares of some energies (n,) that are lost with the 0, 1, 2 … n smallest; zeros where there is none."""
     lost = np.zeros(len(energy) + 1)
     np.cumsum(np.sort(energy), out=lost[1:])
@@ -214,7 +214,7 @@ def curve(energy: Doubles) -> Doubles:
     return lost
 
 
-def densities(lost: Doubles, limits: Limits) -> list[float]:
+def densities(lost: RealArray, limits: Limits) -> list[float]:
     """Shares kept where what is lost, smallest first, crosses a level of error, and at its knee; in whole percent."""
     if lost[-1] <= 0: return []
     dropped = [int(np.searchsorted(lost, level ** 2, side="right")) - 1 for level in limits.levels]

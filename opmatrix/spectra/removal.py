@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
 from opmatrix.spectra.gram import Gram, metric, output_energy
-from opmatrix.spectra.measures import Doubles, check_matrix
+from opmatrix.spectra.measures import RealArray, check_matrix
 
 DAMPING = 0.01                                              # of the mean diagonal, added to a full Gram: it may be
                                                             # singular
@@ -22,10 +22,10 @@ DELAY = 64                                                  # inputs whose corre
 class Removal:
     """Which inputs of W (n, p) are left, rising (k,), W corrected (k, p), and ‖X(W - Ŵ)‖_F / ‖X W‖_F in the metric."""
     left: NDArray[np.intp]
-    weight: Doubles
+    weight: RealArray
     error: float
 
-    def whole(self, n: int) -> Doubles:
+    def whole(self, n: int) -> RealArray:
         """The corrected weight (n, p), with rows of zeros for what was removed."""
         found = np.zeros((n, self.weight.shape[1]))
         found[self.left] = self.weight
@@ -59,7 +59,7 @@ def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | 
         yield replace(found, error=float(np.sqrt(lost / energy)) if energy else 0.0)
 
 
-def inverse(gram: Doubles) -> Doubles:
+def inverse(gram: RealArray) -> RealArray:
     """H⁻¹ (n, n) of a full Gram, damped, or of a diagonal one; inputs that are always 0 count as next to nothing."""
     if gram.ndim == 1: return np.diag(1 / np.maximum(gram, np.finfo(float).tiny ** 0.5))
     mean = float(np.trace(gram)) / len(gram) or 1.0
@@ -73,13 +73,13 @@ class Surgery:
     U Uᵀ and W -= U Z are `waiting`, U (n, r), and `shifts`, Z (r, p). For each of the m groups, as they are now:
     `own`, its block of H⁻¹, and `energy`, W_G W_Gᵀ, both (m, group, group); groups that are gone cost infinitely
     much."""
-    weight: Doubles
-    inverse: Doubles
+    weight: RealArray
+    inverse: RealArray
     left: NDArray[np.intp]
     group: int
 
     @classmethod
-    def of(cls, weight: Doubles, inverse: Doubles, group: int) -> "Surgery":
+    def of(cls, weight: RealArray, inverse: RealArray, group: int) -> "Surgery":
         found = cls(weight, inverse, np.arange(len(weight)), group)
         found.begin()
         return found
@@ -92,7 +92,7 @@ class Surgery:
         self.own, self.energy = (self.blocks(each) for each in (self.inverse, self.products))
         self.gone = np.zeros(n // self.group, bool)
 
-    def blocks(self, matrix: Doubles) -> Doubles:
+    def blocks(self, matrix: RealArray) -> RealArray:
         """The blocks on its diagonal."""
         m = len(matrix) // self.group
         return np.array(matrix.reshape(m, self.group, m, self.group)[np.arange(m), :, np.arange(m)])

@@ -10,7 +10,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.extents import Extents
 from opmatrix.program import OUTPUT, Program
-from opmatrix.runtime.order import ordered
+from opmatrix.runtime.planning.order import ordered
 from opmatrix.signature import Port
 from opmatrix.weightless import Planned
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter

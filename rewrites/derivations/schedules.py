@@ -45,7 +45,7 @@ from rewrites.workload.workload import Workload
 
 MAX_TILE_KEYS, EQUAL_SPLITS = 4096, 1e-9                    # keys of a tile, and how equal splits of attention are
 VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; what float32 rounds
-WeightSite = tuple[int, int, str]                                 # part, class and layout of a weight
+StoredSite = tuple[int, int, str]                                 # part, class and layout of a weight
 
 
 @dataclass(frozen=True)
@@ -190,28 +190,28 @@ class HandSchedule:
         return self
 
     @cached_property
-    def sites(self) -> dict[WeightSite, np.ndarray]:
+    def sites(self) -> dict[StoredSite, np.ndarray]:
         """Every weight that a product multiplies by, as it is stored (in x out)."""
         program, emitter = self.exact
         return {site.key: site.numbers() for site in sites(program, self.structure, emitter) if site.x}
 
-    def names(self, site: WeightSite) -> list[str]:
+    def names(self, site: StoredSite) -> list[str]:
         """The names of the arrays that a weight is made of."""
         part, cls, _ = site
         return [*map(str, self.structure.lowerings[part].arrays(cls))]
 
-    def choice(self, stage: Store) -> list[WeightSite]:
+    def choice(self, stage: Store) -> list[StoredSite]:
         """The weights that a stage is about."""
         return [site for site in self.sites if not stage.only
                 or any(word in name for word in stage.only for name in self.names(site))]
 
     @cached_property
-    def methods(self) -> dict[WeightSite, Method]:
+    def methods(self) -> dict[StoredSite, Method]:
         """How weights are stored that are not stored as they are."""
         return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store)
                 for site in self.choice(stage)}
 
-    def method(self, stage: Store, site: WeightSite) -> Method:
+    def method(self, stage: Store, site: StoredSite) -> Method:
         """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of
         it."""
         if stage.own is None:
@@ -259,11 +259,11 @@ class HandSchedule:
         """The program that runs."""
         return self.made(self.methods) if self.methods else self.over_tiles(self.exact[0])
 
-    def made(self, methods: dict[WeightSite, Method]) -> Program:
+    def made(self, methods: dict[StoredSite, Method]) -> Program:
         """The program with some weights stored otherwise."""
         return self.over_tiles(self.emitted(methods)[0])
 
-    def emitted(self, methods: dict[WeightSite, Method]) -> tuple[Program, Emitter]:
+    def emitted(self, methods: dict[StoredSite, Method]) -> tuple[Program, Emitter]:
         """The program before its attention goes over tiles, and where its constants come from."""
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)

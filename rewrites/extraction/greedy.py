@@ -7,16 +7,16 @@ from math import inf
 
 import numpy as np
 
-from .indexed import Choice, IndexedGraph, bits, union
+from .indexed import ClassChoice, IndexedGraph, bits, union
 
 
-def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[Choice, list[float]]:
+def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[ClassChoice, list[float]]:
     """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised
     Dijkstra)."""
     cls, users = graph.cls, graph.users
     missing, value = [len(kids) for kids in graph.kids], list(price)
     heap = sorted((value[i], i) for i in range(len(value)) if not missing[i])
-    choice: Choice = {}
+    choice: ClassChoice = {}
     cheapest = [inf] * graph.classes
     while heap:
         cost, i = heappop(heap)
@@ -32,14 +32,14 @@ def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[Choice, list[flo
     return choice, cheapest
 
 
-def dag(graph: IndexedGraph, price: Sequence[float]) -> Choice:
+def dag(graph: IndexedGraph, price: Sequence[float]) -> ClassChoice:
     """Each class takes the node whose *set* of nodes below is cheapest: the usual greedy DAG extraction.
 
     A set costs no less than any set in it, so the cheapest node that is left settles its class, as among trees. Sets of
     classes are integers, one bit a class.
     """
     missing, below, total = [len(kids) for kids in graph.kids], [0] * graph.classes, [0.0] * graph.classes
-    paid, choice = np.zeros(graph.classes), Choice()
+    paid, choice = np.zeros(graph.classes), ClassChoice()
     heap = sorted((price[i], i) for i, kids in enumerate(graph.kids) if not kids)
     while heap:
         cost, i = heappop(heap)

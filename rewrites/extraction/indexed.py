@@ -11,7 +11,7 @@ from math import inf
 from .problem import Problem
 
 Criteria = tuple[float, ...]
-Choice = dict[int, int]                         # class -> node
+ClassChoice = dict[int, int]                         # class -> node
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class IndexedGraph:
                     queue.append(k)
         return queue
 
-    def derive(self, nodes: Iterable[int]) -> Choice:
+    def derive(self, nodes: Iterable[int]) -> ClassChoice:
         """For each class that a set of nodes derives from nothing, the first of them to derive it: no cycles."""
         users: dict[int, list[int]] = defaultdict(list)
         missing: dict[int, int] = {}
@@ -104,7 +104,7 @@ class IndexedGraph:
                 users[k].append(i)
             if not missing[i]:
                 queue.append(i)
-        choice: Choice = {}
+        choice: ClassChoice = {}
         for i in queue:                         # grows while it is read
             if self.cls[i] not in choice:
                 choice[self.cls[i]] = i

@@ -70,8 +70,8 @@ ATTENDED = attention, attention_scaled, attention_grouped, attention_scaled_grou
 # patterns that kernels know
 SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach", "stated"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
-PLAIN = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
-SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
+PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
+SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
@@ -87,16 +87,17 @@ OTHERS = (
     (score_scaled_grouped, "scores", KEYS | SCALE, False, GQA),
     (weigh, ("softmax", "values"), WEIGHED, True, PASS),
     (weigh_grouped, ("softmax", "values"), GROUPED, False, GQA),
-    (linear_to_heads, "linear", PLAIN, True, ""),
-    (linear_to_heads_bias, "linear", PLAIN | dict(bias=constant[h, p]), False, ""),
+    (linear_to_heads, "linear", PLAIN_PRODUCT, True, ""),
+    (linear_to_heads_bias, "linear", PLAIN_PRODUCT | dict(bias=constant[h, p]), False, ""),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
     (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the "
                                                                           "position"),
     (to_heads, (), dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, (), dict(x=value[h, p], heads=count), True, "no copy"),
-    (first_columns, "columns", FIRST, True, "no copy", {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
-    (last_columns, "columns", FIRST | dict(own=operator[n, q]), True, "no copy",
+    (first_columns, "columns", FIRST_COLUMNS, True, "no copy",
+     {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
+    (last_columns, "columns", FIRST_COLUMNS | dict(own=operator[n, q]), True, "no copy",
      {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")}))
 
 

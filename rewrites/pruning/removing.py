@@ -13,7 +13,7 @@ from opmatrix.algebra.oracles import apply_factor, dense, entered, factors
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.batch import Batch
 from opmatrix.spectra.gram import Gram
-from opmatrix.spectra.measures import Doubles
+from opmatrix.spectra.measures import RealArray
 from opmatrix.spectra.removal import Removal, removals
 from rewrites.pruning.structured import HEADS, UNITS, CoupledWeights, coupled_weights
 from rewrites.verify.differences import difference
@@ -123,7 +123,7 @@ def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = MET
 
 
 def fit_removals(pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray,
-                 metric: str = METRICS[0]) -> Iterator[tuple[Removal, Doubles | None, RemovedGroups]]:
+                 metric: str = METRICS[0]) -> Iterator[tuple[Removal, RealArray | None, RemovedGroups]]:
     """The weight of a pair with so many groups of inputs left, falling, fitted to what it reads, (rows, n), and its
     bias. What is lost on average goes to the bias, if there is one, so that OBS has to keep the rest alone: its metric
     is the covariance then."""

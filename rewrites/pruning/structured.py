@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, const, heads, repeat, weight
 from opmatrix.algebra.term import Operator
-from opmatrix.spectra.measures import Doubles
+from opmatrix.spectra.measures import RealArray
 
 UNITS, HEADS = "units", "heads"                             # what is removed: columns one by one, or by whole heads
 MOVES = "heads", "join", "repeat", "total", "row"           # kinds that move columns, or heads
@@ -42,17 +42,17 @@ class CoupledWeights:
     def groups(self) -> int:
         return self.weight.shape[0] // self.group
 
-    def cut(self, left: Indices, numbers: Doubles, bias: Doubles | None) -> Operator:
+    def cut(self, left: Indices, numbers: RealArray, bias: RealArray | None) -> Operator:
         """The node where D has only these inputs left, with these numbers (len(left), p), and this bias (p,) if any."""
         made = choose_columns(self.makes, left)
         assert made is not None
         return made @ self.reads(numbers, bias)
 
-    def zeroed(self, numbers: Doubles, bias: Doubles | None) -> Operator:
+    def zeroed(self, numbers: RealArray, bias: RealArray | None) -> Operator:
         """The node where D has these numbers (n, p), some rows of which may be 0."""
         return self.makes @ self.reads(numbers, bias)
 
-    def reads(self, numbers: Doubles, bias: Doubles | None) -> Operator:
+    def reads(self, numbers: RealArray, bias: RealArray | None) -> Operator:
         matrix: Operator = weight(Data(numbers.astype(np.float32), self.weight.label))
         if bias is None or self.bias is None: return matrix
         shifted: Operator = matrix + const(Data(bias.astype(np.float32), self.bias.label))

@@ -30,7 +30,7 @@ def parameters(callback):
     return found
 
 
-COMMANDS = {each.callback.__name__: parameters(each.callback) for each in app.registered_commands}
+COMMANDS = {each.name or each.callback.__name__: parameters(each.callback) for each in app.registered_commands}
 CASES = [(name, output, read) for name, said in COMMANDS.items() for output in said if output in WRITES
          for read, (_, _, files) in said.items() if files and read not in WRITES]
 

@@ -1,4 +1,6 @@
 """The house keeps its shape: rooms that point one way, words with one meaning, docstrings that stand alone, types."""
+import re
+
 import measures
 import pytest
 
@@ -10,6 +12,20 @@ def test_circles_of_imports():
 
 def test_no_two_rooms_import_each_other():
     assert measures.mutual_rooms() == {}
+
+
+def test_rooms_stand_in_the_order_that_the_page_gives():
+    """Each room of `rewrites/` imports only from those above it on the page."""
+    page = (measures.ROOT / "docs" / "architecture.md").read_text()
+    tree = page.split("\nrewrites/ ")[1].split("```")[0]
+    order = [f"rewrites.{name}" for name in re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)]
+    rooms = {measures.room(module) for module in measures.MODULES if module.startswith("rewrites.")}
+    assert {room for room in rooms if "." in room.removeprefix("rewrites.")} == {"rewrites.proofs.laws"}
+    assert {room for room in rooms if measures.MODULES.get(room, measures.ROOT).name == "__init__.py"} == {
+        *order, "rewrites.proofs.laws"}
+    assert not [(module, other) for module in measures.MODULES for other in measures.imported(module)
+                if (own := measures.room(module)) in order and (its := measures.room(other)) in order
+                and order.index(its) > order.index(own)]
 
 
 def test_nobody_imports_the_command_line():

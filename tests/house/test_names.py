@@ -1,13 +1,9 @@
 """One module, one name; one word, one meaning; imports without circles."""
 import ast
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import pytest
 from test_ladder import FILES, ROOT
-
-from formats import FORMATS
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 
@@ -78,14 +74,6 @@ def test_one_word_one_meaning():
     assert not (many := {name: found for name, found in sorted(homes.items()) if len(found) > 2}), many
 
 
-def test_rooms_are_small():
-    """What a folder lists can be read at once. A storage format is a file, all of one form and listed in the catalogue:
-    these are as many as there are formats, and are not counted."""
-    formats = {Path(sys.modules[each.__module__].__file__) for each in FORMATS.values()}
-    rooms = Counter(path.parent for path in FILES if path not in formats)
-    assert max(rooms.values()) <= 25, rooms.most_common(3)
-
-
 def test_files_are_short():
     assert not [(path, count) for path in FILES if (count := len(path.read_text().splitlines())) > 400]
 
@@ -93,11 +81,3 @@ def test_files_are_short():
 def test_a_room_says_what_it_is_for():
     assert not [path for path in FILES if path.name == "__init__.py"
                 and not ast.get_docstring(ast.parse(Path(path).read_text()))]
-
-
-@pytest.mark.parametrize("room, built", [("compiler", ("front", "derivations", "proofs", "verify", "command")),
-                                         ("extraction", ("compiler", "front", "laws", "command"))])
-def test_a_room_knows_nothing_of_what_is_built_on_it(room, built):
-    above = tuple(f"rewrites.{each}" for each in built)
-    assert not [(module, found) for module in MODULES if module.startswith(f"rewrites.{room}.")
-                for found in imported(module) if found.startswith(above)]

@@ -20,7 +20,8 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, relu, weight
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
-from opmatrix.runtime import order, recorded
+from opmatrix.runtime import recorded
+from opmatrix.runtime.planning import order
 from rewrites.lower import representations
 
 

@@ -69,8 +69,8 @@ def exchange(typing: Typing, address: types.Type, old: types.Type, new: types.Ty
 
 @intrinsic
 def fence(typing: Typing) -> Intrinsic:
-    """Where two threads each write a word, pass a fence, and read the other's word, one at least sees what was
-    written."""
+    """A fence of memory: of two threads that each write a word, pass one, and read the other's word, one at least sees
+    what was written."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()

@@ -49,7 +49,7 @@ def asked() -> tuple[str, str]:
 
 
 def remembered() -> tuple[str, str]:
-    """The same, from the cache where it is there, whole, and of this processor."""
+    """Name and features, from the cache where they are there, whole, and of this processor."""
     if not {"vendor_id", "flags"} <= (told := cpuinfo()).keys(): return asked()
     file = location() / "processors" / f"{hash_words(release('llvmlite'), [told.get(each) for each in TELLING])}.txt"
     with suppress(InputError, UnicodeDecodeError):

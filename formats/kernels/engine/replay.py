@@ -45,7 +45,7 @@ def clock() -> int:
 
 
 def nanoseconds(stamps: np.ndarray) -> np.ndarray:
-    """From the stamps of groups, (groups, along): since the second in which the first group began."""
+    """Stamps of groups, (groups, along), as nanoseconds since the second in which the first group began."""
     return np.asarray((stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1])
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from opmatrix.batch import FIELDS
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import C
-from opmatrix.runtime.scheme import Group, Words
+from opmatrix.runtime.scheme import Group, Offsets
 
 INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
 
@@ -19,7 +19,7 @@ class Slots:
     """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will
     lie."""
 
-    def __init__(self, rows: int, sentences: int, words: Words):
+    def __init__(self, rows: int, sentences: int, words: Offsets):
         from formats.kernels.mixing.caches import PAGE
         from formats.kernels.mixing.heads import Layout
         self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
@@ -31,20 +31,20 @@ class Slots:
     def extents(self) -> Extents: return Extents({T: self.rows, S: self.sentences, C: self.page})
 
     @property
-    def slots(self) -> Words:
+    def slots(self) -> Offsets:
         """Rows of caches."""
         return self.field("slots", 0)
 
     @staticmethod
     def count(rows: int) -> int: return (len(INPUT_FIELDS) + 2) * rows + 2
 
-    def field(self, name: str, limit: int) -> Words:
+    def field(self, name: str, limit: int) -> Offsets:
         """The numbers of a field; whether they are below the limit is asked of each batch."""
         at = INPUT_FIELDS.index(name) * self.rows
         return self.words[at:at + self.rows]
 
 
-def place(words: Words, rows: int, starts: Sequence[int] | Words) -> None:
+def place(words: Offsets, rows: int, starts: Sequence[int] | Offsets) -> None:
     """Write the layout of a batch's sentences into its slots; the last entry is repeated to the end."""
     from formats.kernels.mixing.heads import layout
     for kept, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1),
@@ -59,7 +59,7 @@ class GroupTable:
     each run, so one run at a time has it. Of arrays elsewhere a group has the rows of its tokens or of its sequences,
     by their space; all of caches."""
 
-    def __init__(self, groups: list[Group], scripts: list[Any], starts: Words, names: Sequence[str],
+    def __init__(self, groups: list[Group], scripts: list[Any], starts: Offsets, names: Sequence[str],
                  spaces: Sequence[Any], arrays: Sequence[NDArray[Any]]):
         from formats.kernels.engine.launch import address
         from formats.kernels.engine.replay import GROUP
@@ -87,7 +87,7 @@ class GroupTable:
         """Whether all workers are on one group together."""
         return self.groups == 1
 
-    def fill(self, fields: Sequence[Words], arrays: Sequence[NDArray[Any]]) -> None:
+    def fill(self, fields: Sequence[Offsets], arrays: Sequence[NDArray[Any]]) -> None:
         """A batch's numbers, and where its arrays are."""
         from formats.kernels.engine.launch import address
         for field, parts in zip(fields, self.fields, strict=True):
