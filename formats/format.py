@@ -55,8 +55,7 @@ def operations(cls: "type[Format]", declared: "Term | None") -> "sympy.Expr":
     """The operations of a product, by default two a row and floating-point number."""
     import sympy
     if declared is not None: return sympy.sympify(declared)
-    return sympy.expand(2 * T
-                        * sympy.Add(*(array.count for array in cls.fields.values()
+    return sympy.expand(2 * T * sympy.Add(*(array.count for array in cls.fields.values()
                                       if array.number.name.startswith("f"))))
 
 
@@ -140,8 +139,7 @@ class Format:
         named: dict[str, Any] = {name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)}
         return cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **named)
 
-    def __init__(self, shape: tuple[int, int], arrays: tuple[np.ndarray, ...] | None = None,
-                 **remembered: int) -> None:
+    def __init__(self, shape: tuple[int, int], arrays: tuple[np.ndarray, ...] | None = None, **remembered: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others.
         Raises TypeError for a matrix, which is packed."""
         if not (isinstance(arrays, tuple) and isinstance(shape, tuple)):

@@ -80,8 +80,7 @@ def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.rando
     for options in F.choices(*shape):
         grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
                  if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
-        must(grids or not F.rounds or F.rounds_otherwise(), F, options, f"no whole numbers up to {GRIDS} "
-                                                                                     "are kept")
+        must(grids or not F.rounds or F.rounds_otherwise(), F, options, f"no whole numbers up to {GRIDS} are kept")
         for W, rows in product(grids, TESTED_ROWS):
             x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
             x[np.arange(rows), rng.integers(0, shape[0], rows)] = 127
@@ -90,8 +89,7 @@ def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.rando
             must(np.array_equal(packed.matmul(x), wanted), packed, rows, "rows of whole numbers times it are not exact")
             after = Epilogue(bias=bias, activation="relu", residual=residual)
             must(np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual), packed,
-                 rows,
-                 "rows of whole numbers times it, with an epilogue, are not exact")
+                 rows, "rows of whole numbers times it, with an epilogue, are not exact")
 
 
 def on_grid(shape: tuple[int, int], most: int, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -116,10 +116,8 @@ def clean(key: str, calibrated: Callable[[Path], bool]) -> list[CacheEntry]:
     for name, names in BENCHMARKS.items():
         old += [each.path for each in list_entries(home / name, names) if now - each.used > DAY]
     old += [each.path for each in list_entries(home, re.compile(BASE))
-            if {file.path.name for file in list_entries(each.path)} <= MODEL
-            and now - each.used > DAY]
-    directories = ([home / name for name in ENTRY_KINDS] + [each.path
-                                                            for each in list_entries(home / "kernels",
+            if {file.path.name for file in list_entries(each.path)} <= MODEL and now - each.used > DAY]
+    directories = ([home / name for name in ENTRY_KINDS] + [each.path for each in list_entries(home / "kernels",
                                                                                      ENTRY_KINDS["kernels"].names)])
     return removed(old) + [gone for each in directories for gone in leftovers(each)]
 

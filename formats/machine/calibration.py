@@ -178,8 +178,7 @@ def measured(catalogue: Catalogue, cases: list[Case], progress: Callable[..., No
         progress(done + 1, steps)
     progress(steps, steps)
     if watch: watch.note(runs)
-    return [(kernel, sizes, quantile(taken, 0.25))
-            for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
+    return [(kernel, sizes, quantile(taken, 0.25)) for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
 
 
 def fused(numbers: Numbers, form: str) -> dict[str, float]:

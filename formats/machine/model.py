@@ -149,8 +149,7 @@ class Machine(Rates):
         return try_put(file, json.dumps(self, default=record, indent=1).encode(), KEPT_CONTENT)
 
     @classmethod
-    def load(cls, file: Path, catalogue: Catalogue, wanted: Collection[str] = (),
-             way: str = FROM_PYTHON) -> "Machine":
+    def load(cls, file: Path, catalogue: Catalogue, wanted: Collection[str] = (), way: str = FROM_PYTHON) -> "Machine":
         """The rates of kernels of a catalogue, of these at least, in this way. Raises NotThisMachine where the file is
         not what `save` writes here: another machine, version, damage, or others could have written it."""
         try:
@@ -227,8 +226,7 @@ def corrects(correction: Correction) -> bool:
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
     right = all(is_finite(each) and abs(each) < MAX_LOG for each in numbers)
     return (right and all(map(is_finite, scale))
-            and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION
-            and len(places) == len(left)
+            and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION and len(places) == len(left)
             and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
 
 

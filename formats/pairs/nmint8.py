@@ -50,8 +50,7 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
         numbers = w.reshape(panels, -1, PANEL_OUTPUTS, n).astype(np.float32) - OFFSET
         bits, numbers = (
             each.swapaxes(1, 2).reshape(panels * PANEL_OUTPUTS, *each.shape[1:2],
-                                        *each.shape[3:])[:outputs, :inputs // GROUP_INPUTS]
-            for each in (bits, numbers))
+                                        *each.shape[3:])[:outputs, :inputs // GROUP_INPUTS] for each in (bits, numbers))
         return PLACES[bits][..., :n].reshape(outputs, -1), numbers.reshape(outputs, -1)
 
     def kernel(x, bits, w, scale, out, epilogue, *, n):

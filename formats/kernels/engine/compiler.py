@@ -69,8 +69,7 @@ def started(functions: list[Function],
                 try:
                     for order in orders:
                         processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink,
-                                                          stderr=said,
-                                                          env=environment))
+                                                          stderr=said, env=environment))
                 finally: os.close(sink)
             with os.fdopen(source) as answers: yield answers, said, processes
         finally:

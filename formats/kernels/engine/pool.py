@@ -178,9 +178,8 @@ def worker_loop(state: int, lock: int) -> None:
             pause()
         store(parked, 1)
         fence()
-        wanted = (atomic_load(state
-                              + TICKET) & NO_ITEM) < atomic_load(state
-                                                                 + ITEMS) and worker < atomic_load(state + WORKERS)
+        wanted = ((atomic_load(state + TICKET) & NO_ITEM) < atomic_load(state + ITEMS)
+                  and worker < atomic_load(state + WORKERS))
         if not ((wanted or atomic_load(state + CLOSED) != 0) and exchange(parked, 1, 0)): park(state, worker)
 
 

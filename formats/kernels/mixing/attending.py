@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
 # items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
 ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx "
-                                   "edge bits block"),
-                   ("scale", "f8")])
+                                   "edge bits block"), ("scale", "f8")])
 QUERIES = 48                                               # of a unit at most, which is one tile of queries of one head
 NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES

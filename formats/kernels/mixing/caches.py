@@ -148,8 +148,7 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray,
-                     out: np.ndarray,
-                     scale: float = 1.0, starts: np.ndarray | Layout | None = None) -> np.ndarray:
+                     out: np.ndarray, scale: float = 1.0, starts: np.ndarray | Layout | None = None) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v of each row, over what its sequence has cached up to the row's own slot.
 
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`; slots (T) say where a row's

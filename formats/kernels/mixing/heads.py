@@ -26,8 +26,7 @@ PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 # heads
 # one of q serves; behind, ahead: the keys that a query sees; tile: how many keys pass by at a time
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead "
-                                      "tile"),
-                      ("scale", "f8")])
+                                      "tile"), ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
 MAX_ROWS = 2 ** 31                                       # of a batch: fewer, so that the square of a length is an int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)

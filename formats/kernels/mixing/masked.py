@@ -137,7 +137,6 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     with POOL.lock:
         room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)), workers)
         fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves,
-                  tile,
-                  check_scale(scale) or FAINT)
+                  tile, check_scale(scale) or FAINT)
         launch(workers, (attend_blocks, make_record([fields], MASKED), (len(ptr) - 1) * h))
     return out

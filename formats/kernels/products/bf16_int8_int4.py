@@ -64,8 +64,7 @@ def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, ep
     """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as
     many columns as the first has scales."""
     stored = {f"{name}{i}": array for i, each in enumerate(weights)
-              for name, array in (("w", each.w), ("scale", each.scale), ("factors", each.factors))
-              if array is not None}
+              for name, array in (("w", each.w), ("scale", each.scale), ("factors", each.factors)) if array is not None}
     check_product(x, None, None, out, **stored)
     T, workers = len(x), threads()
     sides = [x.shape[1], *(each.scale.shape[1] for each in weights[:-1] if each.scale is not None), out.shape[1]]
@@ -117,8 +116,7 @@ def in_bytes(w: np.ndarray, scale: np.ndarray, group: int) -> Narrow:
 
 
 def product_lowrank_bytes(x: np.ndarray, u: np.ndarray, left: np.ndarray, v: np.ndarray, right: np.ndarray,
-                          out: np.ndarray,
-                          epilogue: Epilogue | None = None) -> np.ndarray:
+                          out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ U) @ V, then the epilogue; u, v: bytes as for `product_int8`, left and right: float32, a
     scale for each column. Rows of x, and of what lies between, are rounded to 255 steps."""
     factors = (in_bytes(w, typed("scale", scale, f4)[None], 1 << 30) for w, scale in ((u, left), (v, right)))

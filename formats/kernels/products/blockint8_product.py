@@ -117,18 +117,15 @@ def multiply_column(row, rows, x, span, w, idx, count, y, step, after, less, fac
     bias, residual, further = after
     while row + HIGH <= rows:
         many(x + row * span, w, idx, count, y + row * step, step, bias, residual + row * further, further,
-             less + 4 * row,
-             factors + 4 * row, scales)
+             less + 4 * row, factors + 4 * row, scales)
         row += HIGH
     while row + LOW <= rows:
         few(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further,
-            less + 4 * row,
-            factors + 4 * row, scales)
+            less + 4 * row, factors + 4 * row, scales)
         row += LOW
     while row < rows:
         single_row(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further,
-                   less + 4 * row,
-                   factors + 4 * row, scales)
+                   less + 4 * row, factors + 4 * row, scales)
         row += 1
 
 
@@ -145,8 +142,7 @@ def multiply_blocks(row, rows, columns, x, span, first, apart, further_on, weigh
         if not count: idx, val, count = w.blank + TILE_BYTES, w.blank, 1
         taken_off(pointer(idx, np.uint32), count, totals, tall, row, rows, less)
         multiply_column(row, rows, x, span, val, idx, count, y + 4 * j, step, (bias + 4 * j, residual + 4 * j, further),
-                        less, factors,
-                        scales + 4 * j)
+                        less, factors, scales + 4 * j)
 
 
 @Kernel
@@ -172,16 +168,14 @@ def byte_blocks(item, worker, arguments):
 
 
 def product_byte_blocks(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, w: np.ndarray, scale: np.ndarray,
-                        out: np.ndarray,
-                        epilogue: Epilogue | None = None) -> np.ndarray:
+                        out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; column j of tiles, 16 outputs, has w[ptr[j]:ptr[j + 1]] for the 64
     inputs from 64 idx[same] on.
 
     ptr: uint32 (p / 16 rounded up, and 1); idx: uint32 (tiles); w: uint8 (tiles, 16, 16, 4), W / scale + 128, words of
     four inputs; scale: float32 (p). Each row of x is rounded to 255 steps, sums are exact."""
     arrays = {"ptr": typed("ptr", ptr, np.uint32), "idx": typed("idx", idx, np.uint32),
-              "w": typed("w", w, np.uint8, axes=4),
-              "scale": typed("scale", scale, f4)}
+              "w": typed("w", w, np.uint8, axes=4), "scale": typed("scale", scale, f4)}
     check_product(x, None, len(scale), out, **arrays)
     (T, n), p = x.shape, len(scale)
     if w.shape[1:] != (TILE_INPUTS // 4, TILE_OUTPUTS,

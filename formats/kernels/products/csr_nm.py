@@ -207,8 +207,7 @@ def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np
     chunk = choose_tokens(idx.nbytes + val.nbytes, depth, STRIP)
     once = max(columns // group, 1) * group
     fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx),
-              address(val),
-              *sizes, chunk, depth, out.shape[1], once)
+              address(val), *sizes, chunk, depth, out.shape[1], once)
     weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * (min(chunk, -(-T // STRIP) * STRIP) * depth + (once + 16) * STRIP), workers)

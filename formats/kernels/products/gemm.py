@@ -43,8 +43,7 @@ def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
     row = 0
     while row + TILE_ROWS <= rows:
         band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x,
-             along, w, across, y,
-             step, fresh)
+             along, w, across, y, step, fresh)
         row += TILE_ROWS
     if row + 4 <= rows:
         band(zeros(4, TILE_VECTORS), zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, depth, x, along, w, across, y,

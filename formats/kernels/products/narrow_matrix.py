@@ -86,8 +86,7 @@ if MATRIX:                                                   # others could not 
             for i in range(0, high - low, BAND):
                 rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
                 matrix_pairs(rows, stored, x + i * w.span, w.span, panel, 64, 32 * w.depth, w.depth // 2, sums,
-                             4 * PANEL,
-                         ahead + 2 * i * lines, lines)
+                             4 * PANEL, ahead + 2 * i * lines, lines)
                 move_block(c.after, low + i, low + i + rows, start, start + columns, sums, 4 * PANEL, out, 4 * c.step)
         release_registers()
         if right - left == c.p: finish_rows(c.after, low, high)
@@ -129,8 +128,7 @@ if MATRIX:                                                   # others could not 
                     length = min(w.group, w.depth - g * w.group)
                     matrix_fours(rows, stored, x + i * w.span + g * w.group * 16, w.span,
                              panel + g * w.group * 64 // packed, 64, w.depth * 64 // packed, length // 4, sums,
-                             4 * PANEL,
-                             ahead + 2 * i * lines, lines if g == 0 else 0)
+                             4 * PANEL, ahead + 2 * i * lines, lines if g == 0 else 0)
                     settle_rows(sums, rows, columns, totals + 4 * i * groups, groups, g, scales + 4 * i,
                                 w.scale + 4 * (g * c.p + start), block)
                 if far: lift_rows(block, rows, lifts + 4 * i)

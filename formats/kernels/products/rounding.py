@@ -165,14 +165,12 @@ def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, tu
         for k in range(start, min(end, full), 64):
             at, to = x + 4 * k, target + k // 64 * piece
             keep_bytes(get(at, None) * lift * turns, get(at + 64, None) * lift * turns,
-                       get(at + 128, None) * lift * turns,
-                       get(at + 192, None) * lift * turns, to)
+                       get(at + 128, None) * lift * turns, get(at + 192, None) * lift * turns, to)
             added = add_bytes(added, to)
         if start <= full < end:
             at, left, to = x + 4 * full, n - full, target + full // 64 * piece
             keep_bytes(get(at, left) * lift * turns, get(at + 64, left - 16) * lift * turns,
-                       get(at + 128, left - 32) * lift * turns,
-                       get(at + 192, left - 48) * lift * turns, to)
+                       get(at + 128, left - 32) * lift * turns, get(at + 192, left - 48) * lift * turns, to)
             added = add_bytes(added, to)
         totals[g] = i4(middle * bits(added_words(added)))
 

@@ -167,12 +167,10 @@ def by_bands(kind: TileKind, high: int, across: int) -> Callable[..., int]:
                 more, off = residual + i * further + 4 * column, less + 4 * i * groups
                 if many:
                     wide(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
-                         factors + 4 * i,
-                              scales + 4 * column, pitch, groups, group)
+                         factors + 4 * i, scales + 4 * column, pitch, groups, group)
                 else:
                     single(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
-                           factors + 4 * i,
-                             scales + 4 * column, pitch, groups, group)
+                           factors + 4 * i, scales + 4 * column, pitch, groups, group)
             column += width if many else 16
         return left
     return bands

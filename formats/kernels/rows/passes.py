@@ -55,8 +55,7 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Ep
     rows = max(1, -(-T // (4 * (workers := threads()))))
     source = (0, 0) if x is None else (address(x), step(x))
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
-    values = (*source, address(out), step(out), T, p, rows, address(fields), count,
-              address(after), factor)
+    values = (*source, address(out), step(out), T, p, rows, address(fields), count, address(after), factor)
     launch(workers, (kernel, make_record([values], PASS), -(-T // rows)))
     return out
 

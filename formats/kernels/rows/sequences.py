@@ -151,8 +151,7 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
     with POOL.lock:
         room = ROOM.reserve(8 * p, workers)
         values = (address(x), step(x), address(out), step(out), address(batch and batch.starts), S, p, HOW.index(how),
-                  unit is not None,
-                  each, *room, unit or 0.0)
+                  unit is not None, each, *room, unit or 0.0)
         launch(workers, (pooled, make_record([values], POOLED), -(-S // each)))
     return out
 
@@ -196,8 +195,7 @@ def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.nda
 
 
 def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
-                scale: float = 1.0,
-                last: bool = True, reach: Reach = EVERY) -> np.ndarray:
+                scale: float = 1.0, last: bool = True, reach: Reach = EVERY) -> np.ndarray:
     """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to those of
     its keys and values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group."""
     check_heads(out, q=q, k=k, v=v)
@@ -214,8 +212,7 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
         values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2],
-                  v.shape[2], last,
-                  *clipped(reach), *serves, *room, check_scale(scale))
+                  v.shape[2], last, *clipped(reach), *serves, *room, check_scale(scale))
         launch(workers, (attended_once, make_record([values], ONCE), S * heads))
     return out
 
