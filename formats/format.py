@@ -55,8 +55,8 @@ def operations(cls: "type[Format]", declared: "Term | None") -> "sympy.Expr":
     """The operations of a product, by default two a row and floating-point number."""
     import sympy
     if declared is not None: return sympy.sympify(declared)
-    return sympy.expand(2 * T * sympy.Add(*(array.count for array in cls.fields.values()
-                                      if array.number.name.startswith("f"))))
+    counts = (array.count for array in cls.fields.values() if array.number.name.startswith("f"))
+    return sympy.expand(2 * T * sympy.Add(*counts))
 
 
 def features(cls: "type[Format]", declared: tuple[Term, ...] | None) -> "tuple[sympy.Expr, ...]":
@@ -67,7 +67,7 @@ def features(cls: "type[Format]", declared: tuple[Term, ...] | None) -> "tuple[s
 
 
 READ: dict[str, Callable[..., object]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,
-                                              "work": features}
+                                          "work": features}
 
 
 class Format:
@@ -200,8 +200,7 @@ class Format:
 
     @classmethod
     def layouts(cls, inputs: int, outputs: int) -> list[dict[str, object]]:
-        """Options worth trying for a matrix of this shape that is stored as it is: of the choices, what `pack`
-        takes."""
+        """Options worth trying for a matrix of this shape, stored as it is: of the choices, what `pack` takes."""
         storing = options(cls.declared.pack)
         found = [{name: value for name, value in given.items() if name in storing}
                  for given in cls.choices(inputs, outputs)]
@@ -250,8 +249,7 @@ class Format:
 
     def transpose(self) -> "Format":
         """W.T, stored: in the same format unless the format says otherwise."""
-        turned: Format = type(self).pack(self.unpack().T, **self.remembered)
-        return turned
+        return type(self).pack(self.unpack().T, **self.remembered)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The stored arrays by name, in the order of the declaration (not copies)."""
@@ -314,8 +312,7 @@ class Format:
             raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it "
                              f"must be float32 {wanted} by rows at multiples of 4 bytes")
         else:
-            writable("out", out)
-            separate(out, x=x)
+            writable("out", out); separate(out, x=x)
         if epilogue: epilogue.check(*wanted, self)
         if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
         return out
