@@ -184,8 +184,8 @@ FUNCTIONS: dict[str, Callable[..., Between | Truth]] = {    # by numpy's and sci
     "exp": EXP, "expm1": rising(math.expm1, -1.0), "exp2": rising(lambda u: 2.0 ** u, 0.0),
     "log": LOG, "log1p": rising(math.log1p),
     "log2": rising(lambda u: -inf if u == 0 else math.log2(u)),
-    "sqrt": SQRT, "cbrt": rising(math.cbrt), "tanh": rising(math.tanh, -1.0, 1.0), "sinh": rising(math.sinh), "arctan": rising(math.atan),
-    "arcsinh": rising(math.asinh), "erf": rising(math.erf, -1.0, 1.0),
+    "sqrt": SQRT, "cbrt": rising(math.cbrt), "tanh": rising(math.tanh, -1.0, 1.0), "sinh": rising(math.sinh),
+    "arctan": rising(math.atan), "arcsinh": rising(math.asinh), "erf": rising(math.erf, -1.0, 1.0),
     "expit": rising(lambda u: 1 / (1 + math.exp(-u)) if u > -700 else math.exp(u), 0.0, 1.0),
     "sin": swinging(math.sin), "cos": swinging(math.cos),
     "sign": stepping(lambda u: (u > 0) - (u < 0)), "floor": stepping(math.floor), "ceil": stepping(math.ceil),
@@ -198,7 +198,8 @@ FUNCTIONS: dict[str, Callable[..., Between | Truth]] = {    # by numpy's and sci
 class Enclosed(Entrywise):
     """One entry at a time, each an interval."""
 
-    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Number | tuple[Number, ...]], doing: object) -> Entrywise:
+    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Number | tuple[Number, ...]],
+                 doing: object) -> Entrywise:
         def at(h: int, r: int, j: int) -> Between:
             found = value(h, r, j // width)
             return as_between(found[j % width] if isinstance(found, tuple) else found)
