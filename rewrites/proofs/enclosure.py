@@ -208,7 +208,7 @@ class Enclosed(Entrywise):
 
 def enclose(term: Operator, x: NDArray[np.float64], batch: Batch) -> NDArray[np.object_]:
     """Intervals that hold what a term gives at x, heads x rows x columns. Raises Undecided, and as the oracle does."""
-    x, known = check_input(term, x, batch)
-    start = Enclosed(x if x.ndim == 3 else x[None], known, around)
+    given, known = check_input(term, x, batch)
+    start = Enclosed(given if given.ndim == 3 else given[None], known, around)
     found: NDArray[np.object_] = term(start.of(start.value.shape, lambda *at: Between(float(start.value[at])))).value
     return found

@@ -3,6 +3,7 @@ time."""
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
     at other lengths. Raises VerificationError."""
     exact, structure, opened = searched.exact, searched.optimum, searched.opened
     constants = unrounded(structure, searched.emitter)
-    calls: dict[str, Callable[[], object]] = {"exact": partial(
+    calls: dict[str, Callable[[], Any]] = {"exact": partial(
         verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near])}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it

@@ -12,7 +12,7 @@ from formats.machine.threads import limit
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
+from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, bound, widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
@@ -187,10 +187,10 @@ class Meant(NamedTuple):
     rows: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, call: Call, arguments: Mapping[str, object], batch: Batch, rows: NDArray[np.int64] | None) -> "Meant":
+    def of(cls, call: Call, arguments: Mapping[str, object], batch: Fields, rows: NDArray[np.int64] | None) -> "Meant":
         """What a call's kernel means, for these rows alone where its result has a row for each token and can be read
         so."""
-        chosen: tuple[Mapping[str, object], Batch] | None = None
+        chosen: tuple[Mapping[str, object], Fields] | None = None
         if rows is not None and call.kernel.restrict and call.by_tokens:
             chosen = call.kernel.restrict(arguments, [*call.values], batch, rows)
         if chosen: arguments, batch = chosen
