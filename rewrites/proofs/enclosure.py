@@ -17,8 +17,8 @@ from opmatrix.batch import Batch
 
 SURE_BITS = 32                                              # of a number that somebody wrote down and no sum rounded
 UNSURE = 2.0 ** -50                                         # relative: what a number of more bits may have lost
-Truth: TypeAlias = "bool | Maybe"
-Number: TypeAlias = "SupportsFloat | Between"
+Certainty: TypeAlias = "bool | Maybe"
+Enclosable: TypeAlias = "SupportsFloat | Between"
 LIBRARY_ROUNDINGS = 4                                       # steps of float64 that functions of the C library are off
 
 
@@ -30,14 +30,14 @@ class Maybe:
     """What is true of some numbers of an interval and false of others."""
     __array_ufunc__ = None
 
-    def __array_function__(self, function: object, types: object, inputs: Sequence[Number], more: object) -> object:
+    def __array_function__(self, function: object, types: object, inputs: Sequence[Enclosable], more: object) -> object:
         return choose_between(*inputs) if function is np.where and len(inputs) == 3 else NotImplemented
 
     def __bool__(self) -> bool: raise Undecided("a comparison of numbers that rounding does not tell apart")
-    def __and__(self, other: object) -> Truth: return self if isinstance(other, Maybe) or other else False
-    def __or__(self, other: object) -> Truth: return True if not isinstance(other, Maybe) and other else self
+    def __and__(self, other: object) -> Certainty: return self if isinstance(other, Maybe) or other else False
+    def __or__(self, other: object) -> Certainty: return True if not isinstance(other, Maybe) and other else self
     def __invert__(self) -> Maybe: return self
-    def __mul__(self, other: Number) -> Between: return Between(0.0, 1.0) * other
+    def __mul__(self, other: Enclosable) -> Between: return Between(0.0, 1.0) * other
     __rand__, __ror__, __rmul__ = __and__, __or__, __mul__
 
 
@@ -66,12 +66,12 @@ class Between:
     def __abs__(self) -> Between:
         ends = abs(self.low), abs(self.high)
         return Between(0.0 if self.holds(0.0) else min(ends), max(ends))
-    def __add__(self, other: Number) -> Between:
+    def __add__(self, other: Enclosable) -> Between:
         o = as_between(other)
         return outward(self.low + o.low, self.high + o.high)
-    def __sub__(self, other: Number) -> Between: return self + -as_between(other)
-    def __rsub__(self, other: Number) -> Between: return -self + other
-    def __mul__(self, other: Number) -> Between:
+    def __sub__(self, other: Enclosable) -> Between: return self + -as_between(other)
+    def __rsub__(self, other: Enclosable) -> Between: return -self + other
+    def __mul__(self, other: Enclosable) -> Between:
         o = as_between(other)
         if other is self and not self.unknown:
             near, far = (end * end for end in (abs(self).low, abs(self).high))
@@ -79,11 +79,11 @@ class Between:
         if (self.low == self.high == 0 and o.finite) or (o.low == o.high == 0 and self.finite): return Between(0.0)
         ends = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
         return outward(min(ends), max(ends)) if not any(map(isnan, ends)) else Between(nan)
-    def __truediv__(self, other: Number) -> Between:
+    def __truediv__(self, other: Enclosable) -> Between:
         o = as_between(other)
         if o.unknown or o.holds(0.0): return Between(nan)
         return self * outward(1 / o.high, 1 / o.low)
-    def __rtruediv__(self, other: Number) -> Between: return as_between(other) / self
+    def __rtruediv__(self, other: Enclosable) -> Between: return as_between(other) / self
     def __pow__(self, power: float | Between) -> Between:
         if power == 0.5: return SQRT(self)
         if isinstance(power, Between) or power != int(power): return Between(nan)
@@ -93,38 +93,38 @@ class Between:
         return made * self if power % 2 else made
     __radd__, __rmul__ = __add__, __mul__
 
-    def __lt__(self, other: Number) -> Truth:
+    def __lt__(self, other: Enclosable) -> Certainty:
         o = as_between(other)
         if self.unknown or o.unknown: return MAYBE
         return True if self.high < o.low else False if self.low >= o.high else MAYBE
-    def __gt__(self, other: Number) -> Truth: return as_between(other) < self
-    def __le__(self, other: Number) -> Truth: return negated(self > other)
-    def __ge__(self, other: Number) -> Truth: return negated(self < other)
-    def __eq__(self, other: Number) -> Truth:               # type: ignore[override]
+    def __gt__(self, other: Enclosable) -> Certainty: return as_between(other) < self
+    def __le__(self, other: Enclosable) -> Certainty: return negated(self > other)
+    def __ge__(self, other: Enclosable) -> Certainty: return negated(self < other)
+    def __eq__(self, other: Enclosable) -> Certainty:    # type: ignore[override]
         o = as_between(other)
         if self.low == self.high == o.low == o.high: return True
         return False if self.high < o.low or o.high < self.low else MAYBE
-    def __ne__(self, other: Number) -> Truth: return negated(self == other)             # type: ignore[override]
+    def __ne__(self, other: Enclosable) -> Certainty: return negated(self == other)    # type: ignore[override]
     __hash__ = None                                         # type: ignore[assignment]
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Number, **more: object) -> object:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Enclosable, **more: object) -> object:
         if method != "__call__" or more: return NotImplemented
         if any(isinstance(each, np.ndarray) and each.ndim for each in inputs): return NotImplemented
         known = FUNCTIONS.get(ufunc.__name__)
         return known(*map(as_between, inputs)) if known else Between(nan)
 
-    def __array_function__(self, function: object, types: object, inputs: Sequence[Number], more: object) -> object:
+    def __array_function__(self, function: object, types: object, inputs: Sequence[Enclosable], more: object) -> object:
         if function is np.where and len(inputs) == 3: return choose_between(*inputs)
         return NotImplemented
 
 
-def as_between(number: Number) -> Between:
+def as_between(number: Enclosable) -> Between:
     """A number that is exactly what it is as an interval."""
     if isinstance(number, Between): return number
     if isinstance(number, np.ndarray): number = number.item()
     return number if isinstance(number, Between) else Between(float(number))
 
-def around(number: Number) -> Between:
+def around(number: Enclosable) -> Between:
     """A number that is written in a term: of so many bits it may be a rounded one."""
     if isinstance(number, Between): return number
     mantissa, _ = math.frexp(found := float(number))
@@ -138,9 +138,9 @@ def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: 
         low, high = low if low == inf else nextafter(low, -inf), high if high == -inf else nextafter(high, inf)
     return Between(max(low, least) if not isnan(low) else nan, min(high, most) if not isnan(high) else nan)
 
-def negated(said: Truth) -> Truth: return said if isinstance(said, Maybe) else not said
+def negated(said: Certainty) -> Certainty: return said if isinstance(said, Maybe) else not said
 
-def choose_between(condition: object, one: Number, other: Number) -> Number:
+def choose_between(condition: object, one: Enclosable, other: Enclosable) -> Enclosable:
     """One where the condition holds, else the other: both where it may hold."""
     if not isinstance(condition, Maybe): return one if condition else other
     a, b = as_between(one), as_between(other)
@@ -173,7 +173,7 @@ def swinging(f: Callable[[float], float]) -> Callable[[Between], Between]:
 
 EXP, SQRT = rising(math.exp, 0.0), rising(math.sqrt, 0.0)
 LOG = rising(lambda u: -inf if u == 0 else math.log(u))
-FUNCTIONS: dict[str, Callable[..., Between | Truth]] = {    # by numpy's and scipy's names
+FUNCTIONS: dict[str, Callable[..., Between | Certainty]] = {    # by numpy's and scipy's names
     "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a / b, "true_divide": lambda a, b: a / b, "negative": lambda a: -a, "positive": lambda a: a,
     "less": lambda a, b: a < b, "less_equal": lambda a, b: a <= b, "greater": lambda a, b: a > b,
@@ -198,7 +198,7 @@ FUNCTIONS: dict[str, Callable[..., Between | Truth]] = {    # by numpy's and sci
 class Enclosed(Entrywise):
     """One entry at a time, each an interval."""
 
-    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Number | tuple[Number, ...]],
+    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Enclosable | tuple[Enclosable, ...]],
                  doing: object) -> Entrywise:
         def at(h: int, r: int, j: int) -> Between:
             found = value(h, r, j // width)
