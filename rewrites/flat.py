@@ -2,7 +2,6 @@
 entrywise function on its right, no shift of zeros, no gain of ones. What the e-graph holds, and nothing but terms of
 the algebra."""
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from opmatrix.algebra.shapes import H, ShapeError, Space, T
 from opmatrix.algebra.term import KINDS, Operator
 
 
-def flat(term: Operator, x: Operator, memo: dict[Any, Operator] | None = None) -> Operator:
+def flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Operator] | None = None) -> Operator:
     """An operator behind x, pushed to the leaves. Linear sub-terms stay whole: they are matrices."""
     memo = {} if memo is None else memo
     if (term, x) not in memo:
@@ -20,7 +19,7 @@ def flat(term: Operator, x: Operator, memo: dict[Any, Operator] | None = None) -
     return memo[term, x]
 
 
-def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
+def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Operator]) -> Operator:
     match term.kind.name:
         case "I":
             return x
@@ -47,7 +46,7 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 
 
-def seen_from(field: Operator, rows: Any, x: Operator) -> Operator:
+def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
     """A field of the rows of a space, which x was picked into. Raises ShapeError where they were pooled."""
     if rows is T: return field
     picked = (node for node in x.walk() if node.kind.name == "pick" and node.out.rows is rows)

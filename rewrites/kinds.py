@@ -1,19 +1,18 @@
 """Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, matrices joined and the parts of their
 product. Their attributes never hold a size, so one graph serves every size."""
-from typing import Any
 
 import numpy as np
-from sympy import sympify
+from sympy import Expr, sympify
 
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.nodes import every
+from opmatrix.algebra.nodes import ReadAt, every
 from opmatrix.algebra.operators import I, cols, combinator, const, symbol, weight
-from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.oracles import DenseReading, dense
 from opmatrix.algebra.shapes import H, N, Shape, ShapeError, T
 from opmatrix.algebra.term import Child, Operator
 
 
-def as_array(term: Operator, width: Any = None) -> np.ndarray:
+def as_array(term: Operator, width: Expr | int | None = None) -> np.ndarray:
     """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A
     first factor that takes any width, as centring does, is told the `width` of the whole."""
     if term.constant and width is None:
@@ -34,7 +33,7 @@ def as_array(term: Operator, width: Any = None) -> np.ndarray:
     return np.asarray(dense(term, np.eye(int(width))))
 
 
-def transposed(term: Operator, x: Any) -> Operator:
+def transposed(term: Operator, x: Shape | DenseReading) -> Operator:
     """The linear operator with rows and columns exchanged, in every head; a shape needs no numbers."""
     if isinstance(x, Shape):
         into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
@@ -44,7 +43,7 @@ def transposed(term: Operator, x: Any) -> Operator:
     return turned
 
 
-def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
+def cut_rows(term: Operator, heads: int, x: Shape | DenseReading) -> Operator:
     """One block of rows of a matrix for each head."""
     if isinstance(x, Shape):
         if term.into.cols is N:                             # it takes any width: that of all heads together
@@ -57,29 +56,29 @@ def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
     return blocks
 
 
-def read_as(term: Operator, child: Any, x: Any) -> Any:
+def read_as(term: Operator, child: Operator, x: ReadAt) -> ReadAt:
     return Child(term, child.memo)(x)
 
 
 @combinator(linear=lambda a: a.linear, storable=lambda a: a.storable)
-def adjoint(x, a: Operator):
+def adjoint(x: ReadAt, a: Operator) -> ReadAt:
     """The transposed matrix of every head."""
     return read_as(transposed(a.term, x), a, x)
 
 
 @combinator(linear=lambda a, h: a.linear, storable=lambda a, h: a.storable)
-def by_head(x, a: Operator, h: int):
+def by_head(x: ReadAt, a: Operator, h: int) -> ReadAt:
     """Head i times the i-th block of rows of the matrix."""
     return read_as(cut_rows(a.term, h, x), a, x)
 
 
-def count_columns(term: Operator) -> tuple[Any, Any]:
+def count_columns(term: Operator) -> tuple[Expr | int, Expr | int]:
     """How many heads a term gives, and the columns of all of them."""
     heads = 1 if term.out.heads is H else term.out.heads
     return heads, heads * term.out.cols
 
 
-def flattened(a: Any, x: Any) -> Any:
+def flattened(a: Operator, x: ReadAt) -> ReadAt:
     """What a child gives, its heads side by side."""
     heads, _ = count_columns(a.term)
     return a(x) if heads == 1 else a(x).join(heads)
@@ -87,14 +86,14 @@ def flattened(a: Any, x: Any) -> Any:
 
 @combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"),
             single=lambda a, b: a.storable and b.storable)
-def joined(x, a: Operator, b: Operator):
+def joined(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of
     heads."""
     return flattened(a, x).beside(flattened(b, x))
 
 
 @combinator(at_x=1)
-def left(x, y: Operator, a: Operator):
+def left(x: ReadAt, y: Operator, a: Operator) -> ReadAt:
     """The first columns of y, as many as `a` has, in as many heads."""
     heads, columns = count_columns(a.term)
     first = y(x).act(cols(0, columns))
@@ -102,13 +101,13 @@ def left(x, y: Operator, a: Operator):
 
 
 @combinator(at_x=1)
-def right(x, y: Operator, a: Operator):
+def right(x: ReadAt, y: Operator, a: Operator) -> ReadAt:
     """The columns of y behind those of `a`."""
     return y(x).act(cols(count_columns(a.term)[1], y.term.out.cols))
 
 
 @combinator(at_x=1)
-def behind(x, y: Operator, a: Operator, b: Operator):
+def behind(x: ReadAt, y: Operator, a: Operator, b: Operator) -> ReadAt:
     """The columns of y behind those of `a`, which are those of b, in as many heads."""
     (_, before), (heads, columns), width = count_columns(a.term), count_columns(b.term), y.term.out.cols
     if sympify(before + columns - width).expand() != 0:
@@ -118,7 +117,7 @@ def behind(x, y: Operator, a: Operator, b: Operator):
 
 
 @combinator(constant=True, uniform=True)
-def blank(x, a: Operator):
+def blank(x: ReadAt, a: Operator) -> ReadAt:
     """Zeros, as wide as what `a` gives: the bias of a product that has none."""
     heads, columns = 1 if a.term.out.heads is H else a.term.out.heads, a.term.out.cols
     if isinstance(x, Shape):

@@ -5,11 +5,11 @@ What directs laws (rewrites/laws/facts.py) is never what makes one true: `act`, 
 from rewriting what is only stored. Every other fact is, unless the law's docstring says so; then the law has a
 counterexample in `without`."""
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product as cartesian
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sympy
@@ -18,6 +18,7 @@ from formats.core.activation import ACTIVATIONS
 from opmatrix import patterns
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS
 from opmatrix.algebra.operators import I, const, given, ones, product, rotate, symbol, tanh, turn, weight
 from opmatrix.algebra.operators import heads as split
@@ -44,6 +45,8 @@ class sharp(monoids.softmax):
     def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)
 
 
+SortSize: TypeAlias = sympy.Expr | int | str                           # of sorts of attributes: flags
+SidesOf = Callable[..., tuple[Any, Any]]                  # of variables: an operator each, or several
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
 earlier = Pattern("earlier", lambda query, key: key.position < query.position)          # the first token sees nobody
 bent = I + tanh                                              # neither linear nor bounded
@@ -57,18 +60,18 @@ class Sort:
 
     name: str
     facts: tuple[str, ...] = ()
-    sizes: tuple[Any, ...] = ()
+    sizes: tuple[SortSize, ...] = ()
     spread: bool = False
     space: str = ""
 
-    def __getitem__(self, sizes: Any) -> "Sort":
+    def __getitem__(self, sizes: "SortSize | tuple[SortSize, ...]") -> "Sort":
         return replace(self, sizes=sizes if isinstance(sizes, tuple) else (sizes,))
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.sizes))}]" if self.sizes else self.name
 
     @property
-    def heads(self) -> Any:
+    def heads(self) -> sympy.Expr | int:
         """The heads of a value or a row, one where it has one size."""
         return self.sizes[0] if len(self.sizes) > 1 else 1
 
@@ -124,7 +127,7 @@ def is_variable(attribute: object) -> bool:
 
 
 @cache
-def sampled(size: Any) -> int:
+def sampled(size: sympy.Expr | int) -> int:
     """The number that a check puts for a size."""
     return int(sympy.sympify(size).subs(SAMPLE))
 
@@ -135,15 +138,15 @@ class Draw(NamedTuple):
     rng: np.random.Generator
     variable: str
 
-    def numbers(self, *shape: Any) -> Data:
+    def numbers(self, *shape: sympy.Expr | int) -> Data:
         return Data(self.rng.normal(size=[*map(sampled, shape)]), self.variable)
 
-    def weight(self, *shape: Any) -> Any: return weight(self.numbers(*shape))
+    def weight(self, *shape: sympy.Expr | int) -> Operator: return weight(self.numbers(*shape))
 
-    def choice(self, rows: int, cols: int) -> Any:
+    def choice(self, rows: int, cols: int) -> Operator:
         return weight(Data(np.eye(rows)[:, self.rng.permutation(rows)[:cols]], self.variable))
 
-    def scores(self, heads: Any, keys: Sort) -> Any:
+    def scores(self, heads: sympy.Expr | int, keys: Sort) -> Operator:
         return product(drawn(self.rng, value[heads, n], "a"), turn(drawn(self.rng, keys[heads, n], "b")))
 
 
@@ -151,11 +154,11 @@ class Variable(NamedTuple):
     """What a sort of variable is: the symbol that stands for it in a rewrite, by its name, and an operator that it may
     be in a check, where values depend on the input and operators are not linear."""
 
-    symbol: Callable[[str, Sort], Any]
-    sample: Callable[[Draw, Sort], Any] | None = None
+    symbol: Callable[[str, Sort], object]
+    sample: Callable[[Draw, Sort], object] | None = None
 
 
-SymbolShapes = tuple[Any, Any]                              # before and behind an operator: columns, or whole shapes
+SymbolShapes = tuple[Shape | sympy.Expr | None, Shape | sympy.Expr | int]        # before and behind an operator
 
 
 def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Callable[[str, Sort], Operator]:
@@ -174,8 +177,9 @@ def matrix_shapes(sort: Sort) -> SymbolShapes:
     return rows, Shape((stack or [1])[0], T, cols)
 
 
-def split_heads(row: Operator, heads: Any) -> Operator: return row if heads == 1 else row @ split(SAMPLE[heads])
-def mix(x: Operator) -> Any: return product(product(x, turn(x)), x)
+def split_heads(row: Operator, heads: sympy.Expr | int) -> Operator:
+    return row if heads == 1 else row @ split(SAMPLE[heads])
+def mix(x: Operator) -> Operator: return product(product(x, turn(x)), x)
 
 
 VARIABLES = {
@@ -208,7 +212,7 @@ def stand_in(variable: str, sort: Sort) -> Any:
     return VARIABLES.get(sort.name, ATTRIBUTE).symbol(variable, sort)
 
 
-def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
+def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> object:
     """An operator that the variable may be in a check: values depend on the input, operators are not linear."""
     if (sample := VARIABLES.get(sort.name, ATTRIBUTE).sample) is not None:
         return sample(Draw(rng, variable), sort)
@@ -221,8 +225,8 @@ SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a ba
 # matrices of relations, in a check
 RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1]}
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
-ALL: list[Any] = [*monoids.MONOIDS, sharp]
-CHOICES: dict[str, list[Any]] = dict(
+ALL: list[type[Monoid]] = [*monoids.MONOIDS, sharp]
+CHOICES: dict[str, Sequence[object]] = dict(
     entrywise=[SCALAR_FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
@@ -237,17 +241,17 @@ def ragged() -> Batch:
     return Batch([np.zeros(length, int) for length in ROWS], relations=RELATED)
 
 
-def choices(sort: Sort) -> list[Any]:
+def choices(sort: Sort) -> list[object]:
     """Every monoid, pattern or function that a variable of this sort may be: those that have its flags; none of other
     sorts."""
     flags = sort.sizes if sort.name != "entrywise" else ()
-    return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, flag) for flag in flags)]
+    return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, str(flag)) for flag in flags)]
 
 
 class FunctionDeclaration:
     """What a function `body` declares: its name and its docstring."""
 
-    body: Callable[..., Any]
+    body: Callable[..., object]
 
     @property
     def name(self) -> str:
@@ -266,7 +270,7 @@ class Law(FunctionDeclaration):
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
     `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails."""
 
-    body: Callable[..., tuple[Any, Any]]
+    body: SidesOf
     kind: str = EXACT
     phase: str = RESTRUCTURE
     both: bool = False
@@ -287,7 +291,7 @@ class Law(FunctionDeclaration):
                  for flag in sort.sizes]
         return (*facts, *flags, *self.when)
 
-    def of(self, variables: dict[str, Any]) -> Sides:
+    def of(self, variables: Mapping[str, object]) -> Sides:
         """Left and right over these; a law may have several of each, equal in pairs."""
         found = self.body(**variables)
         if not (isinstance(found, tuple) and len(found) == 2):
@@ -307,7 +311,7 @@ class Law(FunctionDeclaration):
         """An operator for each variable; `other` widens what a variable may be."""
         return {name: drawn(rng, other.get(name, sort), name) for name, sort in self.variables.items()}
 
-    def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, object]]:
         """Every choice of monoids, patterns and functions that its variables allow, those named left out."""
         able = {name: found for name, sort in self.variables.items() if name not in without
                 and (found := choices(sort))}
@@ -319,7 +323,7 @@ class Law(FunctionDeclaration):
         TypeError where they do not even fit."""
         return self.difference_of(rng, self.drawn(rng, **other))
 
-    def difference_of(self, rng: np.random.Generator, variables: dict[str, Any]) -> float:
+    def difference_of(self, rng: np.random.Generator, variables: Mapping[str, object]) -> float:
         """How far apart both sides are over these variables."""
         left, right = self.of(variables)
         x, batch = rng.normal(size=(sum(ROWS), INPUT)), ragged()
@@ -364,10 +368,10 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
     return float(abs(a - b).max(initial=0) / max(1, abs(a).max(initial=0)))
 
 
-def law(**declared: Any) -> Callable[[Callable[..., Any]], Law]:
+def law(**declared: Any) -> Callable[[SidesOf], Law]:
     """Declares a law by a function of its variables that returns both sides. Raises TypeError where a variable is not
     annotated."""
-    def declare(body: Callable[..., Any]) -> Law:
+    def declare(body: SidesOf) -> Law:
         found = Law(body, **declared)
         if bare := [name for name in inspect.signature(body).parameters
                     if not isinstance(found.variables.get(name), Sort)]:
@@ -377,7 +381,7 @@ def law(**declared: Any) -> Callable[[Callable[..., Any]], Law]:
     return declare
 
 
-def collect(namespace: dict[str, Any]) -> tuple[Law, ...]:
+def collect(namespace: Mapping[str, object]) -> tuple[Law, ...]:
     """The laws of a module, in the order they stand."""
     return tuple(found for found in namespace.values() if isinstance(found, Law))
 

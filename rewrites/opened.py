@@ -6,16 +6,17 @@ from typing import Any
 
 from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
-from opmatrix.program import Program
+from opmatrix.program import Constant, Program
 from rewrites.approximate.trials import LARGE
 from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import Emitter
+from rewrites.compiler.emit import ConstantKey, Emitter
 from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, Segment, outputs, parts
 from rewrites.law import Law
 from rewrites.lower.lower import plainly
 from rewrites.lower.precision import count_bytes
+from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import NUMBER_TYPES, Representable
 from rewrites.phases import Tell
 from rewrites.workload.workload import Workload
@@ -28,7 +29,7 @@ class Opened:
 
     model: Model
     workload: Workload
-    machine: Any
+    machine: TimeModel
     laws: tuple[Law, ...]
     meta: dict[str, Any] = field(default_factory=dict)
     approximations: Sequence[Approximation] = ()
@@ -54,7 +55,7 @@ class Opened:
         return next(iter(self.outputs.values()))
 
     @cached_property
-    def running(self) -> Any:
+    def running(self) -> TimeModel | Sequence[TimeModel]:
         """What the machine takes for kernels where the timed batch runs."""
         return self.workload.running(self.machine, count_bytes(self.operator))
 
@@ -100,7 +101,7 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
     space, optimum = opened.explore(opened.laws)
     progress("the import")
     structures = {"imported": opened.structure((), fusion=False), "fused": opened.structure(()), "exact": optimum}
-    programs, shared = dict[str, Program](), dict[Any, Any]()
+    programs, shared = dict[str, Program](), dict[ConstantKey, Constant]()
     for name, structure in structures.items():
         programs[name], emitter = structure.program(opened.meta, fitted=shared)
         shared = emitter.shared

@@ -36,6 +36,7 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.mixed import Mix
 from rewrites.lower.precision import check_precision
+from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
 from rewrites.opened import Opened, Searched, search_exact
 from rewrites.pareto.error_levels import Front, count_methods, describe_methods
@@ -110,8 +111,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
              pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
              adapter: str | Path | None = None, remove: Sequence[str] = (),
              calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
-             laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (), machine: Any = None,
-             rounds: int = 11, report: Report | None = None) -> "Result":
+             laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (),
+             machine: TimeModel | None = None, rounds: int = 11, report: Report | None = None) -> "Result":
     """The fastest verified program of a model on this machine within the budgets; `best.program` of the result runs.
 
     model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or
@@ -271,7 +272,7 @@ def judge_laws(opened: Opened, announce: Announce, optimum: Structure | None = N
 
 
 def take_judgement(task: ForkedTask, searched: Searched,
-                   announce: Announce) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
+                   announce: Announce) -> tuple[dict[str, object], list[tuple[tuple[str, ...], float]]]:
     """Laws and graphs as verified, and what laws save, of this run's exact program."""
     judge_here = partial(judge_laws, searched.opened, optimum=searched.optimum)
     verified, saved, seconds = task.answer(judge_here)
@@ -280,7 +281,7 @@ def take_judgement(task: ForkedTask, searched: Searched,
     return verified, [(tuple(names), seconds) for names, seconds in saved]
 
 
-def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_verified: dict[str, Any]) -> Verified:
+def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_verified: dict[str, object]) -> Verified:
     """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
     the run; an approximate one that is further off than was planned is dropped; of the others the error is stated, on
     rows that took no part in the plan."""

@@ -1,16 +1,16 @@
 """What attributes are called in graphs, trees and laws: a thing of the algebra by its name, which nothing else has; any
 other by a number of its own beside its name, which is for reading. Equal things are called alike, others never."""
-from typing import Any
+from collections.abc import Hashable
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import is_known
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation, parse_relation
 
-NUMBERS: dict[tuple[type, Any], int] = {}                   # of all that was ever called so, for as long as the process
+NUMBERS: dict[tuple[type, Hashable], int] = {}              # of all that was ever called so, for as long as the process
 
 
-def spelled(attribute: Any) -> str:
+def spelled(attribute: Hashable) -> str:
     """What nodes call an attribute that is no variable."""
     match attribute:
         case None | str() | bool() | int() | float() | tuple(): return repr(attribute)
@@ -22,7 +22,7 @@ def spelled(attribute: Any) -> str:
     return f"{describe_attribute(attribute)} #{number}"
 
 
-def describe_attribute(attribute: Any) -> str:
+def describe_attribute(attribute: object) -> str:
     """An attribute for reading: others may be called so, too."""
     return getattr(attribute, "__name__", None) or str(attribute)
 

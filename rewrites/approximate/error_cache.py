@@ -2,10 +2,10 @@
 limits and the prices alone, and these name the file."""
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -62,11 +62,11 @@ def method(row: object) -> Method | None:
     return None
 
 
-def option(given: Any) -> bool:
+def option(given: object) -> bool:
     """Whether this is a name and a number above 0, or several."""
     match given:
         case [str(), value]:
-            return all(type(each) in (int, float) and each > 0
+            return all((type(each) is int or type(each) is float) and each > 0
                        for each in (value if isinstance(value, list) else [value]))
     return False
 
@@ -77,6 +77,6 @@ def save_errors(file: Path, measured: Measured) -> None:
     try_put(file, json.dumps(kept).encode(), "measured errors")
 
 
-def settings(options: Any) -> tuple[tuple[str, Any], ...]:
+def settings(options: Iterable[tuple[object, Hashable]]) -> tuple[tuple[str, Hashable], ...]:
     """Options as a method holds them: JSON knows no tuples."""
     return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in options)

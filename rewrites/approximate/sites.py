@@ -1,13 +1,12 @@
 """Where a program reads its weights, what it multiplies them by, and how a method would store one of them there."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from formats import FORMATS, Dense
+from formats import FORMATS, Dense, Format
 from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.program import Constant, Program
 from opmatrix.spectra.gram import Seen
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import Emitter
@@ -94,7 +93,8 @@ def fitter(program: Program, found: Sequence[WeightSite], batch: Batch, own: dic
     return Fitter({site.key: seen[site.x] for site in found if site.x}, own)
 
 
-def stored_for(site: WeightSite, numbers: np.ndarray, fitter: Fitter, method: Method, rows: Any = slice(None)) -> Any:
+def stored_for(site: WeightSite, numbers: np.ndarray, fitter: Fitter, method: Method,
+               rows: slice | np.ndarray = slice(None)) -> Constant:
     """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter, and
     of these the rows that are gathered, as none is stored by what others are."""
     if site.x is not None: return as_dense(fitter.store(numbers, method, site.key))
@@ -115,7 +115,7 @@ def gathered_rows(site: WeightSite, program: Program, batch: Batch) -> np.ndarra
     return found
 
 
-def as_dense(stored: Any) -> Any:
+def as_dense(stored: Format) -> Format:
     """What is stored as the dense kernel takes it, which is quick to measure errors with; what rounds x, too, as it
     is."""
     return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].approximate(stored.unpack())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.program import Constant, Program
 from opmatrix.runtime.schedule import Call, Walked, call
 from rewrites.approximate.sites import WeightSite
 
@@ -60,7 +60,7 @@ def join_batches(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
     return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
 
-def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Any]],
+def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Constant]],
                 values: Sequence[FloatRows | None], batch: Batch) -> Iterator[FloatRows]:
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the
     first that reads it. So many are made and tried together as TRIAL_BYTES and TOGETHER allow."""
@@ -92,14 +92,14 @@ def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
     return np.split(schedule.resumed(found, many), copies)
 
 
-def read_otherwise(program: Program, at: int, site: WeightSite, stored: Any) -> Call:
+def read_otherwise(program: Program, at: int, site: WeightSite, stored: Constant) -> Call:
     """A step with another constant where it reads a site's weight."""
     operands = {operand: CHANGED if site.reads(operand, name) else name
                 for operand, name in program.steps[at].operands.items()}
     return change_step(program, at, {CHANGED: stored}, operands=operands)
 
 
-def change_step(program: Program, at: int, constants: Mapping[str, Any], **fields: Any) -> Call:
+def change_step(program: Program, at: int, constants: Mapping[str, Constant], **fields: Any) -> Call:
     """A step with other fields, such as its operands or attributes, among which there may be more constants."""
     schedule = program.schedule
     before = [*(port.name for port in schedule.ports), *(each.output for each in program.steps[:at])]

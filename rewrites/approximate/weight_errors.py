@@ -1,10 +1,9 @@
 """What each method of a weight alone does to the output: spectra propose methods, the exact program says what each
 costs in error."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf
-from typing import Any
 
 import numpy as np
 
@@ -71,13 +70,13 @@ class WeightTrials:
         columns of a weight that is far wider than high."""
         numbers, prices = self.numbers, self.prices
         if self.site.x is None:
-            def price_rows(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
+            def price_rows(name: str, parameters: Mapping[str, Hashable], n: int, p: int) -> tuple[float, float]:
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
             sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
             return Proposals(tuple(each for each in sampled if FORMATS[each.method].rowwise))
         n, p = numbers.shape
 
-        def price(name: str, parameters: dict[str, Any], *_: int) -> tuple[float, float]:
+        def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             key = tuple(parameters.items())
             return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
         some = numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers

@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rewrites.cli.environment import prepare
 
@@ -66,7 +66,7 @@ def discard(*streams: int) -> None:
     for stream in streams: os.dup2(nowhere, stream)
 
 
-def usage(error: Any) -> str:
+def usage(error: object) -> str:
     """How the command that was not understood is written, where it is known which."""
     context = getattr(error, "ctx", None)
     return "" if context is None else f" ({context.get_usage()}; {context.command_path} -h says more)"

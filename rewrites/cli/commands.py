@@ -2,7 +2,7 @@
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
 from rewrites.cli.outputs import possible, say, write_results
+
+if TYPE_CHECKING:
+    from rewrites.verify.user_laws import UserDeclarations
 
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
 
@@ -116,7 +119,7 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
                          tokens or 128)
 
 
-def declarations(file: Path | None) -> Any:
+def declarations(file: Path | None) -> "UserDeclarations":
     """What a user's file declares; nothing without one."""
     from rewrites.verify.user_laws import UserDeclarations, load_laws
     return UserDeclarations() if file is None else load_laws(file)

@@ -1,7 +1,7 @@
 """Settings of this machine and of the environment that hurt, each with the line that mends it: one entry of a table
 each."""
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from formats.disk.files import shown
 from formats.disk.holdings import CacheEntry
@@ -181,7 +181,7 @@ def went(gone: list[CacheEntry]) -> str:
     return "\n".join([*(f"{each.bytes / 1e6:8.1f} MB  {each.path}" for each in gone), total])
 
 
-def facts_as_json(facts: Facts) -> dict[str, Any]:
+def facts_as_json(facts: Facts) -> dict[str, object]:
     """The facts and findings as JSON."""
     host = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(facts.host).items()}
     host["siblings"] = [sorted(each) for each in facts.host.siblings]

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.machine.host import Host
+
+if TYPE_CHECKING:
+    from formats.disk.holdings import CacheEntry
 
 FEATURES = {"+avx2": "AVX2", "+avx512f": "AVX-512", "+avx512vnni": "VNNI", "+avxvnni": "AVX-VNNI",
             "+avx512bf16": "bf16",
@@ -78,7 +81,7 @@ def examine_cache() -> dict[str, Any]:
             "kernels": len(list_entries(home(), CODES)), "holds": holdings(MODELS)}
 
 
-def cleaned() -> list[Any]:
+def cleaned() -> "list[CacheEntry]":
     """Removes from the cache what the installed version makes no use of: what went. Raises InputError where the cache
     is not ours."""
     from formats.core.errors import InputError

@@ -1,12 +1,14 @@
 """All laws in groups, as text: what each says, its guard, its source."""
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from formats.core.errors import InputError
+from rewrites.compiler.approximation import Approximation
+from rewrites.law import Law
 from rewrites.laws import attention, joining, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.kernel_law import Implementation
 from rewrites.proofs.laws import values
 from rewrites.verify.user_laws import UserDeclarations
 
@@ -26,7 +28,7 @@ def book(own: UserDeclarations, kind: str | None = None) -> str:
     return "\n\n".join([*(section(*group) for group in shown), ", ".join(counts) or "no law of that kind"])
 
 
-def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Any]]]:
+def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Law | Approximation | Implementation]]]:
     """Kind, heading and laws of every group; the first sentence of a module is its heading."""
     exact = [("exact", heading(module.__doc__ or ""), laws) for module, laws in (
         (ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
@@ -42,12 +44,12 @@ def heading(doc: str) -> str:
     return " ".join(doc.split("\n\n")[0].split()).split(". ")[0].removesuffix(".") + "."
 
 
-def section(kind: str, words: str, laws: Sequence[Any]) -> str:
+def section(kind: str, words: str, laws: Sequence[Law | Approximation | Implementation]) -> str:
     """A group under its heading."""
     return "\n".join([f"---- {kind}, {len(laws)}: {words}", *map(format_law, laws)])
 
 
-def format_law(law: Any) -> str:
+def format_law(law: Law | Approximation | Implementation) -> str:
     """A law on a few lines."""
     name, kind, statement, guard, source = law.row()
     return "\n    ".join([f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []),

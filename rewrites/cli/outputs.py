@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -73,7 +72,7 @@ def refuse_overlap(place: Path, other: Path, option: str) -> None:
         raise InputError(f"{shown(place)}: {option} {shown(other)} is written there, too: name another place")
 
 
-def write_results(found: dict[str, Any], file: Path | None) -> None:
+def write_results(found: Mapping[str, object], file: Path | None) -> None:
     """Writes results as JSON where that was asked for, whole or not at all."""
     if file is None: return
     try:

@@ -1,16 +1,18 @@
 """An approximation declared by a function: a weight and parameters in, the nearest matrix that it stands for out. Every
 format that holds the result exactly may store it, so nothing else has to be said."""
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from formats import FORMATS
+from formats import FORMATS, Format
 from rewrites.law import APPROXIMATE, FunctionDeclaration
 from rewrites.lower.lower import Method
 from rewrites.lower.representations import forms
+
+Fit = Callable[..., ArrayLike | tuple[ArrayLike, ...]]      # a weight and parameters: a matrix, or two factors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,21 +20,21 @@ class Approximation(FunctionDeclaration):
     """`body(W, **parameters)` gives an array shaped as W (in x out, float64), or two factors whose product is. `grid`
     holds the values worth trying for each parameter."""
 
-    body: Callable[..., Any]
-    grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    body: Fit
+    grid: dict[str, tuple[Hashable, ...]] = field(default_factory=dict)
     source: str = ""
     kind: str = APPROXIMATE
 
-    def options(self) -> Iterator[dict[str, Any]]:
+    def options(self) -> Iterator[dict[str, Hashable]]:
         """Every choice of parameters that is worth trying."""
         for values in product(*self.grid.values()):
             yield dict(zip(self.grid, values, strict=True))
 
-    def label(self, parameters: dict[str, Any]) -> str:
+    def label(self, parameters: Mapping[str, Hashable]) -> str:
         """largest(density=0.5)"""
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in parameters.items())})"
 
-    def fitted(self, weight: np.ndarray, parameters: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    def fitted(self, weight: np.ndarray, parameters: Mapping[str, Hashable]) -> tuple[np.ndarray, ...]:
         """The nearest matrix, or two factors. Raises TypeError for what is neither, with its shape."""
         found = self.body(np.array(weight, np.float64), **parameters)
         factors = tuple(np.asarray(each, np.float64) for each in (found if isinstance(found, tuple) else (found,)))
@@ -47,7 +49,7 @@ class Approximation(FunctionDeclaration):
             raise TypeError(f"{self.label(parameters)} gave what is not finite")
         return factors
 
-    def methods(self, weight: np.ndarray, parameters: dict[str, Any] | None = None) -> Iterator[Method]:
+    def methods(self, weight: np.ndarray, parameters: Mapping[str, Hashable] | None = None) -> Iterator[Method]:
         """Each format, but dense, that holds what it makes of a weight, for each choice of parameters."""
         for each in self.options() if parameters is None else [parameters]:
             factors, label = self.fitted(weight, each), self.label(each)
@@ -56,17 +58,17 @@ class Approximation(FunctionDeclaration):
             else:
                 yield from (method._replace(fit=label) for method in forms(factors[0]))
 
-    def store(self, weight: np.ndarray, method: Method) -> Any:
+    def store(self, weight: np.ndarray, method: Method) -> Format:
         """What it makes of a weight, in the format of one of `methods`."""
         each = next((each for each in self.options() if self.label(each) == method.fit), None)
         return self.packed(weight, method, each or {})
 
-    def packed(self, weight: np.ndarray, method: Method, parameters: dict[str, Any]) -> Any:
+    def packed(self, weight: np.ndarray, method: Method, parameters: Mapping[str, Hashable]) -> Format:
         """What it makes of a weight with any parameters, in the format of one of `methods`."""
         factors, form = self.fitted(weight, parameters), FORMATS[method.format]
-        if len(factors) == 2:
-            return form.pack_factors(*factors)              # type: ignore[attr-defined]
-        return form.pack(factors[0].astype(np.float32), **dict(method.parameters))
+        made: Format = (form.pack_factors(*factors) if len(factors) == 2 else     # type: ignore[attr-defined]
+                        form.pack(factors[0].astype(np.float32), **dict(method.parameters)))
+        return made
 
     def row(self) -> tuple[str, ...]:
         """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
@@ -75,7 +77,7 @@ class Approximation(FunctionDeclaration):
         return self.name, self.kind, statement, choices, self.source
 
 
-def approximation(source: str = "", **grid: Any) -> Callable[[Callable[..., Any]], Approximation]:
+def approximation(source: str = "", **grid: object) -> Callable[[Fit], Approximation]:
     """Declares an approximation; each parameter with the values worth trying: `@approximation(density=(0.25, 0.5))`."""
     choices = {key: value if isinstance(value, tuple | list) else (value,) for key, value in grid.items()}
     return lambda body: Approximation(body, {key: tuple(values) for key, values in choices.items()}, source)

@@ -12,11 +12,12 @@ from formats import FORMATS
 from formats.core.activation import COMPILED
 from formats.machine.threads import in_threads
 from opmatrix.algebra.data import Data
-from opmatrix.program import Step
+from opmatrix.program import Constant, Step
 from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Scores
 from rewrites.compiler.fit import Fitter
+from rewrites.extraction import Node
 from rewrites.kinds import as_array
 from rewrites.lower.calls import attributes as given
 from rewrites.lower.calls import list_kernels, multiplied, table_number
@@ -27,18 +28,18 @@ ANYWHERE = -1                                               # in place of a part
 AS_ROWS = 0                                                 # a view as plain rows, not as so many heads
 
 
-def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Any:
+def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
     """A weight or a row that nobody has the numbers of: one zero, seen everywhere."""
-    if len(shape) == 2: return FORMATS[method.format].promised(*shape, **dict(method.parameters))
+    if len(shape) == 2: return FORMATS[method.format].promised(shape[0], shape[1], **dict(method.parameters))
     return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
-def vector(lowering: Lowering, cls: int, width: int) -> Any:
+def vector(lowering: Lowering, cls: int, width: int) -> Constant:
     """The numbers of a constant row, or a promise of them."""
     return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
 
 
-ATTRIBUTES: dict[str, Callable[[Lowering, Any], Any]] = {   # of a sort of variable: its class as an attribute
+ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {   # of a sort of variable: its class as an attribute
     "scalar": lambda lowering, cls: float(as_array(lowering.terms[cls]).item()),
     "where": lambda lowering, cls: lowering.template.values[cls].form,
     "relation": lambda lowering, cls: str(lowering.template.values[cls]),
@@ -76,43 +77,46 @@ class Emitter:
     """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
     that many programs store alike, as long as one of them does where it holds them weakly."""
 
-    fitted: MutableMapping[ConstantKey, Any] = field(default_factory=dict)
+    fitted: MutableMapping[ConstantKey, Constant] = field(default_factory=dict)
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
     sources: list[ReadWeight] = field(default_factory=list)
-    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)   # of constants: their parts, what they are there
+    origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)   # of constants: parts, what they are there
     readings: list[tuple[KernelCall, int]] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
     values: dict[int, Buffer] = field(default_factory=dict)
-    made: dict[ConstantKey, Any] = field(default_factory=dict)      # weights that no step reads yet
+    made: dict[ConstantKey, Constant] = field(default_factory=dict)      # weights that no step reads yet
     part: int = 0
 
     @property
-    def shared(self) -> dict[ConstantKey, Any]:
+    def shared(self) -> dict[ConstantKey, Constant]:
         """The constants among those kept that programs of any structure share."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
-    def fit(self, parts: Iterable[tuple[int, Lowering, Iterable[Any]]],
+    def fit(self, parts: Iterable[tuple[int, Lowering, Iterable[Node]]],
             decide: Callable[[int, Use, Method], Method]) -> None:
         """Makes the weights that parts read and nobody keeps, several at a time, the largest first: nearly all that
         making a program takes."""
-        calls, sizes = dict[ConstantKey, Callable[[], Any]](), dict[ConstantKey, int]()
+        calls, sizes = dict[ConstantKey, Callable[[], Constant]](), dict[ConstantKey, int]()
         for number, lowering, nodes in parts:
-            for use, method in [(node.cls, node.label) for node in nodes if isinstance(node.cls, Use)]:
+            for use, method in [(node.cls, node.label) for node in nodes
+                                if isinstance(node.cls, Use) and isinstance(node.label, Method)]:
                 key, make = self._storing(lowering, number, lowering.held(use, decide(number, use, method)))
                 if key in self.fitted: continue
                 calls[key], sizes[key] = make, prod(lowering.stored(use.weight, use.layout))
         order = sorted(calls, key=lambda key: -sizes[key])
         self.made = dict(zip(order, in_threads(map(calls.__getitem__, order)), strict=True))
 
-    def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Buffer],
+    def emit(self, lowering: Lowering, nodes: Iterable[Node], number: int, given: dict[int, Buffer],
              decide: Callable[[int, Use, Method], Method]) -> None:
         """The steps of one part, from what its border hands in."""
         self.values, self.part = dict(given), number
-        methods = {node.cls: decide(number, node.cls, node.label) for node in nodes if isinstance(node.cls, Use)}
+        methods = {node.cls: decide(number, node.cls, node.label) for node in nodes
+                   if isinstance(node.cls, Use) and isinstance(node.label, Method)}
         for node in nodes:
-            if isinstance(node.label, KernelCall): self._call(lowering, node.cls, node.label, methods)
+            if isinstance(node.label, KernelCall) and isinstance(node.cls, int):
+                self._call(lowering, node.cls, node.label, methods)
 
     def _call(self, lowering: Lowering, cls: int, call: KernelCall, methods: dict[Use, Method]) -> None:
         """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
@@ -128,7 +132,7 @@ class Emitter:
             self.values[cls] = Buffer(self.values[dict(call.bound)["x"]].names, heads)
 
     def _arguments(self, lowering: Lowering, gives: int, call: KernelCall, declared: Declared,
-                   methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
+                   methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, float | str]]:
         """The operands of a kernel, by the names of buffers and constants, and its attributes."""
         bound, operands = dict(call.bound), dict[str, str]()
         attributes, turned = given(lowering, call, declared), list[str]()
@@ -153,7 +157,7 @@ class Emitter:
         arrays = call.implementation.data(lowering.template.values)
         return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
 
-    def _masks(self, lowering: Lowering, cls: Any) -> dict[str, str]:
+    def _masks(self, lowering: Lowering, cls: str) -> dict[str, str]:
         """The tables of a pattern, as operands."""
         return {f"mask{k}": self._data(data) for k, data in enumerate(lowering.template.values[cls].data)}
 
@@ -162,7 +166,7 @@ class Emitter:
         width = columns if lowering.columns(cls) == 1 else lowering.columns(cls)
         return self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
 
-    def _operand(self, wanted: Any, cls: int) -> str:
+    def _operand(self, wanted: object, cls: int) -> str:
         """The buffer of a value, as one of this type."""
         if wanted in (Scores, Cache): return next(iter(self.values[cls].names.values()))
         return self._heads(cls) if in_heads(wanted, int(self.values[cls].heads)) else self._rows(cls)
@@ -178,7 +182,7 @@ class Emitter:
         if stored.layout != "stack": self.sources.append(ReadWeight(name, self.part, stored, x))
         return name
 
-    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Any]]:
+    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Constant]]:
         """What a weight of a part is kept by, and how it is made."""
         cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
         content = lowering.content(stored)
@@ -189,7 +193,7 @@ class Emitter:
         if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
-    def _constant(self, key: ConstantKey, make: Callable[[], Any], what: Hashable = None) -> str:
+    def _constant(self, key: ConstantKey, make: Callable[[], Constant], what: Hashable = None) -> str:
         if (kept := self.fitted.get(key)) is None:
             made = self.made.pop(key) if key in self.made else make()
             # what is promised is one float32, spread
@@ -231,7 +235,7 @@ class Emitter:
             self.rows(value)
         return self._view(value, value.heads, "heads", {"heads": value.heads})
 
-    def _view(self, value: Buffer, wanted: int, kernel: str, attributes: dict[str, Any]) -> str:
+    def _view(self, value: Buffer, wanted: int, kernel: str, attributes: dict[str, float | str]) -> str:
         if wanted not in value.names:
             name = self._name()
             source = value.names.get(AS_ROWS) or next(iter(value.names.values()))

@@ -28,7 +28,8 @@ class Fitter:
         """The weight (in x out, float64) in its representation; storing it as it is only rounds it. Raises InputError
         for a number that float32 lacks."""
         check_stored(numbers)
-        options, seen = dict(method.parameters), self.seen.get(key)
+        options: dict[str, Any] = dict(method.parameters)
+        seen = self.seen.get(key)
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
         form: Any = FORMATS[method.format]

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
@@ -15,6 +14,7 @@ from opmatrix.models import promised
 from opmatrix.weightless import Planned
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.price import TimeModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class PlannedModel:
                           str(self.program)])
 
 
-def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Sequence[int] = (128,)) -> PlannedModel:
+def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
+            lengths: Sequence[int] = (128,)) -> PlannedModel:
     """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
     (`opmatrix.pricing.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised
     weights are taken to have no special numbers. The program is priced, planned and printed; to run or save it raises
@@ -60,7 +61,7 @@ def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Seque
     return PlannedModel(program, extents, found.time, time.perf_counter() - start)
 
 
-def shapes(config: Mapping[str, Any] | str | Path) -> Operator:
+def shapes(config: Mapping[str, object] | str | Path) -> Operator:
     """The model of a configuration, its weights promised."""
     if isinstance(config, Mapping): return promised(config)
     try: read = parse_json(Path(config).read_text("utf-8"), str(config))

@@ -1,19 +1,18 @@
 """The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite
-from typing import Any
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.extents import Extents
-from opmatrix.program import OUTPUT, Program
+from opmatrix.program import OUTPUT, Constant, Program
 from opmatrix.runtime.planning.order import ordered
 from opmatrix.signature import Port
 from opmatrix.weightless import Planned
-from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
+from rewrites.compiler.emit import AS_ROWS, Buffer, ConstantKey, Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.substitutions import BlockSubstitution
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
@@ -80,7 +79,7 @@ class Structure:
     @cached_property
     def memory(self) -> float:
         """Bytes of everything that is stored: weights, and tables of positions, once, however many parts read them."""
-        found: dict[Any, float] = {}
+        found: dict[Hashable, float] = {}
         for number, (lowering, extraction) in enumerate(zip(self.lowerings, self.extractions, strict=True)):
             for node in extraction.nodes:
                 if node.memory: found[find_shared(lowering, node.cls) or (number, node.cls)] = node.memory
@@ -117,9 +116,9 @@ class Structure:
         """The squared errors of its methods, added up."""
         return sum(extraction.error for extraction in self.extractions)
 
-    def program(self, meta: dict[str, Any],
+    def program(self, meta: Mapping[str, object],
                 decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
-                fitted: MutableMapping[Any, Any] | None = None,
+                fitted: MutableMapping[ConstantKey, Constant] | None = None,
                 fitter: Fitter | None = None) -> tuple[Program, Emitter]:
         """The program that runs, its steps in the order that needs the least memory, and where its constants come
         from."""
@@ -140,7 +139,8 @@ class Structure:
             found |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
         return self.made(emitter, found | {self.last: emitter.rows(result)}, ports, meta), emitter
 
-    def made(self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port], meta: dict[str, Any]) -> Program:
+    def made(self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port],
+             meta: Mapping[str, object]) -> Program:
         """The program of steps that give these values. An output with the name of an input is the input's next value:
         state. Inputs that no step reads are none."""
         outputs = {name: found[name] for name in self.names if name not in ports}
@@ -179,7 +179,7 @@ class SearchSpace:
         self.seconds["flatten"] = time.perf_counter() - start
         self.explorer: Explorer = Explorer(self.laws) if self.like is None else self.like.explorer
         self.prices: Prices | Mean = priced(self.machine, self.extents) if self.like is None else self.like.prices
-        self.first: dict[Any, Lowering] = {} if self.like is None else self.like.first
+        self.first: dict[Hashable, Lowering] = {} if self.like is None else self.like.first
 
     @cached_property
     def tied(self) -> dict[Data, int]:
@@ -260,7 +260,7 @@ def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: flo
              along: Sequence[tuple[str, str]] | None = None) -> Structure:
     """The fastest program of a space where nothing is approximated: equal parts are solved once."""
     methods = Representable() if methods is None else methods
-    solved: dict[Any, Extraction | None] = {}
+    solved: dict[Hashable, Extraction | None] = {}
     problems = {} if not space.tied else {
         at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0])
         and (along is None or along[at[0]] == at[1:])}
@@ -274,7 +274,7 @@ def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: flo
 
 
 def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
-                rent: Rent, solved: dict[Any, Extraction | None],
+                rent: Rent, solved: dict[Hashable, Extraction | None],
                 problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
     """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was
     found before, `problems` are those of parts that share."""
@@ -306,14 +306,14 @@ def input_buffer(port: Port) -> Buffer:
     return Buffer({AS_ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
 
 
-def sizes(part: Segment) -> tuple[Any, ...]:
+def sizes(part: Segment) -> tuple[Hashable, ...]:
     """What a price depends on beside the signature."""
     return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port)
                  else value
                  for value in part.template.values.values())
 
 
-def ranked(sizes: Any, seen: dict[Any, int] | None = None) -> Any:
+def ranked(sizes: Hashable, seen: dict[Hashable, int] | None = None) -> Hashable:
     """Sizes, each replaced by when it first appears: what is equal to what; but 1 stays 1."""
     seen = {1: -1} if seen is None else seen
     if isinstance(sizes, tuple):

@@ -11,10 +11,11 @@ from rewrites.derivations.derivation import Application
 from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, Tree, match_trees
 from rewrites.derivations.wording import occurrences
-from rewrites.graph.egraph import ENGINES, Graph, engine, freeze, keep_imported
+from rewrites.graph.egraph import ENGINES, EgglogEngine, Graph, engine, freeze, keep_imported
 from rewrites.graph.interfaces import FULL
 from rewrites.graph.layers import Segment
 from rewrites.graph.match import Binding
+from rewrites.graph.template import Template
 from rewrites.law import MARK, Law
 from rewrites.lower.lower import Lowering
 
@@ -75,12 +76,12 @@ def isolate(law: Law) -> Law:
 
 
 @cache
-def prepared(laws: tuple[Law, ...], whose: object) -> Any:
+def prepared(laws: tuple[Law, ...], whose: object) -> EgglogEngine:
     """An engine of these laws, of a thread."""
     return engine([isolate(law) for law in laws])
 
 
-def reached(template: Any, stages: Stages) -> Graph:
+def reached(template: Template, stages: Stages) -> Graph:
     """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come
     to an end."""
     laws = tuple(dict.fromkeys(law for stage in stages for law in stage.laws))

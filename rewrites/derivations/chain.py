@@ -1,8 +1,7 @@
 """The derivation of a whole model: one for each part, layers of equal structure by the same steps."""
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from rewrites.compiler.approximation import by
 from rewrites.compiler.search import Structure
@@ -29,7 +28,7 @@ class Chain:
         """The largest relative difference that any step of any part makes, in float64. Raises VerificationError."""
         return max(self.parts[number].check(self.laws) for number in sorted(set(self.like)))
 
-    def approximated(self, methods: dict[int, Any]) -> "Chain":
+    def approximated(self, methods: Mapping[int, Otherwise]) -> "Chain":
         """With the steps that store weights otherwise: by part, by class and layout."""
         return replace(self, parts=tuple(part.approximated(methods.get(number, {}))
                                          for number, part in enumerate(self.parts)))
@@ -63,7 +62,7 @@ def derive_chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Ot
     otherwise, and with what errors, instead of the structure. Raises Underivable where a part has none."""
     found: list[Derivation] = []
     like: list[int] = []
-    known: dict[Any, int] = {}
+    known: dict[Hashable, int] = {}
     chosen = zip(structure.lowerings, structure.extractions, structure.parts, structure.path, strict=True)
     for number, (lowering, extraction, part, (_, after)) in enumerate(chosen):
         key = part.template.text, after, frozenset(chosen_as(node.cls, node.label) for node in extraction.nodes)
@@ -92,7 +91,7 @@ def describe_method(method: Method) -> str:
     return f"{method.fit} as {method.format}" if by(method) != method.format else str(method)
 
 
-def chosen_as(cls: Any, label: Any) -> Any:
+def chosen_as(cls: Hashable, label: Hashable) -> Hashable:
     """What a chosen node stands for, as a key, however weights are stored that are not stored as they are."""
     if isinstance(cls, Stored):
         return None

@@ -2,7 +2,6 @@
 applied again, checked in numbers at every step, and read."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -121,7 +120,7 @@ class TreeValues:
     """Trees of a forest as operators over random numbers at shrunken sizes."""
 
     forest: Forest
-    values: dict[str, Any]
+    values: dict[str, object]
     numbers: Drawn
     terms: dict[Tree, Operator]
 

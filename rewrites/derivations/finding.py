@@ -2,10 +2,10 @@
 graph says which members of a class one law joins, so a chain is a shortest path from member to member, class by class
 from the root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find)."""
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opmatrix.algebra.term import Operator
 from rewrites.derivations.derivation import Application, Derivation
@@ -58,7 +58,7 @@ class Deriver:
     preferred: dict[int, Tree]
     known: dict[int, list[Edge]] = field(default_factory=dict)
     moved: dict[tuple[Tree, Tree], list[Move]] = field(default_factory=dict)
-    active: set[Any] = field(default_factory=set)
+    active: set[Hashable] = field(default_factory=set)
 
     # ---- where laws are in the graph
 
@@ -237,7 +237,7 @@ class Deriver:
         return filled(tree, goal)
 
 
-def match_rows(rows: set[Any], names: list[str], bound: Binding) -> Iterator[Binding]:
+def match_rows(rows: set[Hashable], names: list[str], bound: Binding) -> Iterator[Binding]:
     """Binding with every row of a relation that agrees with it."""
     if all(name in bound for name in names):
         if (bound[names[0]] if len(names) == 1 else tuple(bound[name] for name in names)) in rows:

@@ -1,9 +1,9 @@
 """Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies
 laws to the program wherever they fit, or stores its weights by an approximation; what comes out is priced, verified and
 runs as what the search finds does, because it is made of the same parts."""
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from opmatrix.display.tables import megabytes, ms, percent, table
 from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import open_model
 from opmatrix.pricing import this_machine
-from opmatrix.program import Program
+from opmatrix.program import Given, Program
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.scheme import Running
 from rewrites.approximate.sites import fitter, sites
@@ -26,7 +26,7 @@ from rewrites.compiler.fit import Fitter
 from rewrites.compiler.search import Structure, search
 from rewrites.derivations.by_hand import Applied, Rewrite, apply_stages, refusal
 from rewrites.derivations.chain import Chain, describe_method
-from rewrites.derivations.derivation import Application, Derivation
+from rewrites.derivations.derivation import Application, Derivation, Otherwise
 from rewrites.derivations.finding import lowered
 from rewrites.derivations.stages import ScheduleStage, Store, TileStage, find_law
 from rewrites.derivations.trees import READ, Tree
@@ -58,7 +58,7 @@ class HandSchedule:
     machine: TimeModel
     fit: Batch
     held_out: Batch
-    meta: dict[str, Any] = field(default_factory=dict, repr=False)
+    meta: dict[str, object] = field(default_factory=dict, repr=False)
     stages: tuple[ScheduleStage, ...] = ()
     before: "HandSchedule | None" = field(default=None, repr=False)
 
@@ -183,7 +183,8 @@ class HandSchedule:
         for site in chosen:
             try:
                 if stage.own is None:
-                    FORMATS[stage.format].expected(*self.sites[site].shape, **stage.parameters)
+                    n, p = self.sites[site].shape
+                    FORMATS[stage.format].expected(n, p, **stage.parameters)
                 _ = self.fitter.store(self.sites[site], self.methods[site], site)
             except FormatError as error:
                 raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: {error}") from error
@@ -241,15 +242,15 @@ class HandSchedule:
         return found
 
     @cached_property
-    def alone(self) -> dict[int, dict[tuple[int, str], tuple[str, float, float]]]:
+    def alone(self) -> dict[int, Otherwise]:
         """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
         batches = self.fit, next(self.held_out.pieces(VERIFIED_ROWS))
         wanted = [np.asarray(self.exact[0].run(batch), np.float64) for batch in batches]
-        found: dict[int, Any] = {}
+        found: dict[int, Otherwise] = {}
         for site, method in self.methods.items():
             changed = self.made({site: method})
-            errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
-            found.setdefault(site[0], {})[site[1:]] = (describe_method(method), *errors)
+            near, far = (difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True))
+            found.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
         return found
 
     # ---- what it is
@@ -277,7 +278,7 @@ class HandSchedule:
                  for step in program.steps]
         return program.over(steps)
 
-    def run(self, batch: Any) -> np.ndarray:
+    def run(self, batch: Given) -> np.ndarray:
         """(T, n): one row a token."""
         return self.program.run(batch)
 
@@ -302,10 +303,10 @@ class HandSchedule:
             return 0.0
         return difference(self.program.run(self.fit), np.asarray(self.exact[0].run(self.fit), np.float64))
 
-    def verify(self) -> dict[str, Any]:
+    def verify(self) -> dict[str, object]:
         """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was
         searched. Raises VerificationError."""
-        found: dict[str, Any] = {"laws": verify_laws(self.laws) if self.laws else None}
+        found: dict[str, object] = {"laws": verify_laws(self.laws) if self.laws else None}
         found["steps"] = self.derivation.checked
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL_SPLITS:
             raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
@@ -355,10 +356,10 @@ def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
         found = extract(lowering.problem([named[part.roots[FULL]]], given, plainly), families=lowering.leaves)
     except Infeasible as error:
         raise InputError(f"no kernel computes {where}: {error}") from error
-    trees: dict[Any, Tree] = {tree.cls: tree for tree in each.tree.walk()}
-    own: dict[Any, Tree] = each.forest.representatives
+    trees: dict[Hashable, Tree] = {tree.cls: tree for tree in each.tree.walk()}
+    own = each.forest.representatives
     for node in found.nodes:
-        if isinstance(node.label, KernelCall) and node.label.implementation.name == READ:
+        if isinstance(node.cls, int) and isinstance(node.label, KernelCall) and node.label.implementation.name == READ:
             if (tree := trees.get(node.cls)) is not own[node.cls]:
                 said = TreeWriter(each.forest).text(tree or own[node.cls])
                 raise InputError(f"no kernel computes {said} of {where}, as the laws have made it: apply more of them")

@@ -1,6 +1,6 @@
 """Stages of a schedule by hand: compositions of laws, ways to store weights, tiles."""
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from formats.core.errors import InputError
 from rewrites.compiler.approximation import Approximation
@@ -15,7 +15,7 @@ class Store:
 
     name: str
     format: str
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Hashable] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     own: Approximation | None = None                        # of a user: its format is what holds it most cheaply
 
@@ -73,7 +73,7 @@ def int8(*only: str) -> Store:
     return Store("int8()", "int8", {}, only)
 
 
-def nearest(approximation: Approximation, *only: str, **parameters: Any) -> Store:
+def nearest(approximation: Approximation, *only: str, **parameters: Hashable) -> Store:
     """Weights by an approximation that a user declared; what is not given is the first that its declaration tries."""
     given = {key: parameters.get(key, values[0]) for key, values in approximation.grid.items()}
     own = replace(approximation, grid={key: (value,) for key, value in given.items()})

@@ -1,7 +1,7 @@
 """Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is
 the same object. What a chain of law applications runs through."""
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -61,7 +61,7 @@ class Forest:
     """The trees of one graph."""
 
     lowering: Lowering
-    made: dict[Any, Tree] = field(default_factory=dict)
+    made: dict[Hashable, Tree] = field(default_factory=dict)
     kernels: dict[str, Implementation] = field(default_factory=dict)    # by the kinds of trees that stand for calls
     read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its
                                                                         # operands'
@@ -129,7 +129,7 @@ class Forest:
         for entry in reversed(template.entries):
             found[self.graph.named[entry.name]] = self.imported[entry.name]
 
-        def make(node: ENode, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+        def make(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator | None:
             if (term := fitting(node, terms, values)) is not None:
                 found.setdefault(node.cls,
                                  self.tree(node.kind, tuple(found[c] for c in node.children), node.attributes))
@@ -147,7 +147,8 @@ class Forest:
         """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call
         over such trees, with weights that are only nearly stored still as they are."""
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, KernelCall)}
-        uses: dict[Any, Any] = {node.cls: node.label for node in extraction.nodes if isinstance(node.cls, Use)}
+        uses = {node.cls: node.label for node in extraction.nodes
+                if isinstance(node.cls, Use) and isinstance(node.label, Method)}
         found, called = dict[int, Tree](), dict[Tree, Tree]()
 
         def value(cls: int) -> Tree:
@@ -190,11 +191,11 @@ class Forest:
 
         return value(root), called
 
-    def instance(self, call: KernelCall, cls: int, operands: dict[str, Any]) -> Tree:
+    def instance(self, call: KernelCall, cls: int, operands: dict[str, Tree]) -> Tree:
         """The members of a class and below that a kernel was matched with, over the trees of its operands."""
         values = self.lowering.template.values
 
-        def name(attribute: Any) -> str:
+        def name(attribute: object) -> str:
             if is_variable(attribute): return str(operands[attribute_variable(attribute)])
             return next(name for name, value in values.items() if value == attribute)
 

@@ -39,7 +39,7 @@ class Measure(NamedTuple):
     against: Callable[[float, float], float] = lambda found, exact: found
     title: str = ""
     needs: str = ""
-    read: Callable[[str | Path], Any] = lambda _: None
+    read: Callable[[str | Path], object] = lambda _: None
     figure: Callable[[str, Program, Any], float] | None = None
 
 
@@ -70,7 +70,7 @@ class Goal:
 
     measure: Measure
     threshold: float
-    data: Any = None
+    data: object = None
     file: Named | None = None
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Goal:
         value = self.value(point, exact)
         return value <= self.threshold if self.measure.sign == "<=" else value >= self.threshold
 
-    def described(self, point: Judged, exact: Judged) -> dict[str, Any]:
+    def described(self, point: Judged, exact: Judged) -> dict[str, object]:
         """As reports and certificates have it."""
         return {"goal": str(self), "value": self.value(point, exact), "kept": self.kept(point, exact),
                 "of": self.file and self.file._asdict()}

@@ -134,7 +134,7 @@ def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
         yield judged(f"limit of {name}", f"{given}", f"at most {most:g}", is_magnitude(given) and given <= most)
 
 
-def statements(verified: Mapping[str, Any], stated: Any, exact: bool) -> Iterator[Check]:
+def statements(verified: Mapping[str, object], stated: object, exact: bool) -> Iterator[Check]:
     """What it says must at least agree with itself and with the limits of the code."""
     if stated is not None or not exact:
         yield judged("stated error", f"{stated}", f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
@@ -164,7 +164,7 @@ def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[in
                   f"{found['nearest']:.2g} of its bound", "1", found["nearest"] <= 1)
 
 
-def rounding(program: Program, batches: Sequence[Batch], then: float, stated: Any) -> Check:
+def rounding(program: Program, batches: Sequence[Batch], then: float, stated: object) -> Check:
     """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the
     whole program may be off."""
     now = measure_rounding(program, batches)
@@ -176,8 +176,8 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: An
 
 # ---- what needs the model
 
-def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: Any, exact: bool,
-             verified: Mapping[str, Any]) -> Iterator[Check]:
+def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: object, exact: bool,
+             verified: Mapping[str, object]) -> Iterator[Check]:
     """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the
     laws."""
     single = search_for(verified, "sentence")
@@ -214,7 +214,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     yield attempted("graphs of the laws", lambda: graphs(model))
 
 
-def list_errors(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def list_errors(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
     """What a certificate says of errors at other lengths: entries of other forms are none."""
     said = verified.get(LENGTHS_FIELD)
     found = said.get("errors") if isinstance(said, Mapping) else None
@@ -222,10 +222,10 @@ def list_errors(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def errors(program: Program, model: Operator | None, sentences: Batch, kept: Mapping[str, Any],
-           told: Sequence[Mapping[str, Any]]) -> Check:
+           told: Sequence[Mapping[str, object]]) -> Check:
     """How far it is from the model at other lengths: as much as was found then, up to what machines differ by."""
     if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
-    every = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
+    every: dict[tuple[object, object], Sequence[int]] = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
     batches = batches_at([every[each["sentences"], each["rows"]] for each in told], sentences)
     [now] = errors_at([program], batches, oracle(model, batches))
     holds = all(is_magnitude(then["relative"]) and found["relative"] <= DRIFT * then["relative"]
@@ -259,7 +259,7 @@ def graphs(model: Operator) -> Check:
 
 # ---- the goals that it was certified for
 
-def list_goals(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def list_goals(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
     """What a certificate says of goals: entries of other forms are none."""
     said = verified.get("goals")
     return [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
@@ -279,7 +279,7 @@ def same_files(program: Program, files: Files) -> None:
                              f"{of.get('sha256')!s:.64}: give that file")
 
 
-def of_goals(program: Program, model: Operator | None, stated: Any, said: Sequence[Mapping[str, Any]],
+def of_goals(program: Program, model: Operator | None, stated: object, said: Sequence[Mapping[str, object]],
              files: Files) -> Iterator[Check]:
     """Every goal that it is said to keep, measured again on its file: against the imported program, which is the model
     but for rounding."""
@@ -288,7 +288,7 @@ def of_goals(program: Program, model: Operator | None, stated: Any, said: Sequen
         yield attempted(f"goal {each.get('goal')!s:.40}", partial(of_goal, program, model, stated, each, files, base))
 
 
-def of_goal(program: Program, model: Operator | None, stated: Any, said: Mapping[str, Any], files: Files,
+def of_goal(program: Program, model: Operator | None, stated: object, said: Mapping[str, object], files: Files,
             base: dict[str, float]) -> Check:
     """One of them; `base` keeps the figures of the imported program by measure."""
     goal = Goal.parsed(str(said.get("goal")))
@@ -323,14 +323,15 @@ def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
                 CLAIMED)
 
 
-def search_for(tree: Any, key: str) -> Any:
+def search_for(tree: object, key: str) -> object:
     """The first value of that name in nested mappings."""
     if not isinstance(tree, Mapping): return None
     if key in tree: return tree[key]
     return next((found for value in tree.values() if (found := search_for(value, key)) is not None), None)
 
 
-def is_magnitude(value: Any) -> TypeGuard[float]: return type(value) in (int, float) and isfinite(value) and value >= 0
+def is_magnitude(value: object) -> TypeGuard[float]:
+    return (type(value) is int or type(value) is float) and isfinite(value) and value >= 0
 
 
 def format_checks(found: Sequence[Check]) -> str:

@@ -55,7 +55,7 @@ class Reported:
         except TypeError as error: raise InputError(f"{file}: {error}: make the program anew") from None
 
     @classmethod
-    def parsed(cls, found: Any) -> "Reported":
+    def parsed(cls, found: object) -> "Reported":
         """What JSON says of a run. Raises TypeError, which names the entry."""
         if not isinstance(found, dict): raise no("it", found)
         tokens, number_type = found.get("tokens"), found.get("number_type")
@@ -85,17 +85,18 @@ class Reported:
                                  "give that file")
 
 
-def no(name: str, value: Any) -> TypeError: return TypeError(f"{name} is {value!r:.80}, which no run writes")
+def no(name: str, value: object) -> TypeError: return TypeError(f"{name} is {value!r:.80}, which no run writes")
 
 
-def positive(found: Any) -> TypeGuard[float]: return type(found) in (int, float) and 0 <= found < inf
+def positive(found: object) -> TypeGuard[float]:
+    return (type(found) is int or type(found) is float) and 0 <= found < inf
 
 
-def texts(found: Any) -> TypeGuard[list[str]]:
+def texts(found: object) -> TypeGuard[list[str]]:
     return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
-def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
+def mix(found: object) -> tuple[tuple[float, str], ...] | None:
     """Shares of batches, as lengths in words; nothing of none."""
     if found is None: return None
     if not isinstance(found, list) or not 0 < len(found) <= MAX_PROGRAMS: raise no("mix", found)
@@ -109,7 +110,7 @@ def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
     return made
 
 
-def parse_named(name: str, found: Any) -> Named | None:
+def parse_named(name: str, found: object) -> Named | None:
     """A file and its digest; nothing of none."""
     if found is None: return None
     if not isinstance(found, dict) or found.keys() != {*Named._fields} or not texts([*found.values()]):
@@ -117,7 +118,7 @@ def parse_named(name: str, found: Any) -> Named | None:
     return Named(**found)
 
 
-def point(found: Any) -> dict[str, Any]:
+def point(found: object) -> dict[str, Any]:
     """What is shown of a program: its name and figures, any of which may lack."""
     if not isinstance(found, dict): raise no("front", found)
     if not isinstance(name := found.get("name"), str): raise no("front: name", name)

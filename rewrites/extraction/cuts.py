@@ -4,12 +4,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .indexed import IndexedGraph
 from .landmarks import bound_by_landmarks
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 CuttingPlane = tuple[tuple[int, ...], int | None]       # one of these for every program of this class (None: of roots)
 SLACK = 1e-3                                    # how much a cut must be violated to be worth a row
@@ -82,7 +85,7 @@ def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int =
             return
 
 
-def reached(pipes: Any, source: int) -> np.ndarray:
+def reached(pipes: csr_array, source: int) -> np.ndarray:
     """Whether each vertex can be reached from the source through what capacity is left."""
     from scipy.sparse.csgraph import breadth_first_order
 

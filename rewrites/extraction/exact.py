@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .indexed import IndexedGraph, components
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 INTERIOR_NODES = 500                            # nodes from which on interior points are quicker than the simplex
 RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is
@@ -97,14 +100,14 @@ class CoveringProgram:
             self.add({column[c]: 1.0, column[k]: -1.0} | dict.fromkeys(above, -1.0 - step), -1.0)
         self.extra = len(column)
 
-    def matrix(self) -> Any:
+    def matrix(self) -> csr_array:
         """All rows of the pool."""
         from scipy.sparse import csr_array
 
         return csr_array((self.values, self.columns, self.starts),
                          shape=(len(self.low), len(self.graph.cls) + self.extra))
 
-    def within(self, rows: Any, low: np.ndarray) -> tuple[Any, np.ndarray]:
+    def within(self, rows: csr_array, low: np.ndarray) -> tuple[csr_array, np.ndarray]:
         """The rows with those of the budgets, in units of the budget."""
         from scipy.sparse import csr_array, vstack
 

@@ -15,7 +15,7 @@ COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, me
                                                            # by none
 
 
-def from_json(data: Any, where: str = "the graph") -> Problem:
+def from_json(data: object, where: str = "the graph") -> Problem:
     """A problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a node,
     and stands for the class of that node. `memory` and `error` are read where they are given. What costs Infinity is no
     choice.
@@ -41,7 +41,7 @@ def from_json(data: Any, where: str = "the graph") -> Problem:
     return Problem(out, roots)
 
 
-def part(data: Any, name: str, kind: type, where: str) -> Any:
+def part(data: object, name: str, kind: type, where: str) -> Any:
     """A field of a kind; InputError if it is not there."""
     found = data.get(name) if isinstance(data, dict) else None
     if not isinstance(found, kind):
@@ -51,14 +51,14 @@ def part(data: Any, name: str, kind: type, where: str) -> Any:
     return found
 
 
-def parse_cost(value: Any, place: str) -> float:
+def parse_cost(value: object, place: str) -> float:
     """A cost; InputError if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise InputError(f"{place} is {str(value)[:40]!r}, must be a number that is not negative")
     return float(value)
 
 
-def to_json(problem: Problem) -> dict[str, Any]:
+def to_json(problem: Problem) -> dict[str, object]:
     """The egraph-serialize JSON of a problem; classes and labels are written as text.
 
     Raises ValueError for a child class without a node, which the format cannot say, and for classes with the same text.

@@ -3,10 +3,10 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
 from opmatrix.algebra.shapes import ShapeError
@@ -15,6 +15,9 @@ from rewrites.graph.template import Template, quoted
 from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable
 from rewrites.laws import facts
 from rewrites.spelling import spelled
+
+if TYPE_CHECKING:
+    from egglog.bindings import EGraph
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
 GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the
@@ -31,7 +34,7 @@ def write_pattern(term: Operator) -> str:
     return f"({' '.join(parts)})"
 
 
-def attribute(value: Any) -> str:
+def attribute(value: object) -> str:
     return str(value) if is_variable(value) else quoted(spelled(value))
 
 
@@ -126,15 +129,15 @@ class Graph:
         return built
 
 
-Make = Callable[[ENode, dict[int, Operator], dict[str, Any]], Operator | None]
+Make = Callable[[ENode, dict[int, Operator], dict[str, object]], Operator | None]
 
 
-def build(node: ENode, terms: dict[int, Operator], values: dict[str, Any]) -> Operator:
+def build(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator:
     """The operator that a node denotes over operators of its child classes."""
     return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
 
 
-def fitting(node: ENode, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+def fitting(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator | None:
     """The operator of a node, or none where it does not fit: W @ heads(h) takes one head, though its class, h
     matrices, takes h."""
     try:
@@ -147,7 +150,7 @@ class Engines(threading.local):
     """The engines of a thread, by number; all go with it. `whose` is another for every thread: what holds an engine and
     is remembered, is remembered for it."""
 
-    def __init__(self) -> None: self.by_number, self.whose = dict[int, Any](), object()
+    def __init__(self) -> None: self.by_number, self.whose = dict[int, "EGraph"](), object()
 
 
 ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
@@ -179,7 +182,7 @@ def leave(*numbers: int) -> None:
         GONE.discard(number)
 
 
-def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> Any:
+def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> EgglogEngine:
     """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are
     laws that it is told afterwards."""
     made = EgglogEngine()
@@ -188,7 +191,7 @@ def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) 
 
 
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
-             shared: Any = None) -> Graph:
+             shared: EgglogEngine | None = None) -> Graph:
     """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
     is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
     growing. `shared` is an engine of these laws."""
@@ -230,12 +233,12 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     return graph
 
 
-def freeze(shared: Any, graph: Graph) -> None:
+def freeze(shared: EgglogEngine, graph: Graph) -> None:
     """Reads all rows at once; classes are numbered from 0 in the order they are met."""
-    numbers: dict[Any, int] = {}
+    numbers: dict[Hashable, int] = {}
     string = shared.value_to_string
 
-    def read(value: Any, sort: str) -> Any:
+    def read(value: Hashable, sort: str) -> Any:
         return numbers.setdefault(value, len(numbers)) if sort == "Op" else string(value)
 
     for name, function in shared.freeze().functions.items():

@@ -4,7 +4,6 @@ where it likes. A form is one function in this file: what it gives is handed on,
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from opmatrix.algebra.operators import I, layernorm, rmsnorm, symbol
 from opmatrix.algebra.shapes import Shape
@@ -23,7 +22,7 @@ def gained(y: value[n], gain: constant[n]): return y @ (I * gain)
 def shifted(y: value[n], shift: constant[n]): return y + shift
 
 
-def symbols(sorts: dict[str, Sort]) -> dict[str, Any]:
+def symbols(sorts: dict[str, Sort]) -> dict[str, object]:
     """A symbol for each variable."""
     return {name: stand_in(name, sort) for name, sort in sorts.items()}
 

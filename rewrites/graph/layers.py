@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import accumulate
 from operator import matmul
-from typing import Any
 
 from formats.core.errors import InputError
 from opmatrix.algebra.monoids import is_known
@@ -20,7 +19,7 @@ from opmatrix.relations import SLOTS
 from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
-from rewrites.graph.egraph import Graph, engine, saturate
+from rewrites.graph.egraph import EgglogEngine, Graph, engine, saturate
 from rewrites.graph.interfaces import FULL, border, split_forms
 from rewrites.graph.template import Template
 from rewrites.law import Law
@@ -78,7 +77,7 @@ def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
     of a part belongs to it, and all that follows on rows of another space, or in another order, which no border
     tells."""
     groups: list[list[Operator]] = [[]]
-    rows: Any = T
+    rows: Space = T
     moved, born = False, {T}
     for factor in every:
         if rows in born and not moved and not factor.selective and groups[-1]:
@@ -193,7 +192,7 @@ class Explorer:
     prepared: float = 0.0
 
     @cached_property
-    def engine(self) -> Any:
+    def engine(self) -> EgglogEngine:
         """One for all graphs: the rules are read once."""
         start = time.perf_counter()
         made = engine(self.laws)
@@ -217,6 +216,6 @@ class Explorer:
 def states(parts: Sequence[dict[str, Segment]]) -> Iterator[tuple[int, str, str]]:
     """Every part with every pair of states that it can stand between; the last hands on the full value."""
     for number, by_state in enumerate(parts):
-        after: Any = parts[number + 1] if number + 1 < len(parts) else {FULL: None}
+        after: Mapping[str, object] = parts[number + 1] if number + 1 < len(parts) else {FULL: None}
         for before, part in by_state.items():
             yield from ((number, before, state) for state in part.roots if state in after)

@@ -24,8 +24,8 @@ class Matches(Generic[Subject]):
     compares an attribute of a pattern with one of a member, `fits` tells what a symbol may stand for, `variable` how an
     open attribute is called."""
 
-    members: Callable[[Subject, str], Iterable[tuple[Sequence[Subject], Sequence[Any]]]]
-    same: Callable[[Any, Any], bool] = eq
+    members: Callable[[Subject, str], Iterable[tuple[Sequence[Subject], Sequence[object]]]]
+    same: Callable[[object, Any], bool] = eq
     fits: Callable[[Operator, Subject], bool] = accept
     variable: Callable[[object], str] = str
     known: dict[tuple[Operator, Subject], Sequence[Binding]] = field(default_factory=dict)

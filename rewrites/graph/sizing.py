@@ -9,9 +9,10 @@ from functools import partial
 from itertools import chain
 from math import prod
 from operator import eq, le, lt, mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.signature import Port
@@ -51,9 +52,11 @@ class Answers(dict[Question, bool]):
         super().__init__()
         self.sizes: set[int] = set()
 
-    def size(self, number: int) -> Any:
+    def size(self, number: int) -> int:
         """A size that remembers what it is asked; none and one are what they are."""
-        if number < 2: return number
+        return number if number < 2 else self.known(number)
+
+    def known(self, number: int) -> Traced:
         self.sizes.add(number)
         return Traced.of(number, (((number,), 1),), self)
 
@@ -75,17 +78,16 @@ class Traced(int):
         made.terms, made.answers = terms, answers
         return made
 
-    def met(self, other: Any) -> Any:
+    def met(self, other: int) -> Traced:
         """What it meets, as such a size."""
         if isinstance(other, Traced): return other
-        if not isinstance(other, int): return NotImplemented
-        return self.answers.size(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
+        return self.answers.known(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
 
     def __hash__(self) -> int: return hash((id(self.answers), self.terms))
 
 
-def combined(sign: int) -> Callable[[Traced, Traced], Any]:
-    def add(a: Traced, b: Traced) -> Any:
+def combined(sign: int) -> Callable[[Traced, Traced], int]:
+    def add(a: Traced, b: Traced) -> int:
         count: dict[tuple[int, ...], int] = {}
         for factors, times in chain(a.terms, ((factors, sign * times) for factors, times in b.terms)):
             count[factors] = count.get(factors, 0) + times
@@ -93,7 +95,7 @@ def combined(sign: int) -> Callable[[Traced, Traced], Any]:
     return add
 
 
-def multiplied(a: Traced, b: Traced) -> Any:
+def multiplied(a: Traced, b: Traced) -> int:
     count: dict[tuple[int, ...], int] = {}
     for one, times in a.terms:
         for other, again in b.terms:
@@ -102,13 +104,13 @@ def multiplied(a: Traced, b: Traced) -> Any:
     return made_of(mul(int(a), int(b)), count, a.answers)
 
 
-def made_of(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> Any:
+def made_of(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> int:
     """A sum of terms; a plain number where no size is left in it."""
     terms = tuple(sorted((factors, times) for factors, times in count.items() if times))
     return Traced.of(number, terms, answers) if any(factors for factors, _ in terms) else number
 
 
-def divide_sizes(a: Traced, b: Traced) -> Any:
+def divide_sizes(a: Traced, b: Traced) -> int:
     """The size of that number; b times it is a, or less by what is left over."""
     quotient = a.met(int(a) // int(b))
     product = a.met(multiplied(quotient, b))
@@ -127,21 +129,20 @@ def left_over(a: Traced, b: Traced) -> int:
 def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool: return a.answers.ask(asked, a, b)
 
 
-def swapped(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Traced], Any]: return lambda a, b: does(b, a)
+def swapped(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, Traced], int]: return lambda a, b: does(b, a)
 
 
-OPERATIONS: dict[str, Callable[[Traced, Traced], Any]] = {
+OPERATIONS: dict[str, Callable[[Traced, Traced], int]] = {
     "add": combined(1), "sub": combined(-1), "mul": multiplied, "floordiv": divide_sizes, "mod": left_over}
-QUESTIONS: dict[str, Callable[[Traced, Traced], Any]] = {
+QUESTIONS: dict[str, Callable[[Traced, Traced], int]] = {
     "eq": partial(compared, eq), "lt": partial(compared, lt), "le": partial(compared, le),
     "ne": lambda a, b: not compared(eq, a, b), "gt": swapped(partial(compared, lt)),
     "ge": swapped(partial(compared, le))}
 
 
-def method(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Any], Any]:
-    def applied(self: Traced, other: Any) -> Any:
-        met = self.met(other)
-        return met if met is NotImplemented else does(self, met)
+def method(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, object], object]:
+    def applied(self: Traced, other: object) -> object:
+        return does(self, self.met(other)) if isinstance(other, int) else NotImplemented
     return applied
 
 
@@ -151,28 +152,30 @@ for name, does in OPERATIONS.items():
 for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does))
 
 
-def traced(name: str, value: Any, answers: Answers) -> Any:
+def traced(name: str, value: object, answers: Answers) -> object:
     """A value of a template with sizes that remember what they are asked."""
     size = answers.size
     if isinstance(value, Data): return Promised(f"{name} {id(answers)}", tuple(map(size, value.shape)))
     if isinstance(value, Port): return replace(value, columns=size(value.columns), heads=size(value.heads))
     if isinstance(value, Shape): return Shape(*(size(s) if isinstance(s, int) else s for s in value))
-    if hasattr(value, "merge") and (value.width or 0) > 1: return asking(value, answers)
+    if isinstance(value, type) and issubclass(value, Monoid) and value.width and value.width > 1:
+        return asking(value, value.width, answers)
     return size(value) if type(value) is int else value
 
 
-def asking(monoid: Any, answers: Answers) -> Any:
+def asking(monoid: type[Monoid], columns: int, answers: Answers) -> type:
     """A monoid that gives several columns, which stay as many; it asks whether as many numbers are merged."""
-    width = answers.size(monoid.width)
-    answers[Question(eq, width.terms, (((), monoid.width),))] = True
+    width = answers.known(columns)
+    answers[Question(eq, width.terms, (((), columns),))] = True
 
-    def count(merged: Any) -> Any:
+    def count(merged: object) -> int:
         if isinstance(merged, int): answers.ask(le, width, width.met(merged))
-        return monoid.width
+        return columns
     return type(monoid.__name__, (monoid,), {"count": staticmethod(count)})
 
 
-def ask_shapes(values: Mapping[str, Any], instance: Callable[[dict[str, Any]], Mapping[str, Operator]]) -> Answers:
+def ask_shapes(values: Mapping[str, object],
+               instance: Callable[[dict[str, object]], Mapping[str, Operator]]) -> Answers:
     """What the shape rules of kinds ask of the sizes of a template, and what its terms' sizes are made of."""
     answers = Answers()
     built = instance({name: traced(name, value, answers) for name, value in values.items()})

@@ -1,6 +1,6 @@
 """A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
 structure have equal text and share one graph."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ class AttributeTable:
     appearance, others as laws spell them."""
 
     def __init__(self) -> None:
-        self.names: dict[Any, str] = {}
+        self.names: dict[Hashable, str] = {}
         self.values: dict[str, Any] = {}
 
-    def name(self, value: Any) -> str:
+    def name(self, value: Hashable) -> str:
         key = type(value), value
         if key not in self.names:
             numeric = isinstance(value, (Data, Shape, Port, int, float))
@@ -51,7 +51,7 @@ class Template:
     entries: tuple[ImportedNode, ...]
 
     @property
-    def names(self) -> dict[Any, str]:
+    def names(self) -> dict[Data, str]:
         """The name of each array."""
         return {value: name for name, value in self.values.items() if isinstance(value, Data)}
 
@@ -83,7 +83,7 @@ class Template:
                   if getattr(value, flag, False) is True]
         return cls("\n".join(lines), table.values, tuple(entries))
 
-    def instance(self, values: dict[str, Any]) -> dict[str, Operator]:
+    def instance(self, values: Mapping[str, object]) -> dict[str, Operator]:
         """The imported operators, by name, with other numbers in them."""
         built: dict[str, Operator] = {}
         for entry in self.entries:
@@ -91,7 +91,7 @@ class Template:
             built[entry.name] = Operator(KINDS[entry.kind], *children, *attributes)
         return built
 
-    def shrunken(self, draw: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
+    def shrunken(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, object]:
         """Its values at small sizes that fit one another as its own do; at its own, where such are not found."""
         small = self.small_sizes()
         return {name: shrunken(value, small, draw) for name, value in self.values.items()}
@@ -126,7 +126,7 @@ def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[st
     yield from (name for name in (PROPERTIES if term.kind.name == "symbol" else measured) if getattr(term, name))
 
 
-def sizes_of(value: Any) -> tuple[int, ...]:
+def sizes_of(value: object) -> tuple[int, ...]:
     if isinstance(value, Data):
         return tuple(value.shape)
     if isinstance(value, Port):
@@ -136,7 +136,7 @@ def sizes_of(value: Any) -> tuple[int, ...]:
     return tuple(int(s) for s in value if getattr(s, "is_Integer", isinstance(s, int)))
 
 
-def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]], Any]) -> Any:
+def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ...]], np.ndarray]) -> object:
     if isinstance(value, Data) and prod(value.shape) == 1:  # an eps that nobody would see becomes one that is seen
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw((1,))))
     if isinstance(value, Data):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, reduce
 from operator import add, or_
-from typing import Any
 
 from formats.core.stage import STAGES as FUSED
 from opmatrix.algebra.operators import I, layernorm, rmsnorm, total
@@ -44,7 +43,7 @@ def table_rows(count: int) -> Implementation:
     fields = {f"field{i}": selection[size] for i, size in enumerate(sizes)}
     tables = {f"table{i}": matrix[size, p] for i, size in enumerate(sizes)}
 
-    def body(**o: Any) -> Any:
+    def body(**o: Operator) -> Operator:
         return reduce(add, (o[field] @ o[table] for field, table in zip(fields, tables, strict=True)))
     return Implementation(f"embed{count}", "embed", body, fields | tables,
                           {"fields": lambda at: ",".join(map(at.field, fields))}, count == 1)
@@ -81,7 +80,7 @@ def chain_stages(head: Implementation, *stages: Implementation) -> Implementatio
     bare = head.pattern.kind.name == "symbol"
     if not all(head.named[0] in each.named for each in stages) or (bare and not stages): return None
 
-    def body(**operands: Any) -> Operator:
+    def body(**operands: object) -> Operator:
         rows = head.over({name: operands[name] for name in head.variables})
         for each in stages: rows = each.over({name: (operands | {"rows": rows})[name] for name in each.variables})
         return rows

@@ -23,7 +23,7 @@ ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "c
 class Asked(Operator):
     """Stands for an operand: it has the properties that are known of it, and notes what else is asked."""
 
-    def __new__(cls, *about: Any) -> "Asked":
+    def __new__(cls, *about: object) -> "Asked":
         return object.__new__(cls)
 
     def __init__(self, name: str, known: Known, asked: set[tuple[str, str]]) -> None:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from typing import Any
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import I, given, heads, pick, product, turn, unit_length
 from opmatrix.algebra.operators import repeat as repeated
 from opmatrix.algebra.term import Operator
-from opmatrix.relations import SLOTS
+from opmatrix.patterns import Pattern
+from opmatrix.relations import SLOTS, Relation
 from rewrites import kinds
 from rewrites.law import (
     Sort,
@@ -34,30 +37,35 @@ from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
 from rewrites.laws.kernel_law import Implementation
 
 
-def score(q, k): return product(q, turn(k))
-def score_scaled(q, k, scale): return product(q, turn(k)) @ (I * scale)
-def score_grouped(q, k, heads): return score(q, k @ repeated(heads))
-def score_scaled_grouped(q, k, scale, heads): return score_scaled(q, k @ repeated(heads), scale)
-def weigh(x, v, where): return product(x, v, over=softmax, where=where)
-def weigh_grouped(x, v, where, heads): return weigh(x, v @ repeated(heads), where)
-def attention(q, k, v, where): return weigh(score(q, k), v, where)
-def attention_scaled(q, k, v, scale, where): return weigh(score_scaled(q, k, scale), v, where)
-def attention_grouped(q, k, v, where, heads): return weigh_grouped(score_grouped(q, k, heads), v, where, heads)
+def score(q: Operator, k: Operator) -> Operator: return product(q, turn(k))
+def score_scaled(q: Operator, k: Operator, scale: Operator) -> Operator: return product(q, turn(k)) @ (I * scale)
+def score_grouped(q: Operator, k: Operator, heads: int) -> Operator: return score(q, k @ repeated(heads))
+def score_scaled_grouped(q: Operator, k: Operator, scale: Operator, heads: int) -> Operator:
+    return score_scaled(q, k @ repeated(heads), scale)
+def weigh(x: Operator, v: Operator, where: Pattern) -> Operator: return product(x, v, over=softmax, where=where)
+def weigh_grouped(x: Operator, v: Operator, where: Pattern, heads: int) -> Operator:
+    return weigh(x, v @ repeated(heads), where)
+def attention(q: Operator, k: Operator, v: Operator, where: Pattern) -> Operator: return weigh(score(q, k), v, where)
+def attention_scaled(q: Operator, k: Operator, v: Operator, scale: Operator, where: Pattern) -> Operator:
+    return weigh(score_scaled(q, k, scale), v, where)
+def attention_grouped(q: Operator, k: Operator, v: Operator, where: Pattern, heads: int) -> Operator:
+    return weigh_grouped(score_grouped(q, k, heads), v, where, heads)
 
 
-def attention_scaled_grouped(q, k, v, scale, where, heads):
+def attention_scaled_grouped(q: Operator, k: Operator, v: Operator, scale: Operator, where: Pattern,
+                             heads: int) -> Operator:
     return weigh_grouped(score_scaled_grouped(q, k, scale, heads), v, where, heads)
 
 
-def headwise(x, weight): return x @ weight
-def linear_to_heads(x, weight): return x @ weight
-def linear_to_heads_bias(x, weight, bias): return x @ weight + bias
-def to_heads(x, heads): return x @ split(heads)
-def from_heads(x, heads): return x @ split(heads).T
-def repeat(x, heads): return x @ repeated(heads)
-def turned(x, angles): return x @ angles
-def first_columns(x, key): return kinds.left(x, key)
-def last_columns(x, key, own): return kinds.behind(x, key, own)
+def headwise(x: Operator, weight: Operator) -> Operator: return x @ weight
+def linear_to_heads(x: Operator, weight: Operator) -> Operator: return x @ weight
+def linear_to_heads_bias(x: Operator, weight: Operator, bias: Operator) -> Operator: return x @ weight + bias
+def to_heads(x: Operator, heads: int) -> Operator: return x @ split(heads)
+def from_heads(x: Operator, heads: int) -> Operator: return x @ split(heads).T
+def repeat(x: Operator, heads: int) -> Operator: return x @ repeated(heads)
+def turned(x: Operator, angles: Operator) -> Operator: return x @ angles
+def first_columns(x: Operator, key: Operator) -> Operator: return kinds.left(x, key)
+def last_columns(x: Operator, key: Operator, own: Operator) -> Operator: return kinds.behind(x, key, own)
 
 
 split = heads
@@ -66,7 +74,8 @@ caches = replace(value, space="C")
 shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
 single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
-ATTENDED = attention, attention_scaled, attention_grouped, attention_scaled_grouped
+ATTENDED: tuple[Callable[..., Operator], ...] = (attention, attention_scaled, attention_grouped,
+                                                 attention_scaled_grouped)
 # patterns that kernels know
 SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach", "stated"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
@@ -76,7 +85,7 @@ FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et 
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
 GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
-OTHERS = (
+OTHERS: tuple[tuple[Any, ...], ...] = (
     (attention, "attention", QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
     (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
     (attention_grouped, "attention", KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
@@ -110,11 +119,13 @@ POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"),
              by_place=lambda x: product(given("members_by_place"), x))
 
 
-def append(cache, x): return cache + product(given(SLOTS), x)
-def unit(x, unit): return x @ unit_length(unit)
-def pool_unit(body, x, unit): return body(x) @ unit_length(unit)
-def link(x, relation, over=monoids.sum): return product(given(relation), x, over=over)
-def pick_related(x, relation): return x @ pick(relation)
+def append(cache: Operator, x: Operator) -> Operator: return cache + product(given(SLOTS), x)
+def unit(x: Operator, unit: Operator) -> Operator: return x @ unit_length(unit)
+def pool_unit(body: Callable[[Operator], Operator], x: Operator, unit: Operator) -> Operator:
+    return body(x) @ unit_length(unit)
+def link(x: Operator, relation: Relation, over: type[Monoid] = monoids.sum) -> Operator:
+    return product(given(relation), x, over=over)
+def pick_related(x: Operator, relation: Relation) -> Operator: return x @ pick(relation)
 
 
 def relations() -> Iterator[Implementation]:
@@ -131,19 +142,19 @@ def relations() -> Iterator[Implementation]:
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
     yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]),
                          {"rows": lambda at: at.picked("x")}, True)
-    for body in ATTENDED:
-        variables = next(found for law, _, found, *_ in OTHERS if law is body)
-        yield Implementation(f"{body.__name__}_once", "attend_once", body,
+    for attend in ATTENDED:
+        variables = next(found for law, _, found, *_ in OTHERS if law is attend)
+        yield Implementation(f"{attend.__name__}_once", "attend_once", attend,
                              variables | dict(q=single_query[h, n], **SEEN),
                              {"query": lambda at: at.picked("q")})
         of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
-        yield Implementation(f"{body.__name__}_cached", "attention_cached", body, of_caches | RECALLED, {}, True,
+        yield Implementation(f"{attend.__name__}_cached", "attention_cached", attend, of_caches | RECALLED, {}, True,
                              "over pages of keys and values (Kwon et al. 2023)")
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
-IMPLEMENTATIONS = [*(Implementation(body.__name__, kernels, body, variables, *attributes or ({},), single, source)
-                     for body, kernels, variables, single, source, *attributes in OTHERS), *relations()]
+IMPLEMENTATIONS = [*(Implementation(body.__name__, kernels, body, variables, given[0] if given else {}, single, source)
+                     for body, kernels, variables, single, source, *given in OTHERS), *relations()]
 
 
 def implementations() -> Iterator[Implementation]:

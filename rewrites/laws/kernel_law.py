@@ -2,7 +2,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I
@@ -11,6 +11,9 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Stack
 from rewrites.flat import flat
 from rewrites.law import IMPLEMENTATION, Sort, stand_in
+
+if TYPE_CHECKING:
+    from rewrites.lower.calls import CallVariables
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +27,7 @@ class Implementation:
     kernels: str | tuple[str, ...]
     body: Callable[..., Operator]
     variables: dict[str, Sort]
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: "dict[str, float | str | Callable[[CallVariables], float | str]]" = field(default_factory=dict)
     single: bool = False
     source: str = ""
     kind: str = IMPLEMENTATION
@@ -34,11 +37,11 @@ class Implementation:
         """The kernels, in turn."""
         return (self.kernels,) if isinstance(self.kernels, str) else self.kernels
 
-    def over(self, operands: dict[str, Any]) -> Operator:
+    def over(self, operands: Mapping[str, object]) -> Operator:
         """What the kernel computes, over these operands."""
         return self.body(**operands)
 
-    def data(self, values: Mapping[str, Any]) -> list[Data]:
+    def data(self, values: Mapping[str, object]) -> list[Data]:
         """Arrays that its kernel is given beside its variables, from a template's table."""
         return []
 

@@ -49,7 +49,7 @@ def list_kernels(call: "KernelCall") -> list[Declared]:
     return [KERNELS[name] for name in call.implementation.named]
 
 
-def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> dict[str, Any]:
+def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> dict[str, float | str]:
     """The attributes that an implementation gives a kernel."""
     at = CallVariables(lowering, dict(call.bound))
     return {name: value(at) if callable(value) else value for name, value in call.implementation.attributes.items()
@@ -72,13 +72,13 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
         yield declared, declared.record(**found), before
 
 
-def argument(lowering: "Lowering", wanted: Any, sort: str, at: Any) -> Any:
+def argument(lowering: "Lowering", wanted: object, sort: str, at: Any) -> object:
     """A variable of this sort, where an operand of this type is wanted, as prices see it."""
     if sort in ("value", "scores"): return shaped(lowering, at, wanted)
     return lowering.template.values[at] if sort in ("where", "relation") else None if sort == "matrix" else True
 
 
-def shaped(lowering: "Lowering", cls: int, wanted: Any) -> Value:
+def shaped(lowering: "Lowering", cls: int, wanted: object) -> Value:
     """The shape of a class, as a value of this type."""
     heads, row, space = int(lowering.matcher.heads[cls]), lowering.columns, size(str(lowering.matcher.rows[cls]))
     if wanted is Scores: return Scores(heads)

@@ -1,7 +1,7 @@
 """Which kernels compute a class of a frozen graph, where costs and shapes live: patterns of implementations, with the
 facts, sizes and rows that their variables ask for."""
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ C = space("C")                                              # rows of caches
 class KernelMatches:
     """Patterns of implementations against one graph. `heads` tells how many heads the values of a class have."""
 
-    def __init__(self, graph: Graph, terms: dict[int, Operator], values: dict[str, Any]) -> None:
+    def __init__(self, graph: Graph, terms: dict[int, Operator], values: Mapping[str, Any]) -> None:
         self.graph, self.values = graph, values
         self.kinds = {node.kind for node in graph.nodes}
         self.members: dict[tuple[int, str], list[tuple[tuple[int, ...], tuple[str, ...]]]] = defaultdict(list)
@@ -109,16 +109,16 @@ class KernelMatches:
 
     def _agree(self, bound: Binding, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""
-        sizes: dict[Any, Any] = {str(space): space for space in (T, S, C)}
+        sizes: dict[object, object] = {str(space): space for space in (T, S, C)}
         for name, sort in variables.items():
-            if sort.name in ("where",
-                             "relation") and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
+            if sort.name in ("where", "relation") and not all(getattr(self.values[bound[name]], str(flag))
+                                                              for flag in sort.sizes):
                 return False
             if any(sizes.setdefault(symbol, size) != size for symbol, size in self._sizes(bound[name], sort)):
                 return False
         return True
 
-    def _sizes(self, cls: Any, sort: Sort) -> Iterator[tuple[Any, int]]:
+    def _sizes(self, cls: int, sort: Sort) -> Iterator[tuple[object, object]]:
         """The sizes that a class gives to the names in its sort; what spreads gives none. Rows are sizes too."""
         if sort.name in ("value", "scores", "column"):
             yield sort.space or "rows", self.rows[cls]

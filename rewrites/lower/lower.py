@@ -35,7 +35,7 @@ class Method(NamedTuple):
     the squared error that storing it so adds to the output."""
 
     format: str = "dense"
-    parameters: tuple[tuple[str, Any], ...] = ()
+    parameters: tuple[tuple[str, Hashable], ...] = ()
     fit: str = "plain"
     error: float = 0.0
 
@@ -179,7 +179,7 @@ class Lowering:
                 methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
         """The extraction problem of these root classes, with the borders `given` for nothing."""
         nodes, uses = self.kernels
-        made: dict[Any, Stored] = {}
+        made: dict[Hashable, Stored] = {}
         stored = [node for use in uses for node in self.representations(use, methods(self, use), made)]
         return Problem([*(Node(cls, (), label="given") for cls in given), *nodes, *stored], tuple(roots))
 
@@ -201,7 +201,7 @@ class Lowering:
                     uses.append(Use(x, cls, call.implementation.layout, gives))
         return children + uses, uses
 
-    def representations(self, use: Use, methods: Sequence[Method], made: dict[Any, Stored]) -> Iterator[Node]:
+    def representations(self, use: Use, methods: Sequence[Method], made: dict[Hashable, Stored]) -> Iterator[Node]:
         """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes, or
         where another use may share it."""
         prices = {method: self.price(use, method) for method in methods}
@@ -249,7 +249,7 @@ class Lowering:
         return Content(term, how, method)
 
     @cached_property
-    def priced(self) -> dict[Any, tuple[float, float]]:
+    def priced(self) -> dict[Hashable, tuple[float, float]]:
         """Seconds and bytes of uses so far: the same for every part of this structure and these sizes."""
         return {} if self.like is None else self.like.priced
 

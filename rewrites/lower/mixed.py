@@ -5,7 +5,7 @@ of theirs.
 
 A batch is one, or the lengths of its sentences as COUNTxTOKENS, several of them joined by +."""
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import fsum
@@ -49,7 +49,7 @@ class Mean:
 
     def beside(self, program: "Program") -> float: return self.of(lambda each: each.beside(program))
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = ()) -> float:
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = ()) -> float:
         return self.of(lambda each: each.linear(form, n, p, parameters))
 
     def gathered(self, p: int) -> float: return self.of(lambda each: each.gathered(p))
@@ -105,7 +105,7 @@ def parse_mix(text: str) -> str | list[tuple[float, str]]:
     return found
 
 
-def lengths(word: Any) -> list[int]:
+def lengths(word: object) -> list[int]:
     """The lengths of sentences that a word names: `1x16`, or `8x128+1x16`. Raises InputError."""
     parts = [re.fullmatch(r"(\d{1,9})x(\d{1,9})", part.strip(), re.ASCII)
              for part in word.split("+")] if isinstance(word, str) else [None]

@@ -4,10 +4,10 @@ A step after a program is chosen; the program's error is measured with it."""
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from formats.format import Format
 from opmatrix.program import Program, Step
+from opmatrix.runtime.kernel import Arguments
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.lower.mixed import Mean
@@ -36,7 +36,7 @@ def narrows(call: Call) -> bool:
     return "number_type" in call.kernel.attributes and pattern(call.bound).reach is not None
 
 
-def with_number_type(call: Call, kind: str) -> Any:
+def with_number_type(call: Call, kind: str) -> Arguments:
     """The bound arguments of a call and its operands' shapes, in another number type."""
     return call.kernel.record(**vars(call.bound) | {"number_type": kind})
 
@@ -49,6 +49,6 @@ def rounds_product(calls: list[Call], value: int) -> bool:
     return isinstance(weight, Format) and weight.rounds
 
 
-def with_attributes(step: Step, more: Mapping[str, Any]) -> Step:
+def with_attributes(step: Step, more: Mapping[str, float | str]) -> Step:
     """A step with other attributes."""
     return replace(step, attributes={**step.attributes, **more})

@@ -1,7 +1,6 @@
 """Whether float32 carries a model: numbers beyond its range, or so far apart that the smaller ones are lost, leave
 nothing that a program could agree with."""
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +44,7 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
                      "float32: scale its weights, or train it again")
 
 
-def check_finite(what: str, wanted: NDArray[Any]) -> None:
+def check_finite(what: str, wanted: NDArray[np.floating]) -> None:
     """Raises InputError where what a model gives in float64 is no number: no error can be measured beside it."""
     if not (sure := np.isfinite(wanted)).all():
         where = tuple(map(int, np.argwhere(~sure)[0]))
@@ -54,7 +53,7 @@ def check_finite(what: str, wanted: NDArray[Any]) -> None:
                          "is -inf)")
 
 
-def check_range(what: str, given: NDArray[Any], model: Operator, batch: Batch) -> None:
+def check_range(what: str, given: NDArray[np.floating], model: Operator, batch: Batch) -> None:
     """Raises InputError where a program gives no number, and neither does the model where it is read in float32."""
     if np.isfinite(given).all(): return
     with np.errstate(all="ignore"): rough = dense(model, batch, dtype=np.float32)

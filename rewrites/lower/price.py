@@ -1,9 +1,9 @@
 """Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from formats import FORMATS
 from formats.core.arrays import FormatError
@@ -25,7 +25,7 @@ class TimeModel(Protocol):
 
 
 @lru_cache(4096)
-def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> bool:
+def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> bool:
     """Whether a format with these parameters takes n x p matrices."""
     try: FORMATS[name].expected(n, p, **dict(parameters))
     except FormatError: return False
@@ -33,14 +33,14 @@ def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) ->
 
 
 @lru_cache(4096)
-def stored_bytes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> float:
+def stored_bytes(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> float:
     """Bytes of an n x p matrix in a format, from the format's own formula."""
     form = FORMATS[name]
     return float(form.bytes.subs(form.expected(n, p, **dict(parameters))))
 
 
 @lru_cache(4096)
-def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> dict[str, float]:
+def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> dict[str, float]:
     """The sizes by name that a format's kernel is priced by."""
     return {str(size): value for size, value in FORMATS[name].expected(n, p, **dict(parameters)).items()}
 
@@ -59,11 +59,11 @@ class Prices:
         return found
 
     @cached_property
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dict[str, float]:
         """Rows of each space."""
         return {str(size): count for size, count in self.group.items() if not isinstance(size, PatternPairs)}
 
-    def rows(self, lowering: "Lowering", cls: int) -> Any:
+    def rows(self, lowering: "Lowering", cls: int) -> float:
         """How many rows a class has."""
         name = str(lowering.matcher.rows[cls])
         return self.live[name] if name in self.live else self.group[name]           # which says what is missing
@@ -81,8 +81,8 @@ class Prices:
         """What the machine predicts for these kernels, after what it lacks was measured."""
         return learning(lambda: sum(self.machine.seconds(name, **sizes) for name, sizes in costs))
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
-               rows: Any = None) -> float:
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
+               rows: float | None = None) -> float:
         """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
         return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
                                                self.group["T"] if rows is None else rows))
@@ -115,7 +115,7 @@ class Prices:
         """Seconds of kernels, by their cost at the extents that the machine is asked about."""
         return float(self.seconds(cost(self.group)))
 
-    def spared(self, stages: Sequence[str], rows: Any, cols: int) -> float:
+    def spared(self, stages: Sequence[str], rows: float, cols: int) -> float:
         """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
         plain, narrow = ([(name, {"T": rows, "p": cols}) for name in behind_product(stages, rounds)]
                          for rounds in (False, True))

@@ -1,10 +1,9 @@
 """Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so, blocks
 where its file stores it so. Nothing is rounded, so they belong to the exact search; a dense weight costs a look at a
 sample of its numbers."""
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -82,23 +81,23 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
                     yield Method(name, tuple(options.items()))
 
 
-def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> bool:
+def holds(form: type[Format], matrix: np.ndarray, layout: Mapping[str, Hashable]) -> bool:
     try: form.pack(matrix, **layout)
     except FormatError: return False
     return True
 
 
-def fit_options(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
+def fit_options(form: type[Format], stored: np.ndarray, layout: Mapping[str, Hashable]) -> dict[str, Hashable] | None:
     """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where
     there are none. A density is that of what is counted: of numbers, or of tiles."""
     try: packed = form.pack(stored, **layout)
     except FormatError: return None
-    options = dict(layout)
+    options, (n, p) = dict(layout), stored.shape
     if "density" in form.parameters:
-        whole = form.expected(*stored.shape, **layout, density=1.0)
+        whole = form.expected(n, p, **layout, density=1.0)
         [count] = [size for size in packed.sizes if not size.is_positive]
         options["density"] = packed.sizes[count] / whole[count]
-    kept = float((form.flops / 2 / T).subs(form.expected(*stored.shape, **options)))
+    kept = float((form.flops / 2 / T).subs(form.expected(n, p, **options)))
     return options if kept <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options),
                                                                            stored) else None
 

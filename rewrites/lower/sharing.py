@@ -1,8 +1,8 @@
 """What several parts of a model store alike is one constant: what it is, and how much of it each of them pays."""
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from opmatrix.algebra.data import Data
 from rewrites.extraction import Extraction, Node, Problem
@@ -10,7 +10,7 @@ from rewrites.graph.layers import Segment
 from rewrites.lower.lower import Angles, Content, Lowering, Stored, Use, leaf
 
 
-def find_shared(lowering: Lowering, cls: Any) -> Any:
+def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
     """What a stored class holds that another part may read, too: tables of positions, and where the model has leaves in
     several places, weights; None of what belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
@@ -36,7 +36,7 @@ def places(found: Sequence[dict[str, Segment]]) -> dict[Data, int]:
 class Rent(Protocol):
     """How much of the bytes of something stored one part pays; problems of equal `key` pay the same."""
 
-    def key(self, number: int) -> Any: ...
+    def key(self, number: int) -> Hashable: ...
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float: ...
 
 
@@ -44,15 +44,15 @@ class Shares:
     """Each pays one share of as many as there are parts that could read it, so no program pays more than its bytes:
     what is cheapest so bounds every program."""
 
-    def __init__(self, users: Mapping[Any, int]) -> None: self.users = users
-    def key(self, number: int) -> Any: return None
+    def __init__(self, users: Mapping[Hashable, int]) -> None: self.users = users
+    def key(self, number: int) -> Hashable: return None
 
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
         content = lowering.content(stored)
         return 1.0 if content is None else 1 / self.users[content]
 
 
-def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Any]:
+def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Hashable]:
     """How many parts could read what is stored: of the problems of parts, by number."""
     found = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems
              for node in problem.nodes}
@@ -67,7 +67,7 @@ class OtherUses:
                                 if content)
                       for number in range(len(parts))]
 
-    def key(self, number: int) -> Any: return self.there[number]
+    def key(self, number: int) -> Hashable: return self.there[number]
 
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
         return float(lowering.content(stored) not in self.there[number])
@@ -83,7 +83,7 @@ def rented(problem: Problem, number: int, lowering: Lowering, rent: Rent) -> Pro
 
 def restore_bytes(extraction: Extraction, problem: Problem) -> Extraction:
     """What was found for shares with the bytes that there are; cost and bound stay those of the shares."""
-    true: dict[Any, Node] = {node.cls: node for node in problem.nodes if isinstance(node.cls, Stored)}
+    true: dict[Hashable, Node] = {node.cls: node for node in problem.nodes if isinstance(node.cls, Stored)}
     nodes: tuple[Node, ...] = tuple(true.get(node.cls, node) for node in extraction.nodes)
     return replace(extraction, nodes=nodes, choice={node.cls: node for node in nodes},
                    memory=sum(node.memory for node in nodes))

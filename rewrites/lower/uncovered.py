@@ -14,7 +14,7 @@ from rewrites.law import value as rows
 from rewrites.laws.kernel_law import Implementation
 
 if TYPE_CHECKING:
-    from rewrites.lower.lower import Lowering
+    from rewrites.lower.lower import KernelCall, Lowering
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Interpreted(Implementation):
 
 
 def interpret_uncovered(lowering: "Lowering",
-                calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
+                calls: "Sequence[tuple[int, KernelCall]]") -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
     """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
     facts, terms = lowering.graph.facts, lowering.terms
     reached, values = reachable(lowering,
@@ -76,7 +76,7 @@ def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operato
             else: todo += part.children
 
 
-def reachable(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> set[int]:
+def reachable(lowering: "Lowering", calls: "Sequence[tuple[int, KernelCall]]") -> set[int]:
     """The classes that kernels compute from what is given."""
     facts = lowering.graph.facts
     reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items()

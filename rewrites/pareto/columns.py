@@ -4,13 +4,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, order
 from rewrites.graph.interfaces import FULL
 from rewrites.lower.lower import Lowering, Stored, Use
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import csr_array
 
 DualPrice = tuple[float, float, float]                      # of a second, a byte, a unit of squared error
 Shared = Hashable                                           # what several parts may read (rewrites/lower/sharing.py)
@@ -202,7 +207,7 @@ class Master:
         """Variables beside the columns: what is shared, then what is over each budget."""
         return len(self.sizes) + len(self.limits)
 
-    def linked(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> Any:
+    def linked(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> "csr_array":
         """A part (number) reads only what is there: readers, then what is shared, then so many spare variables."""
         from scipy.sparse import csr_array
         at = {content: len(readers) + i for i, content in enumerate(self.sizes)}
@@ -229,7 +234,7 @@ class Master:
             self.columns.append(column)
         return new
 
-    def flow(self) -> tuple[Any, np.ndarray]:
+    def flow(self) -> tuple["csr_array", np.ndarray]:
         """Each border state is left as often as it is reached; the model is entered once."""
         from scipy.sparse import csr_array
         entries = [(row, at, sign) for at, column in enumerate(self.columns)
@@ -252,7 +257,7 @@ class Master:
         from scipy.optimize import linprog
         cost, spent = self.costs()
         flow, needed = self.flow()
-        most: Any = spent if self.limits else None
+        most: csr_array | None = spent if self.limits else None
         ends = np.ones(len(spent)) if self.limits else None
         if self.links:
             from scipy.sparse import vstack
@@ -327,7 +332,7 @@ class Master:
         return [stage.made(column.stage, column.shape, tuple(each.method for each in taken if each.at == at))
                 for at, (stage, column) in enumerate(zip(stages, path, strict=True))]
 
-    def link_rules(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> list[Any]:
+    def link_rules(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> "list[LinearConstraint]":
         """That readers read what is there alone; nothing where nothing is shared."""
         from scipy.optimize import LinearConstraint
         return [LinearConstraint(self.linked(readers, spare), -np.inf, 0.0)] if self.links else []
@@ -351,7 +356,7 @@ class Offer(NamedTuple):
     spent: np.ndarray
 
 
-def choose_one(offers: Sequence[Offer], variables: int) -> Any:
+def choose_one(offers: Sequence[Offer], variables: int) -> "csr_array":
     """A row for each use, with a 1 for each of its offers, which are the first of so many variables."""
     from scipy.sparse import csr_array
     row = {key: number for number, key in enumerate(dict.fromkeys(offer[:2] for offer in offers))}
@@ -359,10 +364,11 @@ def choose_one(offers: Sequence[Offer], variables: int) -> Any:
                      shape=(len(row), variables))
 
 
-def solve_whole(cost: np.ndarray, rules: Sequence[Any], whole: np.ndarray, bounds: tuple[Any, Any],
-                time_limit: float) -> Any:
+def solve_whole(cost: np.ndarray, rules: "Sequence[LinearConstraint]", whole: np.ndarray,
+                bounds: "tuple[ArrayLike, ArrayLike]", time_limit: float) -> np.ndarray | None:
     """The cheapest values of variables between their bounds, those that are `whole` in whole numbers; None where none
     was found."""
     from scipy.optimize import Bounds, milp
-    return milp(cost, constraints=rules, integrality=whole, bounds=Bounds(*bounds),
-                options=dict(time_limit=time_limit, mip_rel_gap=1e-4)).x
+    found: np.ndarray | None = milp(cost, constraints=rules, integrality=whole, bounds=Bounds(*bounds),
+                                    options=dict(time_limit=time_limit, mip_rel_gap=1e-4)).x
+    return found

@@ -1,7 +1,6 @@
 """The front: programs that nothing beats in time, memory and error at once, found over several levels of error."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
 from rewrites.lower.lower import is_plain
 from rewrites.pareto.proposals import Choices, chosen_methods, undominated
+from rewrites.phases import Tell
 from rewrites.verify.differences import Change
 
 ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
@@ -36,7 +36,7 @@ class Front:
     exact: Program
     rows: Sequence[Batch]
     timed: Batch
-    meta: dict[str, Any]
+    meta: dict[str, object]
 
     def __post_init__(self) -> None:
         self.wanted = [self.exact.run(batch) for batch in self.rows]
@@ -53,7 +53,7 @@ class Front:
                 break
         return found
 
-    def points(self, error: float, memory: float | None, progress: Any = unheard) -> list[Structure]:
+    def points(self, error: float, memory: float | None, progress: Tell = unheard) -> list[Structure]:
         """The fastest and the smallest at every level of error and at the one asked for; there the bound of the
         fastest is proved. Where no error is allowed there are the exact ones alone."""
         large = self.exact.stored_bytes > LARGE

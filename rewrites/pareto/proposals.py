@@ -4,14 +4,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
 from opmatrix.batch import Batch
 from opmatrix.files.storage import own_functions
-from opmatrix.program import Program
+from opmatrix.program import Constant, Program
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
 from rewrites.approximate.error_cache import errors_file, recall, save_errors
@@ -19,7 +18,7 @@ from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
 from rewrites.approximate.trials import sample
 from rewrites.approximate.weight_errors import measure_weights
 from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import Emitter
+from rewrites.compiler.emit import ConstantKey, Emitter
 from rewrites.compiler.fit import Fitter, WeightKey
 from rewrites.compiler.search import SearchSpace, Structure
 from rewrites.lower.lower import Lowering, Method, Use
@@ -41,7 +40,7 @@ class Choices:
     seen: dict[ValueKey, Seen] = field(default_factory=dict)  # of what programs multiply weights by
     fitters: dict[Hashable, Fitter] = field(default_factory=dict)
     directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)    # of low rank
-    fitted: dict[Hashable, WeakValueDictionary[Any, Any]] = field(default_factory=dict)    # constants in use
+    fitted: dict[Hashable, WeakValueDictionary[ConstantKey, Constant]] = field(default_factory=dict)  # in use
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)     # where they come from
 
     @cached_property
@@ -68,18 +67,18 @@ class Choices:
         is to be proved its bound is none."""
         return self.budgets.within(error ** 2, memory, weights, gap=1e-3 if prove else inf)
 
-    def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
+    def program(self, structure: Structure, meta: dict[str, object]) -> Program:
         """A structure with its methods, fitted to what its exact program multiplies each weight by."""
         found, emitter = structure.program(meta, fitted=self.kept(structure), fitter=self.fitter(structure, meta))
         made = narrowed(found, self.space.prices)
         self.sources[made] = replace(emitter, fitted={}, fitter=Fitter())
         return made
 
-    def kept(self, structure: Structure) -> WeakValueDictionary[Any, Any]:
+    def kept(self, structure: Structure) -> WeakValueDictionary[ConstantKey, Constant]:
         """The constants of programs in use that hand on the same border states."""
         return self.fitted.setdefault(structure.route, WeakValueDictionary())
 
-    def fitter(self, structure: Structure, meta: dict[str, Any]) -> Fitter:
+    def fitter(self, structure: Structure, meta: dict[str, object]) -> Fitter:
         """What fits the weights of a structure."""
         kept, shape = self.kept(structure), list_uses(structure)
         if shape not in self.fitters:

@@ -3,10 +3,10 @@ term gives lies in its interval, so two that share no number differ."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, nan, nextafter
-from typing import Any
+from typing import SupportsFloat, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from opmatrix.batch import Batch
 
 SURE_BITS = 32                                              # of a number that somebody wrote down and no sum rounded
 UNSURE = 2.0 ** -50                                         # relative: what a number of more bits may have lost
+Certainty: TypeAlias = "bool | Maybe"
+Enclosable: TypeAlias = "SupportsFloat | Between"
 LIBRARY_ROUNDINGS = 4                                       # steps of float64 that functions of the C library are off
 
 
@@ -28,14 +30,14 @@ class Maybe:
     """What is true of some numbers of an interval and false of others."""
     __array_ufunc__ = None
 
-    def __array_function__(self, function: Any, types: Any, inputs: Any, more: Any) -> Any:
+    def __array_function__(self, function: object, types: object, inputs: Sequence[Enclosable], more: object) -> object:
         return choose_between(*inputs) if function is np.where and len(inputs) == 3 else NotImplemented
 
     def __bool__(self) -> bool: raise Undecided("a comparison of numbers that rounding does not tell apart")
-    def __and__(self, other: Any) -> Any: return self if isinstance(other, Maybe) or other else False
-    def __or__(self, other: Any) -> Any: return True if not isinstance(other, Maybe) and other else self
+    def __and__(self, other: object) -> Certainty: return self if isinstance(other, Maybe) or other else False
+    def __or__(self, other: object) -> Certainty: return True if not isinstance(other, Maybe) and other else self
     def __invert__(self) -> Maybe: return self
-    def __mul__(self, other: Any) -> Any: return Between(0.0, 1.0) * other
+    def __mul__(self, other: Enclosable) -> Between: return Between(0.0, 1.0) * other
     __rand__, __ror__, __rmul__ = __and__, __or__, __mul__
 
 
@@ -64,12 +66,12 @@ class Between:
     def __abs__(self) -> Between:
         ends = abs(self.low), abs(self.high)
         return Between(0.0 if self.holds(0.0) else min(ends), max(ends))
-    def __add__(self, other: Any) -> Between:
+    def __add__(self, other: Enclosable) -> Between:
         o = as_between(other)
         return outward(self.low + o.low, self.high + o.high)
-    def __sub__(self, other: Any) -> Any: return self + -as_between(other)
-    def __rsub__(self, other: Any) -> Any: return -self + other
-    def __mul__(self, other: Any) -> Between:
+    def __sub__(self, other: Enclosable) -> Between: return self + -as_between(other)
+    def __rsub__(self, other: Enclosable) -> Between: return -self + other
+    def __mul__(self, other: Enclosable) -> Between:
         o = as_between(other)
         if other is self and not self.unknown:
             near, far = (end * end for end in (abs(self).low, abs(self).high))
@@ -77,13 +79,13 @@ class Between:
         if (self.low == self.high == 0 and o.finite) or (o.low == o.high == 0 and self.finite): return Between(0.0)
         ends = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
         return outward(min(ends), max(ends)) if not any(map(isnan, ends)) else Between(nan)
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Enclosable) -> Between:
         o = as_between(other)
         if o.unknown or o.holds(0.0): return Between(nan)
         return self * outward(1 / o.high, 1 / o.low)
-    def __rtruediv__(self, other: Any) -> Any: return as_between(other) / self
-    def __pow__(self, power: Any) -> Any:
-        if power == 0.5: return FUNCTIONS["sqrt"](self)
+    def __rtruediv__(self, other: Enclosable) -> Between: return as_between(other) / self
+    def __pow__(self, power: float | Between) -> Between:
+        if power == 0.5: return SQRT(self)
         if isinstance(power, Between) or power != int(power): return Between(nan)
         if power < 0: return 1.0 / self ** -power
         made = Between(1.0)
@@ -91,38 +93,38 @@ class Between:
         return made * self if power % 2 else made
     __radd__, __rmul__ = __add__, __mul__
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: Enclosable) -> Certainty:
         o = as_between(other)
         if self.unknown or o.unknown: return MAYBE
         return True if self.high < o.low else False if self.low >= o.high else MAYBE
-    def __gt__(self, other: Any) -> Any: return as_between(other) < self
-    def __le__(self, other: Any) -> Any: return negated(self > other)
-    def __ge__(self, other: Any) -> Any: return negated(self < other)
-    def __eq__(self, other: object) -> Any:
+    def __gt__(self, other: Enclosable) -> Certainty: return as_between(other) < self
+    def __le__(self, other: Enclosable) -> Certainty: return negated(self > other)
+    def __ge__(self, other: Enclosable) -> Certainty: return negated(self < other)
+    def __eq__(self, other: Enclosable) -> Certainty:    # type: ignore[override]
         o = as_between(other)
         if self.low == self.high == o.low == o.high: return True
         return False if self.high < o.low or o.high < self.low else MAYBE
-    def __ne__(self, other: object) -> Any: return negated(self == other)
+    def __ne__(self, other: Enclosable) -> Certainty: return negated(self == other)    # type: ignore[override]
     __hash__ = None                                         # type: ignore[assignment]
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Enclosable, **more: object) -> object:
         if method != "__call__" or more: return NotImplemented
         if any(isinstance(each, np.ndarray) and each.ndim for each in inputs): return NotImplemented
         known = FUNCTIONS.get(ufunc.__name__)
         return known(*map(as_between, inputs)) if known else Between(nan)
 
-    def __array_function__(self, function: Any, types: Any, inputs: Any, more: Any) -> Any:
+    def __array_function__(self, function: object, types: object, inputs: Sequence[Enclosable], more: object) -> object:
         if function is np.where and len(inputs) == 3: return choose_between(*inputs)
         return NotImplemented
 
 
-def as_between(number: Any) -> Between:
+def as_between(number: Enclosable) -> Between:
     """A number that is exactly what it is as an interval."""
     if isinstance(number, Between): return number
     if isinstance(number, np.ndarray): number = number.item()
     return number if isinstance(number, Between) else Between(float(number))
 
-def around(number: Any) -> Between:
+def around(number: Enclosable) -> Between:
     """A number that is written in a term: of so many bits it may be a rounded one."""
     if isinstance(number, Between): return number
     mantissa, _ = math.frexp(found := float(number))
@@ -136,9 +138,9 @@ def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: 
         low, high = low if low == inf else nextafter(low, -inf), high if high == -inf else nextafter(high, inf)
     return Between(max(low, least) if not isnan(low) else nan, min(high, most) if not isnan(high) else nan)
 
-def negated(said: Any) -> Any: return said if isinstance(said, Maybe) else not said
+def negated(said: Certainty) -> Certainty: return said if isinstance(said, Maybe) else not said
 
-def choose_between(condition: Any, one: Any, other: Any) -> Any:
+def choose_between(condition: object, one: Enclosable, other: Enclosable) -> Enclosable:
     """One where the condition holds, else the other: both where it may hold."""
     if not isinstance(condition, Maybe): return one if condition else other
     a, b = as_between(one), as_between(other)
@@ -169,7 +171,9 @@ def swinging(f: Callable[[float], float]) -> Callable[[Between], Between]:
     return of
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {                # by numpy's and scipy's names
+EXP, SQRT = rising(math.exp, 0.0), rising(math.sqrt, 0.0)
+LOG = rising(lambda u: -inf if u == 0 else math.log(u))
+FUNCTIONS: dict[str, Callable[..., Between | Certainty]] = {    # by numpy's and scipy's names
     "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a / b, "true_divide": lambda a, b: a / b, "negative": lambda a: -a, "positive": lambda a: a,
     "less": lambda a, b: a < b, "less_equal": lambda a, b: a <= b, "greater": lambda a, b: a > b,
@@ -177,16 +181,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {                # by numpy's and sci
     "absolute": abs, "fabs": abs, "square": lambda a: a * a, "reciprocal": lambda a: 1.0 / a,
     "power": lambda a, b: a ** (b.low if b.low == b.high else b),
     "maximum": either(max), "minimum": either(min), "fmax": either(max), "fmin": either(min),
-    "exp": rising(math.exp, 0.0), "expm1": rising(math.expm1, -1.0), "exp2": rising(lambda u: 2.0 ** u, 0.0),
-    "log": rising(lambda u: -inf if u == 0 else math.log(u)), "log1p": rising(math.log1p),
+    "exp": EXP, "expm1": rising(math.expm1, -1.0), "exp2": rising(lambda u: 2.0 ** u, 0.0),
+    "log": LOG, "log1p": rising(math.log1p),
     "log2": rising(lambda u: -inf if u == 0 else math.log2(u)),
-    "sqrt": rising(math.sqrt, 0.0), "cbrt": rising(math.cbrt),
-    "tanh": rising(math.tanh, -1.0, 1.0), "sinh": rising(math.sinh), "arctan": rising(math.atan),
-    "arcsinh": rising(math.asinh), "erf": rising(math.erf, -1.0, 1.0),
+    "sqrt": SQRT, "cbrt": rising(math.cbrt), "tanh": rising(math.tanh, -1.0, 1.0), "sinh": rising(math.sinh),
+    "arctan": rising(math.atan), "arcsinh": rising(math.asinh), "erf": rising(math.erf, -1.0, 1.0),
     "expit": rising(lambda u: 1 / (1 + math.exp(-u)) if u > -700 else math.exp(u), 0.0, 1.0),
     "sin": swinging(math.sin), "cos": swinging(math.cos),
     "sign": stepping(lambda u: (u > 0) - (u < 0)), "floor": stepping(math.floor), "ceil": stepping(math.ceil),
-    "logaddexp": lambda a, b: FUNCTIONS["log"](FUNCTIONS["exp"](a) + FUNCTIONS["exp"](b)),
+    "logaddexp": lambda a, b: LOG(EXP(a) + EXP(b)),
     "isfinite": lambda a: a.finite or MAYBE, "isnan": lambda a: MAYBE if a.unknown else False,
 }
 
@@ -195,16 +198,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {                # by numpy's and sci
 class Enclosed(Entrywise):
     """One entry at a time, each an interval."""
 
-    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Any], doing: object) -> Entrywise:
+    def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Enclosable | tuple[Enclosable, ...]],
+                 doing: object) -> Entrywise:
         def at(h: int, r: int, j: int) -> Between:
             found = value(h, r, j // width)
             return as_between(found[j % width] if isinstance(found, tuple) else found)
         return self.of((*shape[:2], shape[2] * width), at)
 
 
-def enclose(term: Operator, x: NDArray[Any], batch: Batch) -> NDArray[Any]:
+def enclose(term: Operator, x: NDArray[np.float64], batch: Batch) -> NDArray[np.object_]:
     """Intervals that hold what a term gives at x, heads x rows x columns. Raises Undecided, and as the oracle does."""
-    x, known = check_input(term, x, batch)
-    start = Enclosed(x if x.ndim == 3 else x[None], known, around)
-    found: NDArray[Any] = term(start.of(start.value.shape, lambda *at: Between(float(start.value[at])))).value
+    given, known = check_input(term, x, batch)
+    start = Enclosed(given if given.ndim == 3 else given[None], known, around)
+    found: NDArray[np.object_] = term(start.of(start.value.shape, lambda *at: Between(float(start.value[at])))).value
     return found

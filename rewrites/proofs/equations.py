@@ -6,17 +6,17 @@ What is not proved is tried with numbers (rewrites/proofs/refute.py): one place 
 there is none, nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import sympy
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.shapes import H, N
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.graph.egraph import ENGINES, SCHEDULE, engine, rules
+from rewrites.graph.egraph import ENGINES, SCHEDULE, EgglogEngine, engine, rules
 from rewrites.graph.template import Template, quoted
 from rewrites.law import Law
 from rewrites.proofs.laws import cancelling, values
@@ -24,6 +24,9 @@ from rewrites.proofs.reading import are_numbers, read_both
 from rewrites.proofs.refute import Counterexample, refute
 from rewrites.spelling import spelled
 from rewrites.verify.graphs import spell_values
+
+if TYPE_CHECKING:
+    from egglog.bindings import _Command
 
 PROOFS_PER_ENGINE = 100                                     # proofs that one engine makes
 UNREAD = "rows are picked, and their positions or sequences read, of which laws of values know nothing"
@@ -145,7 +148,7 @@ class Prover:
 class ProofSearch:
     """One proof under way: matches by rule, nodes, and how many nodes there may be."""
 
-    engine: Any
+    engine: EgglogEngine
     budget: int
     matches: Counter[str] = field(default_factory=Counter)
     nodes: int = 0
@@ -153,13 +156,13 @@ class ProofSearch:
     def equal(self) -> bool:
         return bool(self.engine.lookup_function("$left", []) == self.engine.lookup_function("$right", []))
 
-    def saturate(self, phases: Sequence[Any]) -> None:
+    def saturate(self, phases: "Sequence[Sequence[_Command]]") -> None:
         """Rounds of the first phase that is not still, until all are, both sides are equal, or the budget is spent."""
         at = 0
         while at < len(phases) and self.nodes <= self.budget and not self.equal():
             at = 0 if self.changed(phases[at]) else at + 1
 
-    def changed(self, phase: Any) -> bool:
+    def changed(self, phase: "Sequence[_Command]") -> bool:
         """Whether one round of a phase changes anything."""
         _, done, sizes = self.engine.run_program(*phase)
         self.matches.update(Counter({name: n for name, n in done.report.num_matches_per_rule.items() if n}))
@@ -179,7 +182,7 @@ def inputs(*terms: Operator) -> list[Operator]:
 
 def add_sizes(template: Template, roots: dict[str, Operator]) -> Template:
     """The template of these operators, with the rows and columns that the engine does not find itself."""
-    found: dict[Any, int | None] = {}
+    found: dict[Hashable, int | None] = {}
     powers, lines = {sympy.S.One: 0, H: 1}, []
     terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
     for entry, term in zip(template.entries, terms, strict=True):
@@ -202,7 +205,7 @@ def is_derived(term: Operator) -> bool:
     return term.kind.name in DERIVED
 
 
-def encode_size(size: Any, powers: dict[Any, int]) -> int | None:
+def encode_size(size: sympy.Expr | int, powers: dict[sympy.Expr, int]) -> int | None:
     """A size as a whole number, another for every other size; none where it is not known."""
     expression = sympy.expand(size)
     if expression.has(N):

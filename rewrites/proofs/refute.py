@@ -1,6 +1,6 @@
 """Refutation: two operators that differ at one x are not equal, whatever laws reach. Symbols become operators that have
 the properties declared of them, sizes become small numbers, all different."""
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count
@@ -24,6 +24,8 @@ from rewrites.verify.graphs import batch as draw_batch
 MIN_DIFFERENCE = 1e-6                                       # relative: far above what float64 rounds
 FREE = (N, T, H)                                            # sizes that an input gives
 GRID = 1 << 10                                             # drawn numbers are parts of this
+Difference = tuple[NDArray[np.float64], tuple[int, ...], float | tuple[int, ...], float | tuple[int, ...],
+                   tuple[Operator, Operator], Batch]
 FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StopIteration, RuntimeError
 
 
@@ -36,8 +38,8 @@ class Counterexample:
     x: NDArray[np.float64]
     symbols: dict[str, Operator]
     entry: tuple[int, ...]
-    left: Any
-    right: Any
+    left: float | tuple[int, ...]
+    right: float | tuple[int, ...]
     sides: tuple[Operator, Operator]
     batch: Batch
 
@@ -66,13 +68,13 @@ def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Co
         if found is not None:
             names = dict[str, Operator]()
             for leaf, term in symbols.items():
-                if isinstance(leaf, Operator):
+                if isinstance(leaf, Operator) and isinstance(term, Operator):
                     names[untaken(str(leaf.args[0]), names)] = term
             return Counterexample(found[0], names, *found[1:])
     return None
 
 
-def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple[Any, ...] | None:
+def differing(one: Operator, other: Operator, rng: np.random.Generator) -> Difference | None:
     """(x, entry, the number of one, of the other, both, the batch) where two operators without symbols differ most;
     none where they agree, or where it cannot be told. Raises where something does not fit."""
     columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
@@ -93,7 +95,7 @@ def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple
     return x, at, float(a[at]), float(b[at]), (one, other), given
 
 
-def gaps_of(one: Operator, other: Operator, x: NDArray[Any], given: Batch) -> NDArray[np.float64]:
+def gaps_of(one: Operator, other: Operator, x: NDArray[np.float64], given: Batch) -> NDArray[np.float64]:
     """How far apart two operators are at x for certain, entry by entry: zero where that is not known."""
     try:
         a, b = (enclose(term, x, given) for term in (one, other))
@@ -124,12 +126,12 @@ def is_sure(term: Operator) -> bool:
     return all(around(number).low == around(number).high for array in arrays for number in array.flat)
 
 
-def coarsen(numbers: NDArray[Any]) -> NDArray[np.float64]:
+def coarsen(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Numbers of few bits near these: products of them do not round."""
     return np.round(numbers * GRID) / GRID
 
 
-def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Any, Any]:
+def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Operator | Symbol, Operator | int]:
     """An operator for each symbol of these terms, and a number for each size. StopIteration where none has the declared
     properties."""
     nodes = [node for term in terms for node in term.walk()]
@@ -145,7 +147,7 @@ def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Any, Any]:
 def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator) -> Iterator[Operator]:
     """Operators of a symbol's sizes, those with the fewest properties first. All are of numbers that are drawn, so two
     symbols are two operators."""
-    def known(size: Any) -> Any: return size if size in FREE else int(sympify(size).subs(sizes))
+    def known(size: Expr) -> Expr | int: return size if size in FREE else int(sympify(size).subs(sizes))
     into, out = (Shape(*map(known, shape)) for shape in leaf.args[1:3])
     stack = () if out.heads in (1, H) else (out.heads,)
     columns, names = INPUT if into.cols is N else into.cols, count(1)
@@ -196,7 +198,7 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
     return memo[term]
 
 
-def sized(attribute: Any, by: dict[Any, Any]) -> Any:
+def sized(attribute: object, by: Mapping[Hashable, object]) -> object:
     """An attribute with numbers for its sizes, where it is an expression of them."""
     if not isinstance(attribute, Expr) or isinstance(attribute, Space):
         return attribute

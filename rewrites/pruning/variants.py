@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.oracles import dense
@@ -23,6 +24,7 @@ from rewrites.lower.lower import Method
 from rewrites.lower.representations import Representable, only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices
+from rewrites.phases import Tell
 from rewrites.pruning.losses import SHARES, Curve, count_trials, curves, levels
 from rewrites.pruning.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.verify.differences import difference
@@ -66,11 +68,11 @@ class Variant:
         if self.choices is None or structure is self.structure: return self.emitter
         return self.choices.sources[program]
 
-    def verified(self, batch: Batch) -> tuple[NDArray[Any], dict[str, Any]]:
+    def verified(self, batch: Batch) -> tuple[NDArray[np.float64], dict[str, object]]:
         """Its output in float64, and what a certificate says of how it was made. Raises VerificationError where its
         sizes are not those of the model with rows of zeros."""
-        told = self.removed and {"removed": self.removed.described() | {"difference": self.removed.checked(batch)}}
-        return dense(self.operator, batch), told or {}
+        found, removed = dense(self.operator, batch), self.removed
+        return found, {"removed": removed.described() | {"difference": removed.checked(batch)}} if removed else {}
 
 
 class Untried(NamedTuple):
@@ -130,9 +132,9 @@ class Pruning:
     exact: Program
     representable: Representable
     workload: Workload
-    meta: dict[str, Any]
+    meta: dict[str, object]
 
-    def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
+    def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Tell) -> list[Variant]:
         """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are
         fitted to, as far as their exact programs keep the quality."""
         batch, choose = self.workload.fit, self.workload.choose

@@ -1,6 +1,6 @@
 """The programs of a run against the model: their errors on held-out rows, and step by step on a few, several at a
 time."""
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -109,7 +109,7 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
             for point, error in zip(points, errors, strict=True)]
 
 
-def check_programs(searched: Searched, choices: Choices, points: Sequence[Point], laws_verified: dict[str, Any],
+def check_programs(searched: Searched, choices: Choices, points: Sequence[Point], laws_verified: dict[str, object],
                    few: Sequence[Batch], near: np.ndarray) -> list[Point]:
     """Points with what level 3 finds on a few rows, for which the model gives `near`: of the exact program, which
     serves all, then of each other one its structure, equal ones once, and its steps; and of all of them what it finds
@@ -119,8 +119,8 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
     calls: dict[str, Callable[[], Any]] = {"exact": partial(
         verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near])}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
-    read: dict[Any, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}    # who checks what reads so
-    whose, made = dict[int, str](), dict[int, dict[str, Any]]()              # by point: who checks it, how it was made
+    read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it
+    whose, made = dict[int, str](), dict[int, dict[str, object]]()       # by point: who checks it, how it was made
     for at, point in enumerate(points):
         if not point.methods: continue
         assert point.structure is not None
@@ -141,8 +141,8 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
     shared = laws_verified | {name: results[name] for name in ("exact", "outputs") if name in results}
     structures = results | {"exact": results["exact"]["float64"]}
 
-    def checks(at: int) -> dict[str, Any]:
+    def checks(at: int) -> dict[str, object]:
         if at not in whose: return {}
-        return made[at] | {"exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
+        return {**made[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
     return check_lengths(searched, [replace(point, checks=shared | point.checks | checks(at))
                                     for at, point in enumerate(points)], few[0])

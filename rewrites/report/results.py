@@ -17,6 +17,7 @@ from rewrites.evaluate.goals import MEASURES, Goal
 from rewrites.evaluate.reported import Named
 from rewrites.law import Law
 from rewrites.lower.mixed import format_lengths
+from rewrites.lower.price import TimeModel
 from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
 from rewrites.report.gains import Gain
@@ -39,7 +40,7 @@ class Result:
     """Everything that a run found out; `points[chosen]` is the answer. It prints as the report."""
 
     model: str
-    machine: Any
+    machine: TimeModel
     workload: Workload
     structures: Mapping[str, Structure]
     points: list[Point]
@@ -58,7 +59,7 @@ class Result:
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
     busy: str = ""                                          # what was seen of others while programs were timed
-    terms: dict[str, Any] | None = None                     # of the answer, steps that evaluate terms (uncompiled.py)
+    terms: dict[str, object] | None = None                  # of the answer, steps that evaluate terms (uncompiled.py)
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -92,7 +93,7 @@ def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, A
     return found | phase_seconds(report)
 
 
-def phase_seconds(report: Report) -> dict[str, Any]:
+def phase_seconds(report: Report) -> dict[str, object]:
     """Seconds of the phases, up to now, and of all together."""
     return {"phases": report.phases, "wall_s": report.wall}
 
@@ -136,7 +137,7 @@ def report_bound(result: Result) -> dict[str, float | None]:
     return {"seconds": result.bound, "gap": None if result.bound is None else 1 - result.bound / chosen}
 
 
-def prediction(result: Result) -> dict[str, Any]:
+def prediction(result: Result) -> dict[str, object]:
     """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this
     run."""
     points = [result.imported, result.fused, *result.points]
@@ -154,11 +155,11 @@ def installed(name: str) -> str:
         return "not installed"
 
 
-def machine_name(machine: Any) -> str:
+def machine_name(machine: object) -> str:
     return str(getattr(machine, "name", type(machine).__name__))
 
 
-def describe_point(point: Point, place: Path) -> dict[str, Any]:
+def describe_point(point: Point, place: Path) -> dict[str, object]:
     removed = point.variant.removed if point.variant else None
     return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
                              "removed": removed and removed.described(),
@@ -166,7 +167,7 @@ def describe_point(point: Point, place: Path) -> dict[str, Any]:
                              if point.structure else []}
 
 
-def figures(point: Point) -> dict[str, Any]:
+def figures(point: Point) -> dict[str, object]:
     """What was predicted of a program, and what was measured."""
     return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
             "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
@@ -247,7 +248,7 @@ def tell_bounds(found: dict[str, Any]) -> str:
 def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
 
 
-def tell_goals(goals: list[dict[str, Any]]) -> str:
+def tell_goals(goals: list[dict[str, object]]) -> str:
     """How the chosen program keeps the goals, where there are others than the error."""
     return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}"
                                       for goal in goals) if len(goals) > 1 else ""
@@ -261,6 +262,6 @@ def gains(found: dict[str, Any]) -> str:
                  ["", "ms measured", "quartiles", "ms saved", ""])
 
 
-def name_step(step: dict[str, Any]) -> str:
+def name_step(step: dict[str, str]) -> str:
     """A means, and the program that has it."""
     return step["name"] if step["name"] == step["program"] else f"{step['name']}: {step['program'] or 'nothing'}"

@@ -1,12 +1,12 @@
 """The steps that lead to a program of a search, as text."""
 from collections.abc import MutableMapping, Sequence
 from functools import partial
-from typing import Any
 
 from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.program import Constant, Program
 from rewrites.approximate.sites import sites
-from rewrites.approximate.trials import try_weights
+from rewrites.approximate.trials import FloatRows, try_weights
+from rewrites.compiler.emit import ConstantKey
 from rewrites.compiler.search import Structure
 from rewrites.derivations.chain import derive_chain, nearly
 from rewrites.derivations.derivation import Otherwise
@@ -38,12 +38,12 @@ def derive(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwis
 
 
 def otherwise(structure: Structure, program: Program, held_out: Batch,
-              kept: MutableMapping[Any, Any] | None = None) -> dict[int, Otherwise]:
+              kept: MutableMapping[ConstantKey, Constant] | None = None) -> dict[int, Otherwise]:
     """What a program does not store as it is: by part, by class and layout, in words, with the change of the output
     that it alone brought about on calibration rows, and brings about on held-out ones. `kept` are constants of other
     programs of these border states."""
     own, emitter = structure.program({}, structure.exactly, kept)
-    wanted, values = own.run(held_out), list[Any]()
+    wanted, values = own.run(held_out), list[FloatRows | None]()
     found = {number: nearly(extraction) for number, extraction in zip(structure.numbers, structure.extractions,
                                                                       strict=True)}
     for first, site in sorted(((site.readers(own)[0], site) for site in sites(own, structure, emitter)),

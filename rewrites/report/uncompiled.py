@@ -16,7 +16,7 @@ TERM = "term"                                               # the attribute of w
 GUIDE = "docs/add_a_kernel.md"
 
 
-def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, Any] | None:
+def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, object] | None:
     """The steps of a program that evaluate terms, as the report has them: how many, of how many, the share of the time
     of a run of the batch that they take, whether that is measured or predicted, and the kinds of operators in them that
     no kernel computes. None where there are none."""

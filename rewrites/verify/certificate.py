@@ -21,7 +21,7 @@ PACKAGES = "opmatrix", "numpy", "scipy", "sympy", "numba", "egglog"
 Certificate = dict[str, Any]
 
 
-def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
+def certificate(program: Program, results: Mapping[str, object], batches: Sequence[Batch], *, seed: int = 0,
                 machine: str = "", lengths: Lengths = ()) -> Certificate:
     """What `verify_laws`, `verify_graphs`, `verify_exact` or `verify_approximate` found, by name, for this program and
     these batches, and on batches of these lengths; `machine` names the one it was found on."""
@@ -31,7 +31,7 @@ def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[
             "machine": machine or platform.processor() or platform.machine()}
 
 
-def certify(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
+def certify(program: Program, results: Mapping[str, object], batches: Sequence[Batch], *, seed: int = 0,
               machine: str = "", lengths: Lengths = ()) -> Program:
     """The program with its certificate."""
     return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine,
@@ -43,7 +43,7 @@ def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:
     return Errors.of([program.run(batch) for batch in batches], [program.exact(batch) for batch in batches]).relative
 
 
-def describe_batch(batch: Batch) -> dict[str, Any]:
+def describe_batch(batch: Batch) -> dict[str, object]:
     """A batch as JSON, with the hash of its numbers."""
     rows = {"tokens": [part.tokens.tolist() for part in batch], "kinds": [part.kinds.tolist() for part in batch]}
     return {"hash": hash_rows(rows), "sentences": len(batch), "rows": batch.rows, **rows}
@@ -57,7 +57,7 @@ def restored(kept: Mapping[str, Any]) -> Batch:
     return Batch(rows["tokens"], rows["kinds"])
 
 
-def hash_rows(rows: Mapping[str, Any]) -> str:
+def hash_rows(rows: Mapping[str, object]) -> str:
     return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -70,7 +70,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def as_json_value(thing: Any) -> Any:
+def as_json_value(thing: object) -> object:
     """As JSON has it, which has no infinite numbers: what is so far off has none."""
     if isinstance(thing, Mapping): return {str(name): as_json_value(value) for name, value in thing.items()}
     if isinstance(thing, list | tuple): return [as_json_value(value) for value in thing]

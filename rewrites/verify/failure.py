@@ -1,6 +1,5 @@
 """What is raised where a law, a graph or a program is not what it should be."""
 from collections.abc import Sequence
-from typing import Any
 
 
 class VerificationError(Exception):
@@ -9,7 +8,7 @@ class VerificationError(Exception):
     `laws` are those that may be at fault, `said` is the message without the lines."""
 
     def __init__(self, level: int, where: str, what: str, reproducer: str = "", laws: Sequence[str] = (),
-                 **values: Any) -> None:
+                 **values: object) -> None:
         self.level, self.where, self.what, self.values = level, where, what, values
         self.reproducer, self.laws = reproducer, tuple(laws)
         numbers = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"

@@ -28,7 +28,7 @@ class ForkedTask:
     ended without an answer, the work is done here, or what is given instead. At the end of the block nothing is left of
     it."""
 
-    def __init__(self, work: Callable[[Announce], Any], announce: Announce) -> None:
+    def __init__(self, work: Callable[[Announce], object], announce: Announce) -> None:
         self.work, self.announce = work, announce
         self.process, self.pipe = 0, -1
 
@@ -54,13 +54,13 @@ class ForkedTask:
         with suppress(BaseException):
             signal.signal(signal.SIGINT, signal.SIG_DFL)    # whoever interrupts the run interrupts this too
             with os.fdopen(writing, "w") as lines:
-                def tell(kind: str, said: Any) -> None: print(json.dumps([kind, said]), file=lines, flush=True)
+                def tell(kind: str, said: object) -> None: print(json.dumps([kind, said]), file=lines, flush=True)
                 try: tell("answer", self.work(lambda line: tell("announced", line)))
                 except VerificationError as error:
                     tell("failure", [[getattr(error, name) for name in FAILURE], error.values])
         os._exit(0)
 
-    def answer(self, instead: Callable[[Announce], Any] | None = None) -> Any:
+    def answer(self, instead: Callable[[Announce], object] | None = None) -> Any:
         for kind, said in self.lines() if self.process else ():
             if kind == "announced": self.announce(said)
             elif kind == "answer": return said

@@ -3,9 +3,9 @@ kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sympy import Symbol
 
 from opmatrix.algebra.data import Data
@@ -17,7 +17,7 @@ from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, Relation
 from opmatrix.signature import Port
 from rewrites.flat import flat
-from rewrites.graph.egraph import ENode, Graph, build, fitting, saturate
+from rewrites.graph.egraph import EgglogEngine, ENode, Graph, build, fitting, saturate
 from rewrites.graph.template import Template, quoted
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
 from rewrites.lower.lower import Lowering
@@ -68,7 +68,7 @@ def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> 
     return spell_values(replace(template, values=values), laws)
 
 
-def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, shared: Any = None,
+def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, shared: EgglogEngine | None = None,
                  **other: Sort) -> tuple[list[Disagreement], Graph]:
     """What disagrees in a graph that starts from the left sides of these laws, so that laws are checked that no model
     needs. `shared` is an engine of the laws that traces; `other` widens what variables may be; the graph tells whether
@@ -111,7 +111,7 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
 
 
 @cache
-def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
+def find_spoken(laws: tuple[Law, ...]) -> dict[str, object]:
     """The numbers, monoids and patterns that laws speak of, as they call them."""
     return {spelled(value): value for law in laws for side in law.sides() for root in side
             for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
@@ -130,7 +130,7 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
 
 def represented(graph: Graph, template: Template, values: Drawn) -> dict[int, Operator]:
     """The term of every class."""
-    def make(node: ENode, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
+    def make(node: ENode, terms: dict[int, Operator], attributes: dict[str, object]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
             return None
         return stack(graph, node.cls, term, values)
@@ -250,19 +250,20 @@ def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] =
                  draw_inputs(template, rng, lengths))
 
 
-def draw_inputs(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
+def draw_inputs(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """The matrices of the inputs that a template names, drawn."""
     return {port.name: rng.normal(size=(len(lengths) if port.space == "S" else sum(lengths),
                                         *([port.heads] if port.heads > 1 else []),
                                         port.columns)) for port in template.values.values() if isinstance(port, Port)}
 
 
-def draw_relations(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
+def draw_relations(template: Template, rng: np.random.Generator,
+                   lengths: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """The relations that a template names and not every batch gives, drawn: one entry a row, more where none is picked
     by. A space that has no size of its own has as many rows as there are tokens."""
     picks = {template.values[e.attributes[0]] for e in template.entries if e.kind == "pick"}
 
-    def drawn(each: Relation) -> Any:
+    def drawn(each: Relation) -> NDArray[np.float64]:
         rows, cols = (len(lengths) if space == "S" else sum(lengths) for space in (each.rows, each.cols))
         found = np.eye(cols)[rng.integers(0, cols, rows)]
         return found if each in picks else found + rng.normal(size=found.shape) * (rng.random(found.shape) < 0.3)

@@ -4,7 +4,7 @@ and behind another one.
 
 Batches are made of the tokens of the sentences that a certificate holds, so that their lengths say all of them."""
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, cycle, pairwise
 from typing import Any
@@ -34,7 +34,7 @@ ROW_WORK = 4e9                                              # multiplications of
 MAX_ROWS = MAX_INPUT_ROWS // 2                              # of sentences alone, of which a certificate says all
 GROUP_COUNT, LONG_COUNT = 3, 3                              # groups of a batch of many; long sentences of one of few
 MEMORY = 2 ** 30                                            # bytes that a run may need for the longest
-Near = dict[str, Any]                                       # how many sentences and rows, and how far off their output
+Near = dict[str, float]                                     # how many sentences and rows, and how far off their output
 Lengths = tuple[tuple[int, ...], ...]                       # of each batch those of its sentences
 
 
@@ -94,7 +94,7 @@ class Steps:
 
     lengths: Lengths
     all: frozenset[int]
-    seen: set[Any] = field(default_factory=set)
+    seen: set[Hashable] = field(default_factory=set)
     nearest: float = 0.0
 
     @classmethod
@@ -131,7 +131,7 @@ class Steps:
         """They were looked at."""
         self.seen |= {kind_of(call, batch) for call in calls(program)}
 
-    def look(self, shown: str, call: Call, arguments: dict[str, Any], found: NDArray[Any], batch: Batch) -> None:
+    def look(self, shown: str, call: Call, arguments: dict[str, Any], found: np.ndarray, batch: Batch) -> None:
         """At a step, on its own operands, on telling ones, and on other numbers of rows. Raises VerificationError."""
         some, whole = rows_looked_at(call, batch), len(batch) > 1 or batch.rows in self.all
         meant = Meant.of(call, arguments, batch, None if whole and reads_all(call, batch) else some)
@@ -166,7 +166,7 @@ def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch
         yield last.compared(shown, launched(call, own, call.shape.at(part.extents())), count)
 
 
-def launched(call: Call, arguments: dict[str, Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def launched(call: Call, arguments: Mapping[str, object], shape: tuple[int, ...]) -> NDArray[np.float32]:
     """What a kernel gives for these arguments."""
     out = np.empty(shape, np.float32)
     call.kernel.function(out, **arguments)
@@ -178,20 +178,20 @@ def calls(program: Program) -> list[Call]:
     return program.schedule.calls[program.schedule.first:]
 
 
-def kind_of(call: Call, batch: Batch) -> Any:
+def kind_of(call: Call, batch: Batch) -> Hashable:
     """What a step is there, whatever its numbers are."""
     operands = tuple((name, described(value)) for name, value in vars(call.bound).items())
     return batch.starts.tobytes(), call.kernel.name, operands, tuple(sorted(call.values)), str(call.shape)
 
 
-def described(value: Any) -> Any:
+def described(value: object) -> Hashable:
     """An operand or an attribute: of a constant its form."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
     if isinstance(value, Format): return value.name, value.shape, tuple(value.remembered.items())
     return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
 
 
-def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> dict[str, Any]:
+def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> dict[str, float]:
     """On each batch those steps that nobody looked at against what their kernels mean, within their bounds: of many
     rows some, and on operands that tell more; and on those that count for all the whole run, as it is for whoever uses
     it, against its steps to the bit. Raises VerificationError."""
@@ -242,7 +242,7 @@ def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Len
 
 def errors_at(programs: Sequence[Program], batches: Sequence[Batch], wanted: Outputs) -> list[list[Near]]:
     """How far each program is from what is wanted of it, batch by batch."""
-    def near(program: Program, batch: Batch, rows: NDArray[Any]) -> Near:
+    def near(program: Program, batch: Batch, rows: NDArray[np.floating]) -> Near:
         off = Errors.of([program.run(batch)], [rows]).relative
         return {"sentences": len(batch), "rows": batch.rows, "relative": off}
     return [[near(program, *each) for each in zip(batches, wanted, strict=True)] for program in programs]
@@ -258,9 +258,9 @@ def verify_rounding(program: Program, found: Sequence[Near], imported: Sequence[
                                     imported=base, times=ROUNDING, sentences=len(batch), rows=batch.rows)
 
 
-def walk(program: Program, batch: Batch, fresh: set[int], steps: Steps, until: int | None = None) -> NDArray[Any]:
+def walk(program: Program, batch: Batch, fresh: set[int], steps: Steps, until: int | None = None) -> np.ndarray:
     """The output of a program step by step, or of so many steps; fresh ones are looked at."""
-    last: Any = None
+    last: NDArray[np.float32] | None = None
     for at, (call, arguments, found) in enumerate(program.schedule.walk(batch, until=until)):
         if at in fresh: steps.look(program.steps[at].show(program.constants), call, arguments, found, batch)
         if program.steps[at].output == program.output: last = found
@@ -293,9 +293,9 @@ def describe_lengths(lengths: Sequence[Sequence[int]]) -> str:
     return f"sentences of {min(every)} to {max(every)} tokens"
 
 
-def format_errors(found: Sequence[Mapping[str, Any]]) -> str:
+def format_errors(found: Sequence[Mapping[str, object]]) -> str:
     """Errors, batch by batch, as words."""
-    def named(one: Mapping[str, Any]) -> str:
+    def named(one: Mapping[str, object]) -> str:
         rows = f"{one.get('rows')} token{'s' * (one.get('rows') != 1)}"
         return rows if one.get("sentences") == 1 else f"{one.get('sentences')} sentences of {rows}"
     return ", ".join(f"{one.get('relative'):.2g} on {named(one)}" for one in found)

@@ -1,7 +1,6 @@
 """Levels 1 and 2 over all that a search uses: its laws alone, and the graphs that they make of a model's parts."""
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ Announce = Callable[[str], None]                            # told before what m
 
 
 def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2,
-                announce: Announce = lambda line: None) -> dict[str, Any]:
+                announce: Announce = lambda line: None) -> dict[str, int]:
     """Each law alone, with its counterexamples, then in a graph of all laws that starts from their left sides. Raises
     VerificationError, which names the law."""
     for law in laws:
@@ -35,7 +34,7 @@ def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2,
 
 
 def verify_graphs(templates: Iterable[Template], laws: Sequence[Law], seed: int = 0,
-                  announce: Announce = lambda line: None) -> dict[str, Any]:
+                  announce: Announce = lambda line: None) -> dict[str, int]:
     """Every class, fact and kernel of the graphs of these templates, equal ones once. Raises VerificationError, which
     names the first member that disagrees and the laws that made it."""
     distinct = {template.text: template for template in templates}

@@ -3,7 +3,6 @@ computed from is another one, by a little. A row of a norm far below the numbers
 share of that norm, and what is computed by luck without rounding is no measure of what others may round."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,11 @@ class Nudged(DenseReading):
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
-    def array(self) -> NDArray[Any]: return self.nudge(self.whole())
+    def array(self) -> NDArray[np.floating]: return self.nudge(self.whole())
 
-    def numbers(self, data: Data) -> NDArray[Any]: return self.nudge(data.array.astype(self.dtype))
+    def numbers(self, data: Data) -> NDArray[np.floating]: return self.nudge(data.array.astype(self.dtype))
 
-    def nudge(self, array: NDArray[Any]) -> NDArray[Any]:
+    def nudge(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
         return array * (1 + self.unit * self.rng.uniform(-1, 1, array.shape))
 
 
@@ -37,7 +36,7 @@ def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.f
     themselves, at each operator anew: rows of all batches."""
     rng = np.random.default_rng(0)
 
-    def off(batch: Batch, wanted: NDArray[Any]) -> NDArray[np.float64]:
+    def off(batch: Batch, wanted: NDArray[np.floating]) -> NDArray[np.float64]:
         value = entered(term, batch)
         with np.errstate(all="ignore"):
             found = read(term, Nudged(value.value, value.batch, value.dtype, None, unit, rng), {}).array

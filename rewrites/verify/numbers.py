@@ -1,7 +1,6 @@
 """The numbers of classes: what one member denotes, at one random input for values, at its own for operators."""
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,9 @@ class AtBorder(DenseReading):
         return self
 
 
+TermReadings = dict[tuple[Operator, AtBorder], AtBorder]    # what terms give at inputs
+
+
 def widest(term: Operator) -> int:
     """So many columns that an operator takes which takes any: a place in n columns takes n at most, heads what they
     divide, a cut what it lies within."""
@@ -43,9 +45,9 @@ class Drawn:
 
     def __init__(self, width: int, batch: Batch, rng: np.random.Generator) -> None:
         self.width, self.batch, self.rng = width, batch, rng
-        self.inputs: dict[Any, tuple[AtBorder, dict[Any, Any]]] = {}
+        self.inputs: dict[tuple[int, int, int], tuple[AtBorder, TermReadings]] = {}
 
-    def at(self, heads: int, columns: int, number: int = 0) -> tuple[AtBorder, dict[Any, Any]]:
+    def at(self, heads: int, columns: int, number: int = 0) -> tuple[AtBorder, TermReadings]:
         """An input of this size and what is known of terms there; another one for each number."""
         key = heads, columns, number
         if key not in self.inputs:
@@ -85,7 +87,7 @@ class Drawn:
         return self.read(term, AtBorder(x, self.batch), {})
 
     @staticmethod
-    def read(term: Operator, x: AtBorder, memo: dict[Any, Any]) -> Float64s:
+    def read(term: Operator, x: AtBorder, memo: TermReadings) -> Float64s:
         """Heads x rows x columns, in float64."""
         with np.errstate(all="ignore"):
             found = read(term, x, memo).array

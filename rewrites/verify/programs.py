@@ -2,7 +2,7 @@
 import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,11 @@ from formats.machine.threads import limit
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
+from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call, bound, widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
-from rewrites.compiler.emit import Emitter
+from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
 from rewrites.verify.differences import ratio
@@ -25,7 +25,11 @@ from rewrites.verify.nudged import moved, row_scales
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
-Outputs = Sequence[NDArray[Any]]
+class StepsVerified(TypedDict):
+    count: int
+    nearest: float
+    step: str
+Outputs = Sequence[NDArray[np.floating]]
 
 
 @dataclass(frozen=True)
@@ -48,23 +52,24 @@ class Errors:
         return cls(float(ratio(np.linalg.norm(off), np.linalg.norm(size))), float(ratio(off, size).max()), len(off))
 
 
-def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
+def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[np.floating]]:
     """What the model gives in float64, without any kernel."""
     return [dense(model, batch) for batch in batches]
 
 
 @dataclass(frozen=True, eq=False)
-class Unrounded(Mapping[str, NDArray[Any]]):
+class Unrounded(Mapping[str, NDArray[np.floating]]):
     """The constants of a program in float64, evaluated from the model's own whenever one is asked for: all of them
     would be twice the model."""
 
     structure: Structure
     emitter: Emitter
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> NDArray[np.floating]:
         part, what = self.emitter.origins[name]
         if isinstance(what, Data): return what.array
         if isinstance(what, Stored): return self.structure.lowering(part).matrix(what.weight, what.layout)
+        assert isinstance(what, Spread)
         return self.structure.lowering(part).vector(what.constant, self.emitter.constants[name].shape[0])
 
     def __iter__(self) -> Iterator[str]: return iter(self.emitter.origins)
@@ -87,7 +92,7 @@ def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashabl
 
 
 def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
-                 constants: Mapping[str, NDArray[Any]], wanted: Outputs | None = None) -> dict[str, Any]:
+                 constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None) -> dict[str, object]:
     """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the
     imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
     which says what differs; returns what was found."""
@@ -109,8 +114,8 @@ def allowed_rounding(mine: float, imported: float, model: Operator, batches: Seq
     return ROUNDING * max(imported, float(ratio(np.linalg.norm(moved(model, batches, UNIT)), np.linalg.norm(sizes))))
 
 
-def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[Any]],
-                     wanted: Outputs, model: Operator | None = None) -> dict[str, Any]:
+def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[np.floating]],
+                     wanted: Outputs, model: Operator | None = None) -> dict[str, float]:
     """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or
     fitted, in float64: they are the model. With the model, a row that is less than the numbers that it is computed from
     is compared beside these. Raises VerificationError; returns how far they are from it."""
@@ -125,7 +130,7 @@ def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapp
 
 
 def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: Sequence[Batch],
-                   constants: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+                   constants: Mapping[str, NDArray[np.floating]]) -> dict[str, float]:
     """How far a program read in float64 is from every output of a model, and from every next value of its state, by
     name. Raises VerificationError, which names it."""
     worst = dict.fromkeys(outputs, 0.0)
@@ -146,7 +151,7 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
 
 
 def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
-                       wanted: Outputs | None = None) -> dict[str, Any]:
+                       wanted: Outputs | None = None) -> dict[str, object]:
     """An approximate program on held-out batches: the change of its whole output is at most the stated one, and every
     step stays within its bound for the numbers that are stored. Raises VerificationError."""
     wanted = oracle(model, batches) if wanted is None else wanted
@@ -157,7 +162,7 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
     return {"float32": asdict(found), "stated": stated, "steps": verify_steps(program, batches)}
 
 
-def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
+def verify_steps(program: Program, batches: Sequence[Batch]) -> StepsVerified:
     """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches
     the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other
     numbers of rows. Raises VerificationError for the first step that is not; returns which came nearest to its bound,
@@ -182,10 +187,10 @@ class Meant(NamedTuple):
     rows: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, call: Call, arguments: Mapping[str, Any], batch: Batch, rows: NDArray[np.int64] | None) -> "Meant":
+    def of(cls, call: Call, arguments: Mapping[str, object], batch: Fields, rows: NDArray[np.int64] | None) -> "Meant":
         """What a call's kernel means, for these rows alone where its result has a row for each token and can be read
         so."""
-        chosen: tuple[Mapping[str, Any], Any] | None = None
+        chosen: tuple[Mapping[str, object], Fields] | None = None
         if rows is not None and call.kernel.restrict and call.by_tokens:
             chosen = call.kernel.restrict(arguments, [*call.values], batch, rows)
         if chosen: arguments, batch = chosen
@@ -194,7 +199,7 @@ class Meant(NamedTuple):
         allowed = np.broadcast_to(bound(call.kernel, arguments, exact), numbers.shape)
         return cls(numbers, allowed, rows if chosen else None)
 
-    def compared(self, shown: str, found: NDArray[Any], rows: int) -> float:
+    def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
         """How much of its bound what was found takes, of a step on so many rows. Raises VerificationError."""
         own = found if self.rows is None else found[self.rows]
         with np.errstate(invalid="ignore"):

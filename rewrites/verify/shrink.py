@@ -16,7 +16,7 @@ from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.show import labels, text
 from rewrites.flat import flat
-from rewrites.graph.egraph import engine, saturate
+from rewrites.graph.egraph import EgglogEngine, engine, saturate
 from rewrites.graph.template import Template, shrunken, sizes_of
 from rewrites.law import ROWS, Law
 from rewrites.verify.graphs import Disagreement, disagreements, spell_values
@@ -28,7 +28,7 @@ SPEAKS = (*(f"opmatrix.algebra.{each}" for each in ("operators", "monoids", "nod
 
 
 def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0,
-               shared: Any = None) -> list[Disagreement]:
+               shared: EgglogEngine | None = None) -> list[Disagreement]:
     """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths.
     `shared` is an engine of the laws that traces."""
     border = entrance(term)
@@ -42,7 +42,7 @@ class SharedEngine:
     """Checks terms, those of the same laws as before in the same engine. What a check that raised left is not used
     again."""
 
-    def __init__(self) -> None: self.known: dict[tuple[Law, ...], Any] = {}
+    def __init__(self) -> None: self.known: dict[tuple[Law, ...], EgglogEngine] = {}
 
     def check(self, term: Operator, laws: tuple[Law, ...], lengths: Sequence[int], seed: int) -> list[Disagreement]:
         shared = self.known.pop(laws, None) or engine(laws, trace=True)
@@ -151,7 +151,7 @@ def count_nodes(term: Operator) -> int:
     return sum(1 for _ in term.walk())
 
 
-def last(template: Template, values: dict[str, Any]) -> Operator:
+def last(template: Template, values: dict[str, object]) -> Operator:
     """The root of a template of one, over other numbers."""
     return [*template.instance(values).values()][-1]
 

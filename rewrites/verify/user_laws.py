@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from rewrites.graph.egraph import SCHEDULE
 from rewrites.law import EXACT, INPUT, ROWS, Law, apart
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
+from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.graphs import check_seeded
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
@@ -90,7 +90,7 @@ def locate(file: Path, each: Law | Approximation) -> str:
 
 def distinct(file: Path, declared: Sequence[Law | Approximation]) -> None:
     """No name is taken."""
-    ours: list[Any] = [*EXACT_LAWS, *implementations()]
+    ours: list[Law | Implementation] = [*EXACT_LAWS, *implementations()]
     taken = {str(name): "opmatrix has one" for name in (*(each.name for each in ours), *FORMATS)}
     for each in declared:
         if each.name in taken:
@@ -145,7 +145,7 @@ def failing(law: Law) -> str | None:
     return None
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     return brief(str(value), 60) if isinstance(value, Operator) else getattr(value, "__name__", str(value))
 
 

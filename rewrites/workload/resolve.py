@@ -2,12 +2,12 @@
 for."""
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from formats.core.errors import InputError
 from formats.machine.local import learning
+from formats.machine.model import Machine
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
@@ -23,7 +23,7 @@ from rewrites.workload.workload import Workload, draw_workload
 
 def open_arguments(model: str | Model, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
                    tokens: int | None, output: str = "pooled",
-                   adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, Any]]:
+                   adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, object]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
     if not isinstance(model, str):
         if adapter is not None:
@@ -50,7 +50,7 @@ def open_arguments(model: str | Model, workload: Workload | Batch | str | Path |
     return operator, draw_workload(workload, operator), source(checkpoint)
 
 
-def source(checkpoint: Checkpoint) -> dict[str, Any]:
+def source(checkpoint: Checkpoint) -> dict[str, object]:
     """Where a checkpoint is, and what its programs need to read text."""
     tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
     config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
@@ -61,7 +61,7 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 
-def calibrated(progress: Tell, *batches: Batch) -> Any:
+def calibrated(progress: Tell, *batches: Batch) -> Machine:
     """This machine's model, from the cache or measured now, with what runs of these batches take."""
     machine = this_machine(progress)
     ways = {Running.of(machine, batch.starts).way for batch in batches} if machine.ways else ()

@@ -50,7 +50,7 @@ class Stated:
         return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
-    def described(self) -> dict[str, Any]: return asdict(self)
+    def described(self) -> dict[str, object]: return asdict(self)
 
 
 def worst(errors: np.ndarray) -> float | None:

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +19,13 @@ from opmatrix.measure import Seconds, measure
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
+from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.sparse_attention import LONG, sparser_patterns
 from rewrites.graph.layers import Model, find_vocabulary, outputs
 from rewrites.lower.mixed import Mix, list_batches
 from rewrites.lower.mixed import describe_mix as said_of
+from rewrites.lower.price import TimeModel
 from rewrites.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
@@ -135,12 +136,12 @@ class Workload:
         if first.alone or np.diff(first.starts).max() <= LONG: return first
         return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
 
-    def measured(self, programs: Mapping[str, Any], rounds: int, progress: Tell) -> Seconds:
+    def measured(self, programs: Mapping[str, Program], rounds: int, progress: Tell) -> Seconds:
         """Seconds of programs, round by round: the mean of the batches by their shares."""
         shares, batches = zip(*self.shares, strict=True)
         return measure(programs, batches, rounds, progress=progress, shares=shares)
 
-    def running(self, machine: Any, held: float = inf) -> Any:
+    def running(self, machine: TimeModel, held: float = inf) -> TimeModel | Sequence[TimeModel]:
         """What a machine takes for kernels where the batch runs, of a model whose numbers are so many bytes; where
         there are several, for each."""
         found = [Running.of(machine, batch.starts, held) for _, batch in self.shares]
@@ -242,7 +243,7 @@ def check_output(output: str) -> None:
 
 
 def of_shares(mix: Mix, limit: int | None, model: str,
-              tokens: NDArray[Any]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
+              tokens: NDArray[np.integer]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
     """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these
     tokens. Raises InputError for what is no mix, and for a sentence that is longer than the model's limit."""
     def filled(lengths: Sequence[int]) -> Batch:

@@ -4,7 +4,7 @@ from functools import reduce
 import numpy as np
 
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.nodes import PRESERVED
+from opmatrix.algebra.nodes import PRESERVED, ReadAt
 from opmatrix.algebra.operators import cols, combinator, const
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
@@ -12,13 +12,13 @@ from opmatrix.algebra.term import Operator
 
 @combinator(at_x=2, constant=lambda a, b: a.constant and b.constant,
             **{name: PRESERVED[name] for name in ("additive", "positively_homogeneous", "maps_zero_to_zero")})
-def below(x, a: Operator, b: Operator):
+def below(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The rows of a above those of b."""
     return a(x).turn().beside(b(x).turn()).turn()
 
 
 @combinator(constant=True)
-def unit(x, a: Operator):
+def unit(x: ReadAt, a: Operator) -> ReadAt:
     """The identity matrix, with a row for each column that a gives."""
     n = a.term.out.cols
     if isinstance(x, Shape):
