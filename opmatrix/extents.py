@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Number
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from formats.masks import attended
 from opmatrix.patterns import Pattern, everyone, parse, sequence
 from opmatrix.relations import Relation, parse_relation
 from opmatrix.signature import Port
+
+if TYPE_CHECKING:
+    from opmatrix.algebra.term import Operator
 
 __all__ = ["Extents", "S", "T", "collect_needs", "counted", "entries", "pairs", "patterns"]
 
@@ -106,7 +109,7 @@ class Extents(Mapping[Any, Any]):
                              for key, value in self.numbers.items()})
 
 
-def as_entry(key: Any) -> ExtentName:
+def as_entry(key: object) -> ExtentName:
     """The entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
     if isinstance(key, PatternPairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
@@ -124,14 +127,14 @@ def as_count(name: ExtentName, value: Any) -> Any:
     return int(value)
 
 
-def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] = ()) -> Extents:
+def counted(lengths: Sequence[int] | NDArray[np.int64], patterns: Iterable[Pattern] = ()) -> Extents:
     """The extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
     found: dict[ExtentName, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
     return Extents.made(found | {pairs[each]: count_scores(each, rows) for each in patterns if each != sequence})
 
 
-def count_scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
+def count_scores(pattern: Pattern, lengths: NDArray[np.int64]) -> int:
     """How many scores of one head attention computes for sentences of these lengths; all where no kernel knows the
     pattern. ValueError for a sentence that is longer than the pattern's tables."""
     if pattern.limit is not None and (longest := lengths.max(initial=0)) > pattern.limit:
@@ -147,13 +150,13 @@ def count_attended(pattern: Pattern, length: int) -> int:
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
-def patterns(term: Any) -> tuple[Pattern, ...]:
+def patterns(term: "Operator") -> tuple[Pattern, ...]:
     """The patterns of a model's products, each once; `everyone` is none."""
     found = dict.fromkeys(each for node in term.walk() for each in node.args if isinstance(each, Pattern))
     return tuple(each for each in found if each != everyone)
 
 
-def collect_needs(*terms: Any) -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
+def collect_needs(*terms: "Operator") -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
     """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not
     tell."""
     args = dict.fromkeys(each for term in terms for node in term.walk() for each in node.args)

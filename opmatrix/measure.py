@@ -34,7 +34,7 @@ def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 2
     return taken
 
 
-def seconds(call: Callable[[Any], Any], batch: Any) -> float:
+def seconds(call: Callable[[Any], Any], batch: object) -> float:
     """How long one call takes; its result is dropped outside of that."""
     start = time.perf_counter()
     kept = call(batch)

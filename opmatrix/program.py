@@ -92,7 +92,7 @@ class Program:
     operand, attribute or shape that does not fit."""
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
-                 meta: Mapping[str, Any] | None = None, *, inputs: Iterable[Port] = (),
+                 meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         held = {name: constant if isinstance(constant, Format) else as_contiguous(name, np.asarray(constant))
                 for name, constant in constants.items()}
@@ -275,7 +275,7 @@ class Program:
         held = self.constants if constants is None else constants
         return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
 
-    def replace(self, **meta: Any) -> "Program":
+    def replace(self, **meta: object) -> "Program":
         """A program that differs in entries of meta; constants are shared. A certificate is of one program: what
         makes it another one takes the certificate away."""
         same = meta.keys() <= {"certificate"}
@@ -340,7 +340,7 @@ class Program:
                 f"gives {gives}>")
 
 
-def copied(meta: Mapping[str, Any]) -> dict[str, Any]:
+def copied(meta: Mapping[str, object]) -> dict[str, Any]:
     """What JSON keeps of meta. Texts are kept as they are: a tokenizer's takes long to be written and read."""
     texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
     kept: dict[str, Any] = json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False))

@@ -21,7 +21,7 @@ class Data:
     base: Data | None = None
     blocks: NDArray[Any] | None = None
 
-    def __init__(self, array: Any, name: str | None = None, blocks: NDArray[Any] | None = None) -> None:
+    def __init__(self, array: object, name: str | None = None, blocks: NDArray[Any] | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
@@ -77,7 +77,7 @@ class Data:
         return turned
 
 
-def check_numbers(numbers: Any) -> NDArray[Any]:
+def check_numbers(numbers: object) -> NDArray[Any]:
     """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for
     NaN."""
     try: array = np.asarray(numbers)
@@ -88,7 +88,7 @@ def check_numbers(numbers: Any) -> NDArray[Any]:
     return array
 
 
-def ids(sentence: Any, where: str) -> NDArray[np.int64]:
+def ids(sentence: object, where: str) -> NDArray[np.int64]:
     """A sentence as a row of int64."""
     found = np.asarray(sentence)
     if found.ndim != 1: raise ValueError(f"{where} has shape {found.shape}: one row of token ids is needed")

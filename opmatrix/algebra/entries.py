@@ -105,7 +105,7 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     if through is None: raise no(A, f"between {brief(a)} and {brief(b)} lie nobody knows how many columns")
     pairs = [(f, g) for k in through if (f := carried(a, i, k)) and (g := carried(b, k, j))]
 
-    def along(u: Any) -> Any:
+    def along(u: object) -> Any:
         total = last.unit()
         for f, g in pairs: total = last.merged(total, g(first.finish(*f(u))))
         return total

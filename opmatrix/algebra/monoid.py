@@ -43,7 +43,7 @@ class Monoid:
     shift_invariant = False                                 # adding one number to a row on the left changes nothing
     normalised = False                                      # the weights of a row sum to one: rows of b give b
 
-    def __new__(cls, *args: Any, **named: Any) -> Any:
+    def __new__(cls, *args: object, **named: object) -> Any:
         """Nobody makes one: the class itself is the monoid."""
         raise TypeError(f"{cls.__name__}(..): a monoid is a way of summing, not a function: product(scores, values, "
                         f"over={cls.__name__}), or x @ {cls.__name__} for one sum of each row")
@@ -70,7 +70,7 @@ class Monoid:
         return cls.single and cls.finish is Monoid.finish
 
     @classmethod
-    def count(cls, merged: Any) -> Any:
+    def count(cls, merged: object) -> Any:
         """Columns that finish gives after so many numbers."""
         return merged if cls.width is None else cls.width
 
@@ -79,7 +79,7 @@ class Monoid:
     @classmethod
     def unit(cls) -> Carrier: return cls.carry(cls.identity)
     @classmethod
-    def lifted(cls, x: Any, w: Any, at: int = 0) -> Carrier:
+    def lifted(cls, x: object, w: object, at: int = 0) -> Carrier:
         return cls.carry(cls.lift(x, w, at) if cls.indexed else cls.lift(x, w))
     @classmethod
     def merged(cls, a: Carrier, b: Carrier) -> Carrier:

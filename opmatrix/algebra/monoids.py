@@ -150,7 +150,7 @@ def is_known(monoid: Any) -> bool:
     except ValueError: return False
 
 
-def monoid_of(given: Any, where: str) -> Any:
+def monoid_of(given: object, where: str) -> Any:
     """A monoid, or the one of that name. Raises TypeError for what is none."""
     if isinstance(given, str):
         try: return called(given)

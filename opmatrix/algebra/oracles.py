@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.nodes import Cell, ScalarBody
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
-from opmatrix.batch import Batch, Fields
-from opmatrix.patterns import Pattern, everyone
+from opmatrix.batch import Batch, Fields, Places
+from opmatrix.patterns import Pattern, Truth, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
 
@@ -39,7 +39,7 @@ def needed(batch: Fields | None, what: object) -> Fields:
     if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
     return batch
 
-def visible(where: Pattern, queries: Fields | None, query: Any, keys: Fields | None, key: Any) -> Any:
+def visible(where: Pattern, queries: Fields | None, query: Places, keys: Fields | None, key: Places) -> Truth:
     """Whether these rows see those."""
     return where.sees(needed(queries, f"the pattern {where}").token(query), needed(keys, where).token(key))
 
@@ -63,7 +63,7 @@ class DenseReading:
     dtype: Any = np.float64
     stored: dict[Any, NDArray[Any]] | None = None           # weights in dtype, kept while one term is read
 
-    def of(self, value: Any) -> DenseReading: return replace(self, value=value)
+    def of(self, value: object) -> Self: return replace(self, value=value)
     @cached_property
     def array(self) -> NDArray[Any]: return self.whole()
     def whole(self) -> NDArray[Any]:
@@ -73,41 +73,41 @@ class DenseReading:
     def size(self) -> tuple[int, int]:
         rows, columns = self.value.shape[-2:]
         return rows, columns
-    def spread(self, rows: int, cols: int) -> DenseReading:
+    def spread(self, rows: int, cols: int) -> Self:
         """So many rows and columns, of what is the same in all of them."""
         own = self.array[..., :1, :] if rows != self.size[0] else self.array
         own = own[..., :1] if cols != self.size[1] else own
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
-    def __add__(self, other: DenseReading) -> DenseReading: return self.of(self.array + other.array)
-    def __mul__(self, other: DenseReading) -> DenseReading: return self.of(self.array * other.array)
-    def turn(self) -> DenseReading: return self.of(self.array.swapaxes(-1, -2))
-    def beside(self, other: DenseReading) -> DenseReading:
+    def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
+    def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
+    def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
+    def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
                  for heads in [np.broadcast_shapes(self.array.shape[:-2], other.array.shape[:-2])]]
         return self.of(np.concatenate(parts, -1))
-    def split(self, h: int) -> DenseReading:
+    def split(self, h: int) -> Self:
         flat = self.array.reshape(self.array.shape[-2:])
         return self.of(flat.reshape(len(flat), h, -1).swapaxes(0, 1))
-    def join(self, h: int) -> DenseReading:
+    def join(self, h: int) -> Self:
         rows, cols = self.array.shape[-2:]
         return self.of(self.array.reshape(h, rows, cols).swapaxes(0, 1).reshape(rows, h * cols))
-    def repeat(self, h: int) -> DenseReading:
+    def repeat(self, h: int) -> Self:
         own = self.array.reshape(-1, *self.array.shape[-2:])
         return self.of(own.repeat(h // len(own), 0))
-    def total(self) -> DenseReading: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
-    def given(self, field: str, cols: int) -> DenseReading:
+    def total(self) -> Self: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
+    def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
-    def related(self, relation: Relation) -> DenseReading:
+    def related(self, relation: Relation) -> Self:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
-    def entered(self, port: Port) -> DenseReading:
+    def entered(self, port: Port) -> Self:
         found = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
         rows = needed(self.batch, port).space(port.space, len(found))
         return replace(self, value=found if found.ndim == 2 else found.swapaxes(0, 1), batch=rows)
-    def pick(self, relation: Relation) -> DenseReading:
+    def pick(self, relation: Relation) -> Self:
         at = read_relation(self.batch, relation, self.size[0]).single()
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
-    def symbol(self, name: str, into: Shape, out: Shape) -> DenseReading: raise unbound(name)
+    def symbol(self, name: str, into: Shape, out: Shape) -> Self: raise unbound(name)
 
     def numbers(self, data: Data) -> NDArray[Any]:
         """The array of an attribute, in the number type that is computed in."""
@@ -115,7 +115,7 @@ class DenseReading:
         if data not in stored: stored[data] = data.array.astype(self.dtype)
         return stored[data]
 
-    def act(self, term: Operator) -> DenseReading:
+    def act(self, term: Operator) -> Self:
         if term.kind.dense:
             sparse = term.kind.name == "weight" and len(term.args[0].shape) == 2        # a stack multiplies arrays only
             x = self.value if sparse else self.array
@@ -136,7 +136,7 @@ class DenseReading:
         if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
         return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
 
-    def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> DenseReading:
+    def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
         seen, (rows, inner) = None, self.size
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
         if where is not everyone:
@@ -181,9 +181,9 @@ class ExactData:
     """An array whose numbers are given in another number type."""
     def __init__(self, data: Data, number: ScalarBody) -> None:
         self.data, self.number, self.shape = data, number, data.shape
-    def __getitem__(self, at: Any) -> Any: return self.number(self.data[at])
+    def __getitem__(self, at: object) -> Any: return self.number(self.data[at])
     @classmethod
-    def of(cls, a: Any, head: int, number: ScalarBody) -> Any:
+    def of(cls, a: object, head: int, number: ScalarBody) -> Any:
         """An attribute as it is, an array of one head exactly."""
         return cls(a.head(head), number) if isinstance(a, Data) else a
 
@@ -294,7 +294,7 @@ class Entrywise:
         return self.of((*shape[:2], shape[2] * width), at)
 
 
-def dense(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> NDArray[Any]:
+def dense(term: Operator, x: object, batch: Batch | None = None, dtype: object = np.float64) -> NDArray[Any]:
     """The term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR selection or a
     Batch, which stands for its one-hot tokens. Of sequences that do not see each other some are computed at a time."""
     value = entered(term, x, batch, dtype)
@@ -310,7 +310,7 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
     value, batch, stored = x.value, x.batch, dict[Any, NDArray[Any]]()
 
-    def at(value: Any, batch: Fields | None) -> DenseReading:
+    def at(value: object, batch: Fields | None) -> DenseReading:
         found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
         return found.of(found.array)
     if not isinstance(batch, Batch) or len(batch) < 2 or term.row_wise or not separate(term): return at(value, batch)
@@ -320,7 +320,7 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
-def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[Any]:
+def entrywise(term: Operator, x: object, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[Any]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
     is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
     x, batch = check_input(term, x, batch)

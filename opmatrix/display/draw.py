@@ -136,8 +136,8 @@ def legend(figure: Any, layers: Sequence[int]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
 
 
-def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: int | None = None,
-                 baseline: Mapping[str, Any] | None = None) -> Path:
+def front_figure(points: Sequence[Mapping[str, object]], path: str | Path, chosen: int | None = None,
+                 baseline: Mapping[str, object] | None = None) -> Path:
     """Time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as in
     the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or None)."""
     if not points: raise InputError("front_figure: the front has no points")

@@ -55,7 +55,7 @@ class DeclaredEntries:
             if key not in known and not (empty and value in (None, False, [], {}, "")):
                 raise InputError(f"{self.at(key)} is {value!r:.60}: it is not supported")
 
-    def usual(self, key: str, wanted: Any) -> None:
+    def usual(self, key: str, wanted: object) -> None:
         """Raises InputError for an entry that is there with another value."""
         found = self.said.get(key, wanted)
         expect(found == wanted, self.at(key), found, f"{wanted!r}: nothing else is supported")

@@ -193,7 +193,7 @@ def refuse_own(program: Program) -> None:
                              "holds: run the program where it is made, or write the function with those of opmatrix")
 
 
-def format_json(value: Any, depth: int = 0) -> str:
+def format_json(value: object, depth: int = 0) -> str:
     """JSON with a line for each entry of its first two levels: for each step, each constant."""
     if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
     line = "\n" + " " * (depth + 1)

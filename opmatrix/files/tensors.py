@@ -89,7 +89,7 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
     return found
 
 
-def parse_entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+def parse_entry(name: str, entry: object) -> tuple[str, str, tuple[int, ...], int, int]:
     """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is
     none."""
     if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
@@ -102,7 +102,7 @@ def parse_entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, 
     raise ValueError(f"tensor {name!r} is {entry!r:.80}")
 
 
-def is_count(value: Any) -> bool: return type(value) is int and value >= 0
+def is_count(value: object) -> bool: return type(value) is int and value >= 0
 
 def is_printable(name: str) -> bool:
     """Whether a name from a file can be shown: letters that are printed, not too many."""

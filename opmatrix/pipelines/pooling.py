@@ -120,12 +120,12 @@ def expect(holds: bool, where: str, found: object, wanted: str) -> None:
     if not holds: raise InputError(f"{where} is {found!r:.60}, not {wanted}")
 
 
-def truth(found: Any, where: str) -> bool:
+def truth(found: object, where: str) -> bool:
     expect(isinstance(found, bool), where, found, "true or false")
     return bool(found)
 
 
-def check_text(found: Any, where: str) -> str:
+def check_text(found: object, where: str) -> str:
     expect(isinstance(found, str) and not re.search("[\ud800-\udfff]", found), where, found, "valid Unicode")
     return str(found)
 
@@ -137,7 +137,7 @@ def check_count(found: Any, where: str) -> int | None:
     return None if found is None else int(found)
 
 
-def modes(found: Any, where: str) -> tuple[str, ...]:
+def modes(found: object, where: str) -> tuple[str, ...]:
     """One name, or several."""
     names = found if isinstance(found, list) else [found]
     known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)

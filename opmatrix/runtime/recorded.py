@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import numpy as np
@@ -19,6 +19,9 @@ from opmatrix.runtime.scheme import GROUP_ROWS, Group, Words, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 from opmatrix.runtime.slots import GroupTable, Slots
 
+if TYPE_CHECKING:
+    from opmatrix.runtime.schedule import Call, Schedule
+
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
                                                             # remembered
 TABLES = 4                                                  # of batches, that a segment remembers
@@ -32,7 +35,7 @@ class Recorded:
     made when first needed. What only these steps use lies in a worker's arena; the other arrays are of the whole batch,
     and each group has its rows."""
 
-    def __init__(self, schedule: Any, steps: Sequence[int]):
+    def __init__(self, schedule: "Schedule", steps: Sequence[int]):
         self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at
                                                             # once
         self.steps = steps
@@ -220,7 +223,7 @@ class Recorded:
         return GroupTable(groups, scripts, starts, names, spaces, arrays)
 
 
-def least_limits(calls: Iterable[Any]) -> dict[str, int]:
+def least_limits(calls: "Iterable[Call]") -> dict[str, int]:
     """The fields of the batch that these calls read, each with the least limit of its tables."""
     limits: dict[str, int] = {}
     for call in calls:
@@ -228,7 +231,7 @@ def least_limits(calls: Iterable[Any]) -> dict[str, int]:
     return limits
 
 
-def launches(call: Any) -> bool:
+def launches(call: "Call") -> bool:
     """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that
     groups are cut by."""
     if call.kernel.view: return True

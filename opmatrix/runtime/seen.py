@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from formats.masks import Mask
-from opmatrix.batch import FIELDS
+from opmatrix.batch import FIELDS, Batch
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 
@@ -47,7 +47,7 @@ def fields(a: Arguments) -> dict[str, int]:
     return {} if limit is None else {"positions": limit}
 
 
-def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
+def build_mask(where: str, tables: Tables, batch: Batch) -> Mask:
     """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)

@@ -23,7 +23,7 @@ ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # for so many rows a
 MAX_MERGES = 1 << 24                                        # and one reading merges so many of them one by one
 
 
-def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
     """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array.
     ValueError says what is wrong with it."""
     if len(text) > MAX_LETTERS: raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
@@ -52,7 +52,7 @@ FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, Re
 def describe_error(error: Exception) -> str: return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
 
 
-def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
     """One node, of nodes before it."""
     match entry:
         case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
@@ -70,13 +70,13 @@ def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays:
     raise ValueError(f"{entry!r:.80} is no node")
 
 
-def pick_item(k: Any, among: Sequence[Any]) -> Any:
+def pick_item(k: object, among: Sequence[object]) -> Any:
     """The k-th of these."""
     if type(k) is int and 0 <= k < len(among): return among[k]
     raise ValueError(f"{k!r:.80} is none of {len(among)}")
 
 
-def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
+def attribute(given: object, wanted: object, arrays: Sequence[object]) -> Any:
     """An attribute of the type that a kind's annotation names."""
     match given:
         case {"array": k} if wanted is Data: return Data(pick_item(k, arrays))
@@ -109,7 +109,7 @@ def find_own(text: str) -> list[str]:
 
 # ---- how large it is
 
-def bounded(size: Any) -> None:
+def bounded(size: object) -> None:
     """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
     free = {*expression(size).atoms(Space), H, N}
     if not 1 / WIDEST <= expression(size).subs(dict.fromkeys(free, 2)) <= WIDEST:
@@ -156,7 +156,7 @@ class BoundedShape:
     def pick(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.pick(relation))
     @property
     def size(self) -> tuple[Any, Any]: return self.shape.size
-    def spread(self, rows: Any, cols: Any) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
+    def spread(self, rows: object, cols: object) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
     def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape": return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "BoundedShape":
@@ -172,7 +172,7 @@ class BoundedShape:
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
 
 
-def count_size(size: Any) -> int:
+def count_size(size: object) -> int:
     """A size for so many rows."""
     return size if isinstance(size,
                               int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space),
