@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from opmatrix.extents import Extents, counted, entries, pairs
 from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, Relation, Sparse, of_sentences
 from opmatrix.signature import Matrix, Port
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Batch"]
 
@@ -71,7 +74,7 @@ class Fields:
             raise ValueError(f"{name}: id {found[row]} of {where} is outside 0..{limit - 1}")
         return found
 
-    def selection(self, field: str, limit: int) -> Any:
+    def selection(self, field: str, limit: int) -> csr_array:
         """A one-hot CSR value: row i has a one in the column that the field names."""
         from scipy.sparse import csr_array
         at = self.field(field, limit)

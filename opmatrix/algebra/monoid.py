@@ -9,6 +9,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.data import Array
+
 __all__ = ["Monoid"]
 
 Scalars: TypeAlias = Any                                    # a number, an array of them, or a carrier: bodies read any
@@ -31,7 +33,7 @@ class Monoid:
     closed: ClassVar[Callable[..., Any] | None] = None
     width: ClassVar[int | None] = 1
     single: ClassVar[bool]
-    scale: ClassVar[Callable[[Any], Any] | None] = None     # a product over n numbers: so many times that of matrices
+    scale: ClassVar[Callable[[int], float] | None] = None     # a product over n numbers: so many times that of matrices
 
     indexed = False                                         # lift also takes the index
     commutative = True                                      # the order of what is merged does not matter
@@ -70,7 +72,7 @@ class Monoid:
         return cls.single and cls.finish is Monoid.finish
 
     @classmethod
-    def count(cls, merged: object) -> Any:
+    def count(cls, merged: int) -> int:
         """Columns that finish gives after so many numbers."""
         return merged if cls.width is None else cls.width
 
@@ -107,8 +109,8 @@ class Monoid:
         return cls.finish(*total)
 
     @classmethod
-    def product(cls, left: NDArray[Any], right: NDArray[Any], seen: NDArray[np.bool_] | None = None,
-                present: NDArray[np.bool_] | None = None, tile: int = 64) -> NDArray[Any]:
+    def product(cls, left: Array, right: Array, seen: NDArray[np.bool_] | None = None,
+                present: NDArray[np.bool_] | None = None, tile: int = 64) -> Array:
         """The generalised product on arrays, a tile of the contracted axis after another.
 
         left (.., rows, inner), right (.., inner, columns); `seen` masks the left, `present` the right."""
@@ -124,7 +126,7 @@ class Monoid:
         return cls.finished(total, shape)
 
     @classmethod
-    def masked(cls, carrier: Carrier, there: Any) -> Carrier:
+    def masked(cls, carrier: Carrier, there: NDArray[np.bool_] | bool) -> Carrier:
         """The carrier where it is there, the unit elsewhere."""
         if np.all(there): return carrier
         if cls.width is None:
@@ -132,7 +134,7 @@ class Monoid:
         return tuple(np.where(there, c, e) for c, e in zip(carrier, cls.unit(), strict=True))
 
     @classmethod
-    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> NDArray[Any]:
+    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> Array:
         """As an array of that shape; several columns for each where the width is more than one."""
         found = cls.finish(*carrier)
         if not isinstance(found, tuple): return np.broadcast_to(found, shape)
@@ -167,7 +169,7 @@ class Monoid:
         if cls.width is not None: check_absent(cls, x, w, rng)
 
 
-def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
+def check_absent(cls: type[Monoid], x: Array, w: Array, rng: np.random.Generator) -> None:
     """Masked products: a row without anything, tiles without anything, a split of each."""
     seen = rng.random(x.shape) < 0.5
     seen[0], seen[1:, 2:4] = False, False
@@ -181,7 +183,7 @@ def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.ra
         check_promise(cls, "closed", cls.closed(x, w, None), cls.product(x, w))
 
 
-def check_flags(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
+def check_flags(cls: type[Monoid], x: Array, w: Array, rng: np.random.Generator) -> None:
     """Every flag that is set, on random numbers."""
     y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
     if cls.ordinary: check_promise(cls, "ordinary", of(x, w), x @ w)
@@ -202,13 +204,13 @@ def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generat
     return total
 
 
-def tabulate(rows: int, cols: int, value: Callable[[int, int], Any]) -> NDArray[Any]:
+def tabulate(rows: int, cols: int, value: Callable[[int, int], Any]) -> Array:
     """Finished values of every row and column, those of one column beside each other."""
     lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
     return np.array([np.concatenate(line) for line in lines], dtype=float)
 
 
-def check_promise(cls: type[Monoid], promise: str, found: Any, wanted: Any) -> None:
+def check_promise(cls: type[Monoid], promise: str, found: Array | Carrier, wanted: Array | Carrier) -> None:
     """Raises AssertionError naming the promise that is broken."""
     message = f"{cls.__name__} breaks its promise: {promise}"
     if isinstance(found, tuple):

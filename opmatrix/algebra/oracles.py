@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from opmatrix.algebra import monoids
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Array, Data
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.nodes import Cell, ScalarBody
@@ -25,8 +25,12 @@ from opmatrix.patterns import Pattern, Truth, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 __all__ = ["dense", "entrywise"]
 Cells: TypeAlias = dict[tuple[int, int], Cell]               # the entries of a matrix that are there, by place
+Given: TypeAlias = "ArrayLike | csr_array | Batch"            # what a term is read at
 ORACLE_ROWS = 128                                           # of sequences that are computed at a time
 
 
@@ -60,14 +64,14 @@ class DenseReading:
     multiplied, and a relation what it is."""
     value: Any
     batch: Fields | None = None
-    dtype: Any = np.float64
-    stored: dict[Any, NDArray[Any]] | None = None           # weights in dtype, kept while one term is read
+    dtype: DTypeLike = np.float64
+    stored: dict[Data, Array] | None = None           # weights in dtype, kept while one term is read
 
     def of(self, value: object) -> Self: return replace(self, value=value)
     @cached_property
-    def array(self) -> NDArray[Any]: return self.whole()
-    def whole(self) -> NDArray[Any]:
-        found: NDArray[Any] = self.value.toarray() if hasattr(self.value, "toarray") else self.value
+    def array(self) -> Array: return self.whole()
+    def whole(self) -> Array:
+        found: Array = self.value.toarray() if hasattr(self.value, "toarray") else self.value
         return found.dense(self.dtype) if isinstance(found, Sparse) else found
     @property
     def size(self) -> tuple[int, int]:
@@ -109,7 +113,7 @@ class DenseReading:
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
     def symbol(self, name: str, into: Shape, out: Shape) -> Self: raise unbound(name)
 
-    def numbers(self, data: Data) -> NDArray[Any]:
+    def numbers(self, data: Data) -> Array:
         """The array of an attribute, in the number type that is computed in."""
         stored = {} if self.stored is None else self.stored
         if data not in stored: stored[data] = data.array.astype(self.dtype)
@@ -124,7 +128,7 @@ class DenseReading:
         stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
         return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
 
-    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> NDArray[Any]:
+    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> Array:
         """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
         if any(map(callable, entries.values())):
             lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
@@ -151,7 +155,7 @@ class DenseReading:
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
 
-    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> NDArray[Any]:
+    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Array:
         """A product with a relation: its entries alone, the first of all rows, then the second."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
@@ -192,7 +196,7 @@ class ExactData:
 class Entrywise:
     """One entry at a time, in Python scalars: out[r, j] = finish of the merged lifts over i. `number` makes the
     scalars: float, Fraction for the polynomial fragment, or any class of a field that takes a float."""
-    value: NDArray[Any]                                     # of objects, always heads x rows x columns
+    value: NDArray[np.object_]                              # always heads x rows x columns
     batch: Fields | None = None
     number: ScalarBody = float
     present: NDArray[np.bool_] | None = None                # the entries of a relation
@@ -294,21 +298,21 @@ class Entrywise:
         return self.of((*shape[:2], shape[2] * width), at)
 
 
-def dense(term: Operator, x: object, batch: Batch | None = None, dtype: object = np.float64) -> NDArray[Any]:
+def dense(term: Operator, x: Given, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> Array:
     """The term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR selection or a
     Batch, which stands for its one-hot tokens. Of sequences that do not see each other some are computed at a time."""
     value = entered(term, x, batch, dtype)
     for f in factors(term): value = apply_factor(f, value)
     return np.asarray(value.array)
 
-def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> DenseReading:
+def entered(term: Operator, x: Given, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:
     """What a term is given, as its first factor takes it. Raises as `dense` does."""
     x, batch = check_input(term, x, batch)
     return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
 def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
-    value, batch, stored = x.value, x.batch, dict[Any, NDArray[Any]]()
+    value, batch, stored = x.value, x.batch, dict[Data, Array]()
 
     def at(value: object, batch: Fields | None) -> DenseReading:
         found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
@@ -320,14 +324,14 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
-def entrywise(term: Operator, x: object, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[Any]:
+def entrywise(term: Operator, x: Given, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[np.object_]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
     is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
     x, batch = check_input(term, x, batch)
     x = np.asarray(x.toarray() if hasattr(x, "toarray") else x)
     start = Entrywise(x if x.ndim == 3 else x[None], batch, number)
     exact = start.of(start.value.shape, lambda *at: v if isinstance(v := start.value[at], Fraction) else number(v))
-    found: NDArray[Any] = term(exact).value
+    found: NDArray[np.object_] = term(exact).value
     return found
 
 def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch | None]:
@@ -343,7 +347,7 @@ def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch
     term(Shape(x.shape[0] if x.ndim == 3 else 1, T, x.shape[-1]))
     return x, batch
 
-def first(term: Operator, batch: Batch) -> Any:
+def first(term: Operator, batch: Batch) -> csr_array | NDArray[np.float64]:
     """The one-hot tokens that a term takes; of one that takes anything, as what begins with an input does, a column
     that nobody reads."""
     return batch.selection("tokens", term.into.cols) if isinstance(term.into.cols, int) else np.zeros((batch.rows, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import cache
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import sympy
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opmatrix.relations import Relation
     from opmatrix.signature import Port
 
-LiveSize: TypeAlias = Any                                   # an int or a sympy expression: `m + 1` is a size
+LiveSize: TypeAlias = int | sympy.Expr                      # `m + 1` is a size
 
 
 def size(name: str) -> sympy.Symbol:
@@ -124,7 +124,7 @@ class Shape(NamedTuple):
         """Through an operator matrix, or a stack of them with one for each head."""
         *heads, rows, cols = matrix.shape_of(self.cols)
         agree(self.cols, rows, "columns against rows", self, f"({rows} × {cols})", "@", matrix)
-        return Shape(agree(self.heads, *heads or [self.heads], "heads", self, matrix, "@", matrix, spread=True),
+        return Shape(agree(self.heads, heads[0] if heads else self.heads, "heads", self, matrix, "@", matrix, spread=True),
                      self.rows, cols)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Shape:

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
+from opmatrix.algebra.data import Array
 
-BlockedTensor: TypeAlias = NDArray[Any]
+BlockedTensor: TypeAlias = Array
 
 
 class BlockType(NamedTuple):

@@ -71,7 +71,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     return program
 
 
-def signed(file: Path, found: Mapping[str, object]) -> dict[str, Any]:
+def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """What a file says of a program's border: one output, or inputs, outputs and state by name."""
     if found["version"] != NAMED_VERSION: return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
@@ -83,7 +83,7 @@ def signed(file: Path, found: Mapping[str, object]) -> dict[str, Any]:
 
 
 def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any],
-         meta: Mapping[str, Any]) -> Program:
+         meta: Mapping[str, object]) -> Program:
     """The program. Raises ValueError for what does not fit."""
     if "output" in sides:
         if any(step.kernel == OLD for step in steps):
@@ -103,12 +103,12 @@ def more(file: Path, found: Mapping[str, object]) -> list[str]:
     return [*SHARDS[:count]]
 
 
-def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+def about(directory: Path, meta: Mapping[str, object]) -> dict[str, object]:
     """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
     file = directory / PROGRAM
     if both := sorted(set(APART) & set(meta)):
         raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
-    whole = dict(meta) | {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
+    whole: dict[str, Any] = dict(meta) | {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
     match whole.get("rows", [1, 1]):
         case [int(), int()]: pass
         case rows: raise InputError(f"{file}: meta: rows are {rows!r:.80}, not the least and the most: {AGAIN}")
@@ -129,7 +129,7 @@ def blamed(file: Path, entry: str) -> Iterator[None]:
     except (ValueError, TypeError, KeyError) as error: raise InputError(f"{file}: {entry}: {error}") from error
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, object]:
     """The JSON object that a file holds."""
     try: found = read_json(file)
     except InputError as error: raise InputError(f"{error}: {AGAIN}") from error
@@ -144,7 +144,7 @@ def field(file: Path, found: Mapping[str, object], name: str, kind: type) -> Any
     raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
 
 
-def read_meta(directory: Path, name: str) -> Any:
+def read_meta(directory: Path, name: str) -> str | dict[str, object] | None:
     """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
     if not (file := directory / f"{name}.json").exists(): return None
     return read_text(file) if name == "tokenizer" else read_object(file)

@@ -3,13 +3,14 @@ import os
 from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, parse_json
+from opmatrix.algebra.data import Array
 from opmatrix.files.quantised import STORED
 
 NUMBER_BYTES = {number: int(bits) // 8 for bits, several in {
@@ -33,7 +34,7 @@ class Tensor(NamedTuple):
         number there."""
         return self.read_both()[0]
 
-    def read_both(self) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
+    def read_both(self) -> tuple[NDArray[np.float32], Array | None]:
         """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises as `read`."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
@@ -58,7 +59,7 @@ class Tensor(NamedTuple):
         return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
 
 
-def split_pairs(array: NDArray[Any], heads: int) -> NDArray[Any]:
+def split_pairs(array: Array, heads: int) -> Array:
     """Rows that lie in pairs, within each head by halves."""
     paired = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)

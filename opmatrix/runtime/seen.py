@@ -1,16 +1,14 @@
 """What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask
 that its kernel reads, and the fields of an interpreted term."""
 import json
-from typing import Any
-
-from numpy.typing import NDArray
 
 from formats.masks import Mask
+from opmatrix.algebra.data import Array
 from opmatrix.batch import FIELDS, Batch
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 
-Tables = tuple[NDArray[Any], ...]
+Tables = tuple[Array, ...]
 
 
 def tables(a: Arguments) -> Tables:

@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from opmatrix.algebra.data import Array
 from opmatrix.batch import FIELDS
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import C
@@ -60,7 +60,7 @@ class GroupTable:
     by their space; all of caches."""
 
     def __init__(self, groups: list[Group], scripts: list[Any], starts: Words, names: Sequence[str],
-                 spaces: Sequence[Any], arrays: Sequence[NDArray[Any]]):
+                 spaces: Sequence[Any], arrays: Sequence[Array]):
         from formats.kernels.engine.launch import address
         from formats.kernels.engine.replay import GROUP
         self.groups, self.scripts = len(groups), scripts
@@ -87,7 +87,7 @@ class GroupTable:
         """Whether all workers are on one group together."""
         return self.groups == 1
 
-    def fill(self, fields: Sequence[Words], arrays: Sequence[NDArray[Any]]) -> None:
+    def fill(self, fields: Sequence[Words], arrays: Sequence[Array]) -> None:
         """A batch's numbers, and where its arrays are."""
         from formats.kernels.engine.launch import address
         for field, parts in zip(fields, self.fields, strict=True):

@@ -9,9 +9,10 @@ from typing import Any, get_args
 from formats.disk.files import parse_json
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.operators import symbol
-from opmatrix.algebra.shapes import H, N, Shape, ShapeError, Space, T, expression, space
+from opmatrix.algebra.shapes import H, LiveSize, N, Shape, ShapeError, Space, T, expression, space
 from opmatrix.algebra.term import KINDS, Operator, read
 from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
@@ -155,8 +156,8 @@ class BoundedShape:
     def related(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.related(relation))
     def pick(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.pick(relation))
     @property
-    def size(self) -> tuple[Any, Any]: return self.shape.size
-    def spread(self, rows: object, cols: object) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
+    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
+    def spread(self, rows: LiveSize, cols: LiveSize) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
     def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape": return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "BoundedShape":
@@ -164,7 +165,7 @@ class BoundedShape:
         steps = 1 if term.kind.dense else prod((*stack, n, p)) * merging(term.args[1], n)
         return self.of(self.shape.act(term), steps)
 
-    def product(self, other: "BoundedShape", over: Any, where: Any) -> "BoundedShape":
+    def product(self, other: "BoundedShape", over: type[Monoid], where: Pattern) -> "BoundedShape":
         seen = where.relation
         if where is not everyone and self.shape[1:] != ((space(seen.rows), space(seen.cols)) if seen else (T, T)):
             raise ShapeError(f"product where {where}: scores are {self.shape}")
@@ -172,14 +173,14 @@ class BoundedShape:
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
 
 
-def count_size(size: object) -> int:
+def count_size(size: LiveSize) -> int:
     """A size for so many rows."""
     return size if isinstance(size,
                               int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space),
                                                                                 ASSUMED_ROWS)))
 
 
-def merging(over: Any, count: int) -> int:
+def merging(over: type[Monoid], count: int) -> int:
     """Steps in Python of one merge of so many numbers."""
     return int(count if over.width is None else over.width ** 2)
 
