@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
+import sympy
 from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
@@ -59,6 +60,7 @@ class EachRelation:
 pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
 ExtentName = Size | PatternPairs | Entries
+Amount: TypeAlias = int | sympy.Expr                        # a number, or an expression of symbols
 
 
 class Missing(KeyError, ValueError):
@@ -66,24 +68,24 @@ class Missing(KeyError, ValueError):
     def __str__(self) -> str: return str(self.args[0])
 
 
-class Extents(Mapping[Any, Any]):
+class Extents(Mapping[Any, "Amount"]):
     """A frozen mapping of live sizes, `pairs[pattern]` and `entries[relation]` to whole numbers from 0 on, or to
     expressions of symbols. A size is known by its name. Raises TypeError for what is no entry or no number, ValueError
     for a number that is negative or no whole one."""
 
     __slots__ = ("numbers",)
 
-    def __init__(self, given: Mapping[Any, Any]) -> None:
+    def __init__(self, given: Mapping[Any, object]) -> None:
         self.numbers = {(name := as_entry(key)): as_count(name, value) for key, value in given.items()}
 
     @classmethod
-    def made(cls, numbers: dict[ExtentName, Any]) -> Self:
+    def made(cls, numbers: dict[ExtentName, Amount]) -> Self:
         """Extents of entries and numbers that are known to be right: nothing is checked."""
         made = cls.__new__(cls)
         made.numbers = numbers
         return made
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> Amount:
         try: return self.numbers[key if type(key) in (Size, PatternPairs, Entries) else as_entry(key)]
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
@@ -117,7 +119,7 @@ def as_entry(key: object) -> ExtentName:
                     "entries[relation]")
 
 
-def as_count(name: ExtentName, value: Any) -> Any:
+def as_count(name: ExtentName, value: Any) -> Amount:
     """A whole number as an int, an expression as it is."""
     symbolic = isinstance(value, Size) or getattr(value, "free_symbols", None)
     if symbolic and not value.is_negative: return value
@@ -130,7 +132,7 @@ def as_count(name: ExtentName, value: Any) -> Any:
 def counted(lengths: Sequence[int] | NDArray[np.int64], patterns: Iterable[Pattern] = ()) -> Extents:
     """The extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
-    found: dict[ExtentName, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
+    found: dict[ExtentName, Amount] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
     return Extents.made(found | {pairs[each]: count_scores(each, rows) for each in patterns if each != sequence})
 
 

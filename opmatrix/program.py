@@ -59,7 +59,7 @@ class Step:
         return f"{self.output} = {self.kernel}({', '.join(said)})"
 
 
-class ById(Mapping[int, Any]):
+class ById(Mapping[int, Array]):
     """Arrays by the id of the constant that they stand for, each made when it is asked for."""
 
     def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, Array]) -> None:

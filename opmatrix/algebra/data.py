@@ -59,7 +59,7 @@ class Data:
     def __eq__(self, other: object) -> bool: return self is other or (isinstance(other, Data) and self.key == other.key)
     def __hash__(self) -> int: return hash(self.key)
     def __repr__(self) -> str: return self.label
-    def __getitem__(self, at: Any) -> float:
+    def __getitem__(self, at: int | tuple[int, ...]) -> float:
         number: float = self.array[at].item()
         return number
 

@@ -11,7 +11,7 @@ import numpy as np
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.shapes import brief
+from opmatrix.algebra.shapes import LiveSize, brief
 from opmatrix.algebra.term import Operator
 
 Carried = Callable[[Any], Any] | None                       # a number into the carrier, or nothing there
@@ -35,11 +35,11 @@ def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
     over, f = monoid(A), carried(A, i, j)
     return lambda u: over.finish(*(over.unit() if f is None else f(u)))
 
-def inside(A: Operator, axis: str, k: int, size: Any) -> int:
+def inside(A: Operator, axis: str, k: int, size: LiveSize) -> int:
     """The index, counted from the end where it is negative."""
-    known = isinstance(size, int)
-    if not (-size <= k < size if known else k >= 0): raise IndexError(f"{brief(A)}: {axis} {k} is outside its {size}")
-    return k % size if known else k
+    if not (-size <= k < size if isinstance(size, int) else k >= 0):
+        raise IndexError(f"{brief(A)}: {axis} {k} is outside its {size}")
+    return k % size if isinstance(size, int) else k
 
 
 def monoid(A: Operator) -> Any:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from opmatrix.algebra.data import Array
 
@@ -204,7 +204,7 @@ def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generat
     return total
 
 
-def tabulate(rows: int, cols: int, value: Callable[[int, int], Any]) -> Array:
+def tabulate(rows: int, cols: int, value: Callable[[int, int], ArrayLike]) -> Array:
     """Finished values of every row and column, those of one column beside each other."""
     lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
     return np.array([np.concatenate(line) for line in lines], dtype=float)

@@ -185,9 +185,9 @@ class ExactData:
     """An array whose numbers are given in another number type."""
     def __init__(self, data: Data, number: ScalarBody) -> None:
         self.data, self.number, self.shape = data, number, data.shape
-    def __getitem__(self, at: object) -> Any: return self.number(self.data[at])
+    def __getitem__(self, at: int | tuple[int, ...]) -> object: return self.number(self.data[at])
     @classmethod
-    def of(cls, a: object, head: int, number: ScalarBody) -> Any:
+    def of(cls, a: object, head: int, number: ScalarBody) -> object:
         """An attribute as it is, an array of one head exactly."""
         return cls(a.head(head), number) if isinstance(a, Data) else a
 
@@ -267,7 +267,7 @@ class Entrywise:
         *stack, _, p = matrix.shape_of(n)                      # a stack of weights has one for each head
         heads = [[ExactData.of(a, k, self.number) for a in matrix.args] for k in range(*stack or [1])]
 
-        def out(h: int, r: int, j: int) -> Any:
+        def out(h: int, r: int, j: int) -> object:
             entries = ((i, matrix.kind.body(i, j, *heads[h if stack else 0])) for i in range(n))
             return over.fold(over.entry(e, i)(self.at(h, r, i)) for i, e in entries if e is not None)
         return self.finished((max(h, *stack, 1), r, p), over.count(n), out, term)
@@ -275,7 +275,7 @@ class Entrywise:
     def product(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
         (h, r, m), (k, _, p) = self.value.shape, other.value.shape
 
-        def out(h: int, r: int, j: int) -> Any:
+        def out(h: int, r: int, j: int) -> object:
             seen = (i for i in range(m) if (where is everyone or visible(where, self.batch, r, other.batch, i))
                     and (self.present is None or self.present[r, i]))
             return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
@@ -283,7 +283,7 @@ class Entrywise:
 
     def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Every value of every column; what is not exact where exact numbers are asked for is an error."""
-        def at(h: int, r: int, j: int) -> Any:
+        def at(h: int, r: int, j: int) -> object:
             try: found = value(h, r, j // width)
             except TypeError as error:
                 if self.number is float: raise

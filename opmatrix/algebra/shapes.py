@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import cache
 from itertools import chain, count
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import sympy
 
@@ -102,6 +102,20 @@ def is_fixed_value(term: Operator, columns: LiveSize) -> bool:
     return not isinstance(term.out.rows, Space) or bool(term.out.rows is columns)
 
 
+class Reading(Protocol):
+    """What x may be where a term is read: a shape, arrays, entries."""
+    def act(self, matrix: Operator, /) -> Self: ...
+
+
+R = TypeVar("R", bound=Reading)
+
+
+class Memo(Protocol[R]):
+    """What has been read of terms at some x."""
+    def get(self, key: tuple[Operator, R], /) -> R | None: ...
+    def __setitem__(self, key: tuple[Operator, R], found: R, /) -> None: ...
+
+
 class Shape(NamedTuple):
     """The reading of a term that only looks at sizes."""
     heads: LiveSize = H
@@ -124,8 +138,8 @@ class Shape(NamedTuple):
         """Through an operator matrix, or a stack of them with one for each head."""
         *heads, rows, cols = matrix.shape_of(self.cols)
         agree(self.cols, rows, "columns against rows", self, f"({rows} × {cols})", "@", matrix)
-        return Shape(agree(self.heads, heads[0] if heads else self.heads, "heads", self, matrix, "@", matrix, spread=True),
-                     self.rows, cols)
+        own = heads[0] if heads else self.heads
+        return Shape(agree(self.heads, own, "heads", self, matrix, "@", matrix, spread=True), self.rows, cols)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Shape:
         """Through an operator of which only the sizes are known; one that takes anything gives what it declares, and

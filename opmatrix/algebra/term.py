@@ -6,29 +6,17 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import reduce, wraps
 from operator import index, matmul
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    Self,
-    TypeAlias,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeAlias, overload
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix import body
-from opmatrix.algebra.attributes import bind, whole_of
+from opmatrix.algebra.attributes import bind, brief, whole_of
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import monoid_of, refuse_constant_sum
-from opmatrix.algebra.shapes import H, LiveSize, Needs, Shape, ShapeError, Space, T, brief, is_fixed_value, untaken
+from opmatrix.algebra.shapes import H, LiveSize, Memo, Needs, R, Shape, ShapeError, Space, T, is_fixed_value, untaken
 from opmatrix.patterns import Pattern, pattern_of
 from opmatrix.relations import Relation
 from opmatrix.relations import as_relation as relation_of
@@ -41,7 +29,7 @@ BothSides: TypeAlias = Callable[[RowFunction, NDArray[np.float64], NDArray[np.fl
                                 tuple[NDArray[np.float64], NDArray[np.float64]]]
 KINDS: dict[str, Kind] = {}                                 # name -> kind
 PROPERTIES: dict[str, Property] = {}                        # name -> property
-READERS: dict[type, Body] = {                                # of an attribute, its kind and its name: by its annotation
+READERS: dict[type, Body] = {                               # of an attribute, its kind and its name: by its annotation
     Data: lambda given, *_: Data.of(given), type: lambda given, kind, _: monoid_of(given, kind),
     Relation: lambda given, kind, _: relation_of(given, kind), Pattern: lambda given, kind, _: pattern_of(given, kind),
     int: lambda given, kind, name: whole_of(given, f"{kind}: {name}")}
@@ -240,8 +228,7 @@ class Operator:
     def shape_of(self, n: LiveSize) -> tuple[LiveSize, ...]:
         """Rows and columns of the matrix for n columns coming in, after the heads of a stack; TypeError for others."""
         if self.kind.matrix is None: raise TypeError(f"{brief(self)} is no matrix of entries")
-        found: tuple[LiveSize, ...] = self.kind.matrix(n, *self.args)
-        return found
+        return tuple(self.kind.matrix(n, *self.args))
 
     def walk(self) -> Iterator[Operator]:
         """Every node once, children before parents, from left to right."""
@@ -273,20 +260,6 @@ def adjoint(term: Operator, n: LiveSize) -> Operator:
                if symbolic is not None else "only a linear operator of known sizes has an adjoint")
         raise TypeError(f"({brief(term)}).T: {why}")
     return turned
-
-
-class Reading(Protocol):
-    """What x may be where a term is read: a shape, arrays, entries."""
-    def act(self, matrix: Operator, /) -> Self: ...
-
-
-R = TypeVar("R", bound=Reading)
-
-
-class Memo(Protocol[R]):
-    """What has been read of terms at some x."""
-    def get(self, key: tuple[Operator, R], /) -> R | None: ...
-    def __setitem__(self, key: tuple[Operator, R], found: R, /) -> None: ...
 
 
 class Child(Generic[R]):
@@ -366,8 +339,7 @@ class Value:
 
     def made(self, kind: str, *others: object) -> Value:
         """A node of values."""
-        value: Value = KINDS[kind](self, *others)
-        return value
+        return KINDS[kind](self, *others)
 
     def __matmul__(self, other: object) -> Value:
         value = isinstance(other := factor(other), Value) or is_fixed_value(other, self.cols)

@@ -108,7 +108,8 @@ def about(directory: Path, meta: Mapping[str, object]) -> dict[str, object]:
     file = directory / PROGRAM
     if both := sorted(set(APART) & set(meta)):
         raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
-    whole: dict[str, Any] = dict(meta) | {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
+    apart = {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
+    whole: dict[str, Any] = dict(meta) | apart
     match whole.get("rows", [1, 1]):
         case [int(), int()]: pass
         case rows: raise InputError(f"{file}: meta: rows are {rows!r:.80}, not the least and the most: {AGAIN}")

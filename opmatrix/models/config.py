@@ -24,7 +24,7 @@ class Key(NamedTuple):
     what a family's files call it, where that is not everybody's name."""
     allowed: str
     holds: Callable[[Any], bool]
-    default: Any = MISSING
+    default: object = MISSING
     called: str = ""
 
     def under(self, name: str) -> "Key": return self._replace(called=name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
     from opmatrix.program import Program
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
@@ -46,14 +46,14 @@ class HeldSequence:
 def alone(call: F) -> F:
     """A call of a session: one at a time, others wait, and one within another is refused. Python itself lets go of the
     lock and leaves the context, wherever the call is interrupted."""
-    def entered(session: "Pages", *args: object, **named: object) -> Any:
+    def entered(session: "Pages", *args: object, **named: object) -> object:
         if session in INSIDE.get():
             raise InputError("session: it is called back within a call of its own: wait until that has ended")
         INSIDE.set((*INSIDE.get(), session))
         return call(session, *args, **named)
 
     @wraps(call)
-    def called(session: "Pages", *args: object, **named: object) -> Any:
+    def called(session: "Pages", *args: object, **named: object) -> object:
         with session.lock: return copy_context().run(entered, session, *args, **named)
     return cast(F, called)
 

@@ -36,7 +36,7 @@ class BufferSize(NamedTuple):
 
 
 def rows_of(space: Live, numbers: int) -> BufferSize:
-    """Of rows of so many numbers."""
+    """The size of a buffer of rows of so many numbers."""
     size = round_to_lines(FLOAT_BYTES * numbers)
     return BufferSize(size, 0) if space == T else BufferSize(0, 0,
                                                              size) if space == S else BufferSize(0, 0, 0, size, space)

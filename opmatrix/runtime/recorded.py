@@ -21,6 +21,7 @@ from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 from opmatrix.runtime.slots import GroupTable, Slots
 
 if TYPE_CHECKING:
+    from formats.kernels.engine.replay import Script
     from opmatrix.runtime.schedule import Call, Schedule
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
@@ -40,7 +41,7 @@ class Recorded:
         self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at
                                                             # once
         self.steps = steps
-        self.scripts: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
+        self.scripts: OrderedDict[tuple[int, int, int], Script] = OrderedDict()
         self.tables: OrderedDict[tuple[bytes, int], GroupTable] = OrderedDict()
 
     @cached_property
@@ -71,7 +72,7 @@ class Recorded:
 
     @cached_property
     def handed(self) -> list[int]:
-        """Of `elsewhere` what has a row a sequence. A script that is for more sequences than there are writes it to the
+        """What of `elsewhere` has a row a sequence. A script that is for more sequences than there are writes it to the
         arena, and hands on the rows of those that there are."""
         return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
 
@@ -86,7 +87,7 @@ class Recorded:
         if not self.counted: return rows
         return min(rows, 1 << (sentences - 1).bit_length()) if self.roomy and sentences > SINGLE else sentences
 
-    def script(self, group: Group, workers: int) -> Any:
+    def script(self, group: Group, workers: int) -> "Script":
         """The script for as many rows, and sequences where that matters, on so many workers. The pool is locked."""
         rows = group.high - group.low
         key = rows, self.seats(rows, group.last - group.first), workers
@@ -100,7 +101,7 @@ class Recorded:
                 self.tables.clear()                         # which hold scripts, too
         return script
 
-    def record(self, rows: int, sentences: int, workers: int) -> Any:
+    def record(self, rows: int, sentences: int, workers: int) -> "Script":
         """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with
         them."""
         from formats.kernels.engine.compiled import walk_compiled
@@ -109,7 +110,7 @@ class Recorded:
         return walk_compiled(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop,
                              end_workers)
 
-    def walk(self, rows: int, sentences: int, workers: int) -> Any:
+    def walk(self, rows: int, sentences: int, workers: int) -> "Script":
         """Walk through the steps with launches kept."""
         from formats.kernels.engine.replay import Recording
         from formats.kernels.rows.sequences import hand_rows
@@ -181,7 +182,7 @@ class Recorded:
         workers = min(len(taken), threads())
         return dict(zip(self.steps, (np.sum(taken, axis=0) / workers).tolist(), strict=True))
 
-    def replay(self, values: Values, clock: int = 0) -> tuple[list[Any], Any]:
+    def replay(self, values: Values, clock: int = 0) -> tuple["list[Script]", Any]:
         """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
         from formats.kernels.engine.launch import ARENA, ROOM, address, filled
         from formats.kernels.engine.pool import POOL

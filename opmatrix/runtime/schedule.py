@@ -6,7 +6,7 @@ from contextvars import Context
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +24,13 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
-from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, plan_buffers
+from opmatrix.runtime.segments import ROW, Blocks, Called, Found, Span, Values, Walked, plan_buffers
 from opmatrix.signature import WIDEST, Port
 
 if TYPE_CHECKING:
     from opmatrix.program import Constant, Step
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
-
-
-class Found(Protocol):
-    """The values of steps, by number."""
-    def __getitem__(self, v: int, /) -> NDArray[Any]: ...
 
 
 class Call(NamedTuple):
@@ -45,7 +40,7 @@ class Call(NamedTuple):
     values: dict[str, int]
     shape: Value
 
-    def arguments(self, found: "Found", batch: object) -> dict[str, Any]:
+    def arguments(self, found: Found, batch: object) -> dict[str, object]:
         """What its kernel is called with, given the values of the steps before it."""
         given = vars(self.bound) | {name: found[v] for name, v in self.values.items()}
         return given | {"batch": batch} if self.kernel.batched else given
@@ -269,7 +264,7 @@ class Schedule:
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
     def walk(self, batch: Batch, found: list[Any] | None = None,
-             until: int | None = None) -> Iterator[tuple[Call, dict[str, Any], NDArray[np.float32]]]:
+             until: int | None = None) -> Iterator[tuple[Call, dict[str, object], NDArray[np.float32]]]:
         """Every step once it is done, or those before step `until`: its arguments and its result, in a buffer that is
         not used twice. `found` has the values of the first steps, where these are done already; those of further ones
         are appended, and what no later step reads is dropped."""
@@ -367,14 +362,6 @@ class Schedule:
         for call in self.calls[self.first:]:
             found.append(meaning(call.kernel, call.arguments(found, batch), batch, instead, rounded))
         return found
-
-
-class Walked:
-    """Values by number: those that entered, and those of the steps so far."""
-    def __init__(self, entered: Sequence[NDArray[np.float32]], found: Sequence[Any]) -> None:
-        self.entered, self.found = entered, found
-    def __getitem__(self, v: int) -> NDArray[np.float32]:
-        return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
 
 
 def objects(steps: int) -> int:

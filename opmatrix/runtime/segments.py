@@ -3,7 +3,7 @@ the whole batch. What crosses a border between segments, and the result, lies in
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import proxy
 
 import numpy as np
@@ -68,6 +68,19 @@ class Values:
         """Call a step's kernel."""
         call = self.schedule.calls[step]
         call.kernel.function(self[step], **call.arguments(self, self.batch))
+
+
+class Found(Protocol):
+    """The values of steps, by number."""
+    def __getitem__(self, v: int, /) -> NDArray[np.floating]: ...
+
+
+class Walked:
+    """Values by number: those that entered, and those of the steps so far."""
+    def __init__(self, entered: Sequence[NDArray[np.float32]], found: Sequence[Any]) -> None:
+        self.entered, self.found = entered, found
+    def __getitem__(self, v: int) -> NDArray[np.float32]:
+        return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
 
 
 class Called:

@@ -2,7 +2,7 @@
 to where the launches of a group read them."""
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from opmatrix.batch import FIELDS
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import C
 from opmatrix.runtime.scheme import Group, Words
+
+if TYPE_CHECKING:
+    from formats.kernels.engine.replay import Script
 
 INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
 
@@ -59,7 +62,7 @@ class GroupTable:
     each run, so one run at a time has it. Of arrays elsewhere a group has the rows of its tokens or of its sequences,
     by their space; all of caches."""
 
-    def __init__(self, groups: list[Group], scripts: list[Any], starts: Words, names: Sequence[str],
+    def __init__(self, groups: list[Group], scripts: "list[Script]", starts: Words, names: Sequence[str],
                  spaces: Sequence[Any], arrays: Sequence[Array]):
         from formats.kernels.engine.launch import address
         from formats.kernels.engine.replay import GROUP

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, get_args
+from typing import TypeVar, get_args
 
 from formats.disk.files import parse_json
 from opmatrix.algebra import monoids
@@ -18,6 +18,7 @@ from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
 from opmatrix.signature import WIDEST
 
+Item = TypeVar("Item")
 MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes, and how many of them within one another
 READINGS = 10_000                                           # of nodes, each at one value
 ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # for so many rows a value holds at most so many numbers,
@@ -71,13 +72,13 @@ def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arra
     raise ValueError(f"{entry!r:.80} is no node")
 
 
-def pick_item(k: object, among: Sequence[object]) -> Any:
+def pick_item(k: object, among: Sequence[Item]) -> Item:
     """The k-th of these."""
     if type(k) is int and 0 <= k < len(among): return among[k]
     raise ValueError(f"{k!r:.80} is none of {len(among)}")
 
 
-def attribute(given: object, wanted: object, arrays: Sequence[object]) -> Any:
+def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object:
     """An attribute of the type that a kind's annotation names."""
     match given:
         case {"array": k} if wanted is Data: return Data(pick_item(k, arrays))

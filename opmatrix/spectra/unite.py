@@ -20,13 +20,9 @@ DType = np.dtype[Any]
 SPARE = 2                                                   # Ritz pairs carried beyond those wanted
 
 
-class Multiplies(Protocol):
-    """A matrix, or what multiplies as one."""
+class SquareOperator(Protocol):
+    """A matrix, or what has its shape and type of numbers and multiplies as one."""
     def __matmul__(self, x: Matrix, /) -> Matrix: ...
-
-
-class SquareOperator(Multiplies, Protocol):
-    """What has a shape, and numbers of a type, too."""
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -55,7 +51,7 @@ class Eigenpairs:
 @dataclass
 class Counted:
     """An operator that counts its products."""
-    operator: Multiplies
+    operator: SquareOperator
     products: int = 0
 
     def __matmul__(self, x: Matrix) -> Matrix:
@@ -63,7 +59,7 @@ class Counted:
         return np.asarray(self.operator @ x)
 
 
-def arnoldi(operator: Multiplies, start: Matrix, size: int) -> tuple[Matrix, Matrix]:
+def arnoldi(operator: Counted, start: Matrix, size: int) -> tuple[Matrix, Matrix]:
     """V (n, m+1) orthonormal and H (m+1, m) with A V_m = V_{m+1} H; fewer where the subspace is already invariant.
     Classical Gram-Schmidt twice (Saad 2011, algorithm 6.2, reorthogonalised)."""
     basis = np.zeros((len(start), size + 1), start.dtype)

@@ -13,7 +13,7 @@ from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, entries
-from opmatrix.relations import Relation, parse_relation
+from opmatrix.relations import Relation, Sparse, parse_relation
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, one_pass, row_width
 from opmatrix.runtime.fitting import ONE_PASS, copied, same
@@ -34,7 +34,7 @@ def relation_of(a: Arguments) -> Relation:
 def read_relation(a: Arguments) -> tuple[Relation, ...]: return (relation_of(a),)
 
 
-def entries_of(batch: Batch, relation: str, rows: int) -> Any:
+def entries_of(batch: Batch, relation: str, rows: int) -> Sparse:
     """The entries that a batch gives a relation, which names no other rows than there are."""
     given = batch.relation(parse_relation(relation))
     given.meets(rows)

@@ -31,7 +31,7 @@ def time_rotation(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         yield sizes, partial(compiled.rotate, turned, at, by, by, into)
 
 
-def pick_rows(a: Arguments, positions: Any) -> Any:
+def pick_rows(a: Arguments, positions: RowNumbers) -> Any:
     """The positions of the rows that are turned."""
     if a.rows == "all": return positions
     return positions[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
