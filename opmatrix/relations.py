@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from formats.core.arrays import find_misfit
 from formats.core.errors import InputError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Relation", "relation"]
 
@@ -153,7 +156,7 @@ class Sparse(NamedTuple):
             yield rows, self.at[places], self.numbers[places]
 
 
-def check_bounds(given: Any, where: str) -> None:
+def check_bounds(given: csr_array, where: str) -> None:
     """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write
     elsewhere."""
     height, width = given.shape

@@ -89,11 +89,11 @@ class Monoid:
             return cls.carry(cls.merge(*((a[0], b[0]) if cls.single else (a, b))))
 
     @classmethod
-    def entry(cls, a: Any, at: int = 0) -> Callable[[Any], Carrier]:
+    def entry(cls, a: Any, at: int = 0) -> Callable[[object], Carrier]:
         """An entry is a function into the carrier; a number is one through lift. What is no entry is the unit."""
         if not callable(a): return lambda x: cls.lifted(x, a, at)
 
-        def into(x: Any) -> Carrier:
+        def into(x: object) -> Carrier:
             found = cls.carry(a(x))
             if not isinstance(found, tuple) or (cls.width and len(found) != len(cls.unit())):
                 carried = f"{cls.__name__} carries: {len(cls.unit())} numbers"

@@ -11,7 +11,7 @@ from io import BufferedReader
 from math import prod
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ class ArrayPart(NamedTuple):
     @property
     def indexes(self) -> bool: return bool(self.field) and self.field in FORMATS[self.format].indices()
     @property
-    def number(self) -> np.dtype[Any]: return DTYPES[self.tensor.number]
+    def number(self) -> np.dtype[np.generic]: return DTYPES[self.tensor.number]
     @property
     def bytes(self) -> int: return prod(self.tensor.shape) * self.number.itemsize
 

@@ -2,10 +2,13 @@
 is named."""
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.text import unpanicked
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 KEY = "tokenizer.ggml."
 CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special ones, others
@@ -90,7 +93,7 @@ def listed(said: Mapping[str, object], name: str, file: Path) -> list[Any]:
     raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: a list is needed")
 
 
-def before(rule: tuple[str, ...] | str | None) -> Any:
+def before(rule: tuple[str, ...] | str | None) -> "PreTokenizer":
     """What cuts a text into words before bytes merge."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split

@@ -98,8 +98,8 @@ class StepGraph:
         return peak, order, least
 
     def between(self, start: int, goal: int, paid: int, most: int) -> tuple[tuple[int, list[int]] | None, int]:
-        """The least peak, and its order, from one set of done steps to another, after a peak that is paid; None if `most` sets are too few;
-        how many were looked at."""
+        """The least peak from one set of done steps to another, after one that is paid, and its order; None if `most`
+        sets are too few; how many were looked at."""
         queue: list[tuple[int, int, int]] = [(paid, 0, start)]       # peak, steps done (negative: the most first), done
         best, came = {start: paid}, dict[int, tuple[int, int]]()
         while queue and len(best) <= most:

@@ -2,13 +2,17 @@
 or implicit ones. Each solver is one row of a table; "auto" chooses by size."""
 import warnings
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.spectra.unite import Matrix, unite_and_conquer
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+    from scipy.sparse.linalg import LinearOperator
 
 LAPACK_SIDE = 1024                                          # up to this smaller side LAPACK takes about a second
 MAX_RESIDUAL = 1e-8
@@ -20,7 +24,7 @@ class Shaped(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def as_linear_operator(given: object) -> Any:
+def as_linear_operator(given: object) -> "LinearOperator":
     """A scipy LinearOperator of a matrix, a sparse matrix, or anything with shape and matvec."""
     from scipy.sparse.linalg import aslinearoperator
     try: return aslinearoperator(given)
@@ -38,7 +42,7 @@ def as_dense(given: object) -> Matrix:
     return np.asarray(implicit @ np.eye(columns))
 
 
-def is_symmetric(given: Any) -> bool:
+def is_symmetric(given: "Matrix | csr_array | LinearOperator") -> bool:
     """Whether a stored matrix equals its conjugate transpose; implicit ones are not assumed to."""
     if isinstance(given, np.ndarray): return np.array_equal(given, given.conj().T)
     return hasattr(given, "toarray") and abs(given - given.conj().T).sum() == 0
@@ -119,7 +123,7 @@ def eigenvalues(matrix: Shaped, count: int | None = None, solver: str = "auto", 
     return EIGEN[chosen](matrix, count, is_symmetric(matrix) if symmetric is None else symmetric, seed)
 
 
-def normal(given: object) -> Any:
+def normal(given: object) -> "LinearOperator":
     """AᴴA or AAᴴ, whichever is smaller, as an operator: its eigenvalues are the squared singular values."""
     a = as_linear_operator(given)
     return a.H @ a if a.shape[0] >= a.shape[1] else a @ a.H
