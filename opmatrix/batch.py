@@ -13,7 +13,7 @@ from opmatrix.algebra.data import ids
 from opmatrix.extents import Extents, counted, entries, pairs
 from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, Relation, Sparse, of_sentences
-from opmatrix.signature import Matrix, Port
+from opmatrix.signature import GivenMatrix, Port
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -85,7 +85,7 @@ class Fields:
         fit its spaces."""
         return self.whole.relation(relation)
 
-    def input(self, port: Port) -> Matrix:
+    def input(self, port: Port) -> GivenMatrix:
         """The matrix of an input. Raises ValueError where the batch gives none of this name, or one of another
         shape."""
         return self.whole.input(port)
@@ -135,7 +135,7 @@ class Batch(Fields):
             raise ValueError(f"Batch: relation {taken[0]!r}: every batch gives one of this name")
         self.relations = {name: Sparse.of(each, f"Batch: relation {name!r}")
                           for name, each in (relations or {}).items()}
-        self.inputs, self.known = dict(inputs or {}), dict[Port, Matrix]()
+        self.inputs, self.known = dict(inputs or {}), dict[Port, GivenMatrix]()
 
     @property
     def whole(self) -> Batch:                               # type: ignore[override]
@@ -196,7 +196,7 @@ class Batch(Fields):
                                  f"has {wanted} rows in {self!r}")
         return found
 
-    def input(self, port: Port) -> Matrix:
+    def input(self, port: Port) -> GivenMatrix:
         if port in self.known: return self.known[port]
         if port.name not in self.inputs:
             there = ", ".join(self.inputs) or "none at all"

@@ -14,7 +14,7 @@ from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix import body
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
 
 ExactRows = NDArray[np.float64]
-Constant = Format | Array
+Constant = Format | Numeric
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
 OUTPUT = "output"                                           # the name of an output that nobody named
 ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
@@ -59,13 +59,13 @@ class Step:
         return f"{self.output} = {self.kernel}({', '.join(said)})"
 
 
-class ById(Mapping[int, Array]):
+class ById(Mapping[int, Numeric]):
     """Arrays by the id of the constant that they stand for, each made when it is asked for."""
 
-    def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, Array]) -> None:
+    def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, Numeric]) -> None:
         self.names, self.arrays = {id(constants[name]): name for name in arrays}, arrays
 
-    def __getitem__(self, at: int) -> Array: return self.arrays[self.names[at]]
+    def __getitem__(self, at: int) -> Numeric: return self.arrays[self.names[at]]
     def __iter__(self) -> Iterator[int]: return iter(self.names)
     def __len__(self) -> int: return len(self.names)
 
@@ -144,14 +144,14 @@ class Program:
         kept = self.meta.get("certificate")
         return longest_seen(kept) if isinstance(kept, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, Array] | None = None,
+    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
               rounded: bool = True) -> ExactRows:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
         that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
         weight by its (n, p) matrix: those of a program made before any rounding, say."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
-    def exact_all(self, batch: Given, constants: Mapping[str, Array] | None = None,
+    def exact_all(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
                   rounded: bool = True) -> dict[str, ExactRows]:
         """What `exact` gives of every output by name, and of the next value of every piece of state by the name of its
         input."""
@@ -308,7 +308,7 @@ class Program:
         """Whether it gives one value, and no matrix enters."""
         return not self.inputs and [*self.outputs] == [OUTPUT]
 
-    def arrays(self) -> Iterator[tuple[str, Array]]:
+    def arrays(self) -> Iterator[tuple[str, Numeric]]:
         """The arrays of the constants, in the order of their names: `name` of an array, `name.field` of a format."""
         for name, constant in sorted(self.constants.items()):
             if not isinstance(constant, Format): yield name, constant

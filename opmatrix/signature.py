@@ -23,7 +23,7 @@ __all__ = ["Port", "Signature"]
 FLOAT, INTEGER = "float32", "int64"                         # of values; of fields of a batch
 NUMBERS = FLOAT, INTEGER
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
-Matrix: TypeAlias = NDArray[np.integer | np.floating]           # what a batch gives
+GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]           # what a batch gives
 WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
 
 
@@ -59,7 +59,7 @@ class Port:
                 return cls(name, space, columns, heads, number)
         raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
 
-    def matrix(self, given: object, where: str) -> Matrix:
+    def matrix(self, given: object, where: str) -> GivenMatrix:
         """The numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, and
         InputError for what is no finite number of float32."""
         found = np.asarray(given)

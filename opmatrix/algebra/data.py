@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.attributes import brief
 
-Array: TypeAlias = NDArray[Any]                             # of numbers whose type is known when it is there
+Numeric: TypeAlias = NDArray[Any]                           # of numbers whose type is known when it is there
 
 
 class Data:
@@ -21,14 +21,14 @@ class Data:
     `name` is what it is called where it comes from, `label` that name as a Python identifier. `blocks` (rows, groups)
     are those of its file that its numbers were widened from, where a format holds such."""
     base: Data | None = None
-    blocks: Array | None = None
+    blocks: Numeric | None = None
 
-    def __init__(self, array: object, name: str | None = None, blocks: Array | None = None) -> None:
+    def __init__(self, array: object, name: str | None = None, blocks: Numeric | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
-        self.array: Array = (array.astype(np.float64) if array.shape == (1,) else array).view()
+        self.array: Numeric = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
         self.name, self.blocks = name, blocks
 
@@ -79,7 +79,7 @@ class Data:
         return turned
 
 
-def check_numbers(numbers: object) -> Array:
+def check_numbers(numbers: object) -> Numeric:
     """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for
     NaN."""
     try: array = np.asarray(numbers)
@@ -112,7 +112,7 @@ class Promised(Data):
     @property
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property
-    def array(self) -> Array:                                                # type: ignore[override]
+    def array(self) -> Numeric:                                                # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
     @cached_property
     def _turned(self) -> Data:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 
 __all__ = ["Monoid"]
 
@@ -109,8 +109,8 @@ class Monoid:
         return cls.finish(*total)
 
     @classmethod
-    def product(cls, left: Array, right: Array, seen: NDArray[np.bool_] | None = None,
-                present: NDArray[np.bool_] | None = None, tile: int = 64) -> Array:
+    def product(cls, left: Numeric, right: Numeric, seen: NDArray[np.bool_] | None = None,
+                present: NDArray[np.bool_] | None = None, tile: int = 64) -> Numeric:
         """The generalised product on arrays, a tile of the contracted axis after another.
 
         left (.., rows, inner), right (.., inner, columns); `seen` masks the left, `present` the right."""
@@ -134,7 +134,7 @@ class Monoid:
         return tuple(np.where(there, c, e) for c, e in zip(carrier, cls.unit(), strict=True))
 
     @classmethod
-    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> Array:
+    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> Numeric:
         """As an array of that shape; several columns for each where the width is more than one."""
         found = cls.finish(*carrier)
         if not isinstance(found, tuple): return np.broadcast_to(found, shape)
@@ -169,7 +169,7 @@ class Monoid:
         if cls.width is not None: check_absent(cls, x, w, rng)
 
 
-def check_absent(cls: type[Monoid], x: Array, w: Array, rng: np.random.Generator) -> None:
+def check_absent(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:
     """Masked products: a row without anything, tiles without anything, a split of each."""
     seen = rng.random(x.shape) < 0.5
     seen[0], seen[1:, 2:4] = False, False
@@ -183,7 +183,7 @@ def check_absent(cls: type[Monoid], x: Array, w: Array, rng: np.random.Generator
         check_promise(cls, "closed", cls.closed(x, w, None), cls.product(x, w))
 
 
-def check_flags(cls: type[Monoid], x: Array, w: Array, rng: np.random.Generator) -> None:
+def check_flags(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:
     """Every flag that is set, on random numbers."""
     y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
     if cls.ordinary: check_promise(cls, "ordinary", of(x, w), x @ w)
@@ -204,13 +204,13 @@ def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generat
     return total
 
 
-def tabulate(rows: int, cols: int, value: Callable[[int, int], ArrayLike]) -> Array:
+def tabulate(rows: int, cols: int, value: Callable[[int, int], ArrayLike]) -> Numeric:
     """Finished values of every row and column, those of one column beside each other."""
     lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
     return np.array([np.concatenate(line) for line in lines], dtype=float)
 
 
-def check_promise(cls: type[Monoid], promise: str, found: Array | Carrier, wanted: Array | Carrier) -> None:
+def check_promise(cls: type[Monoid], promise: str, found: Numeric | Carrier, wanted: Numeric | Carrier) -> None:
     """Raises AssertionError naming the promise that is broken."""
     message = f"{cls.__name__} breaks its promise: {promise}"
     if isinstance(found, tuple):

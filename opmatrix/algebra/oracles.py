@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from opmatrix.algebra import monoids
-from opmatrix.algebra.data import Array, Data
+from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.nodes import Cell, ScalarBody
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dense", "entrywise"]
 Cells: TypeAlias = dict[tuple[int, int], Cell]               # the entries of a matrix that are there, by place
-Given: TypeAlias = "ArrayLike | csr_array | Batch"            # what a term is read at
+ReadInput: TypeAlias = "ArrayLike | csr_array | Batch"        # what a term is read at
 ORACLE_ROWS = 128                                           # of sequences that are computed at a time
 
 
@@ -65,13 +65,13 @@ class DenseReading:
     value: Any
     batch: Fields | None = None
     dtype: DTypeLike = np.float64
-    stored: dict[Data, Array] | None = None           # weights in dtype, kept while one term is read
+    stored: dict[Data, Numeric] | None = None           # weights in dtype, kept while one term is read
 
     def of(self, value: object) -> Self: return replace(self, value=value)
     @cached_property
-    def array(self) -> Array: return self.whole()
-    def whole(self) -> Array:
-        found: Array = self.value.toarray() if hasattr(self.value, "toarray") else self.value
+    def array(self) -> Numeric: return self.whole()
+    def whole(self) -> Numeric:
+        found: Numeric = self.value.toarray() if hasattr(self.value, "toarray") else self.value
         return found.dense(self.dtype) if isinstance(found, Sparse) else found
     @property
     def size(self) -> tuple[int, int]:
@@ -113,7 +113,7 @@ class DenseReading:
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
     def symbol(self, name: str, into: Shape, out: Shape) -> Self: raise unbound(name)
 
-    def numbers(self, data: Data) -> Array:
+    def numbers(self, data: Data) -> Numeric:
         """The array of an attribute, in the number type that is computed in."""
         stored = {} if self.stored is None else self.stored
         if data not in stored: stored[data] = data.array.astype(self.dtype)
@@ -128,7 +128,7 @@ class DenseReading:
         stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
         return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
 
-    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> Array:
+    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> Numeric:
         """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
         if any(map(callable, entries.values())):
             lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
@@ -155,7 +155,7 @@ class DenseReading:
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
 
-    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Array:
+    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
         """A product with a relation: its entries alone, the first of all rows, then the second."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
@@ -298,21 +298,21 @@ class Entrywise:
         return self.of((*shape[:2], shape[2] * width), at)
 
 
-def dense(term: Operator, x: Given, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> Array:
+def dense(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> Numeric:
     """The term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR selection or a
     Batch, which stands for its one-hot tokens. Of sequences that do not see each other some are computed at a time."""
     value = entered(term, x, batch, dtype)
     for f in factors(term): value = apply_factor(f, value)
     return np.asarray(value.array)
 
-def entered(term: Operator, x: Given, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:
+def entered(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:
     """What a term is given, as its first factor takes it. Raises as `dense` does."""
     x, batch = check_input(term, x, batch)
     return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
 def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
-    value, batch, stored = x.value, x.batch, dict[Data, Array]()
+    value, batch, stored = x.value, x.batch, dict[Data, Numeric]()
 
     def at(value: object, batch: Fields | None) -> DenseReading:
         found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
@@ -324,7 +324,8 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
-def entrywise(term: Operator, x: Given, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[np.object_]:
+def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
+              number: ScalarBody = float) -> NDArray[np.object_]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
     is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
     x, batch = check_input(term, x, batch)

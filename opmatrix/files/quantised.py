@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 
-BlockedTensor: TypeAlias = Array
+BlockedTensor: TypeAlias = Numeric
 
 
 class BlockType(NamedTuple):

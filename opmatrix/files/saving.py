@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory
 from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS, own_functions
@@ -145,9 +145,9 @@ class Sums:
     """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not
     change meanwhile."""
 
-    def __init__(self) -> None: self.found: dict[int, tuple[Array, list[bytes]]] = {}
+    def __init__(self) -> None: self.found: dict[int, tuple[Numeric, list[bytes]]] = {}
 
-    def __call__(self, array: Array) -> list[bytes]:
+    def __call__(self, array: Numeric) -> list[bytes]:
         """An array that is kept here has a number of its own."""
         if id(array) not in self.found: self.found[id(array)] = array, [*pieces(array)]
         return self.found[id(array)][1]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, parse_json
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.quantised import STORED
 
 NUMBER_BYTES = {number: int(bits) // 8 for bits, several in {
@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
         number there."""
         return self.read_both()[0]
 
-    def read_both(self) -> tuple[NDArray[np.float32], Array | None]:
+    def read_both(self) -> tuple[NDArray[np.float32], Numeric | None]:
         """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises as `read`."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
@@ -59,7 +59,7 @@ class Tensor(NamedTuple):
         return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
 
 
-def split_pairs(array: Array, heads: int) -> Array:
+def split_pairs(array: Numeric, heads: int) -> Numeric:
     """Rows that lie in pairs, within each head by halves."""
     paired = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)

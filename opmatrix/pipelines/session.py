@@ -19,7 +19,7 @@ from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.by_sequence import held
 from opmatrix.runtime.operands import C
-from opmatrix.signature import Matrix, Port
+from opmatrix.signature import GivenMatrix, Port
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
@@ -95,7 +95,7 @@ class New(Batch):
                           (self.rows, rows), relation)
         return super().relation(relation)
 
-    def input(self, port: Port) -> Matrix:
+    def input(self, port: Port) -> GivenMatrix:
         if port.space != str(C): return super().input(port)
         if port.name not in self.caches:
             raise ValueError(f"input {port}: the session holds no cache of this name: {', '.join(self.caches)}")

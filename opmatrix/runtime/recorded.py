@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from formats.machine.host import caches
 from formats.machine.threads import threads
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import round_to_lines
 from opmatrix.runtime.planner import Plan
@@ -215,7 +215,7 @@ class Recorded:
         from formats.kernels.engine.pool import POOL
         with POOL.lock: self.tables.clear()
 
-    def table(self, starts: Words, workers: int, arrays: Sequence[Array]) -> GroupTable:
+    def table(self, starts: Words, workers: int, arrays: Sequence[Numeric]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
         groups = make_groups(starts, workers)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]

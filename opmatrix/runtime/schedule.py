@@ -24,7 +24,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
-from opmatrix.runtime.segments import ROW, Blocks, Called, Found, Span, Values, Walked, plan_buffers
+from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers
 from opmatrix.signature import WIDEST, Port
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     values: dict[str, int]
     shape: Value
 
-    def arguments(self, found: Found, batch: object) -> dict[str, object]:
+    def arguments(self, found: ByStep, batch: object) -> dict[str, object]:
         """What its kernel is called with, given the values of the steps before it."""
         given = vars(self.bound) | {name: found[v] for name, v in self.values.items()}
         return given | {"batch": batch} if self.kernel.batched else given

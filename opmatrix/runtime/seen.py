@@ -3,12 +3,12 @@ that its kernel reads, and the fields of an interpreted term."""
 import json
 
 from formats.masks import Mask
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 from opmatrix.batch import FIELDS, Batch
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 
-Tables = tuple[Array, ...]
+Tables = tuple[Numeric, ...]
 
 
 def tables(a: Arguments) -> Tables:

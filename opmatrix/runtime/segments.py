@@ -70,7 +70,7 @@ class Values:
         call.kernel.function(self[step], **call.arguments(self, self.batch))
 
 
-class Found(Protocol):
+class ByStep(Protocol):
     """The values of steps, by number."""
     def __getitem__(self, v: int, /) -> NDArray[np.floating]: ...
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opmatrix.algebra.data import Array
+from opmatrix.algebra.data import Numeric
 from opmatrix.batch import FIELDS
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import C
@@ -63,7 +63,7 @@ class GroupTable:
     by their space; all of caches."""
 
     def __init__(self, groups: list[Group], scripts: "list[Script]", starts: Words, names: Sequence[str],
-                 spaces: Sequence[Any], arrays: Sequence[Array]):
+                 spaces: Sequence[Any], arrays: Sequence[Numeric]):
         from formats.kernels.engine.launch import address
         from formats.kernels.engine.replay import GROUP
         self.groups, self.scripts = len(groups), scripts
@@ -90,7 +90,7 @@ class GroupTable:
         """Whether all workers are on one group together."""
         return self.groups == 1
 
-    def fill(self, fields: Sequence[Words], arrays: Sequence[Array]) -> None:
+    def fill(self, fields: Sequence[Words], arrays: Sequence[Numeric]) -> None:
         """A batch's numbers, and where its arrays are."""
         from formats.kernels.engine.launch import address
         for field, parts in zip(fields, self.fields, strict=True):
