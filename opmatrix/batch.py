@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,23 +13,27 @@ from opmatrix.algebra.data import ids
 from opmatrix.extents import Extents, counted, entries, pairs
 from opmatrix.patterns import Pattern
 from opmatrix.relations import GIVEN, Relation, Sparse, of_sentences
-from opmatrix.signature import Port
+from opmatrix.signature import GivenMatrix, Port
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Batch"]
 
-Ids: TypeAlias = Sequence[int] | NDArray[Any]
+Ids: TypeAlias = Sequence[int] | NDArray[np.integer]
+Places: TypeAlias = int | NDArray[np.int64]                # one row, or many
 FIELDS = "tokens", "positions", "kinds", "sequence"         # of a batch, a number a row
 
 
 class Token:
     """Rows as patterns see them: .position, .sequence and .row, one number or many."""
-    def __init__(self, rows: Fields, at: Any) -> None: self.whole, self.rows, self.at = rows.whole, rows, at
+    def __init__(self, rows: Fields, at: Places) -> None: self.whole, self.rows, self.at = rows.whole, rows, at
     @property
-    def position(self) -> Any: return self.rows.positions[self.at]
+    def position(self) -> NDArray[np.int64]: return self.rows.positions[self.at]
     @property
-    def sequence(self) -> Any: return self.rows.sequence[self.at]
+    def sequence(self) -> NDArray[np.int64]: return self.rows.sequence[self.at]
     @property
-    def row(self) -> Any: return self.rows.numbers[self.at]
+    def row(self) -> NDArray[np.int64]: return self.rows.numbers[self.at]
 
 
 class Fields:
@@ -47,7 +51,7 @@ class Fields:
         self.whole, self.rows, self.own = whole, rows, numbers
         vars(self).update(fields)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name in FIELDS: raise ValueError(f"{name}: these {self.rows} rows have none: they were pooled, not picked")
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
@@ -56,7 +60,7 @@ class Fields:
         """Which row of its space each row is."""
         return np.arange(self.rows) if self.own is None else self.own
 
-    def token(self, at: Any) -> Token:
+    def token(self, at: Places) -> Token:
         """The tokens at these rows, as patterns see them."""
         return Token(self, at)
 
@@ -70,7 +74,7 @@ class Fields:
             raise ValueError(f"{name}: id {found[row]} of {where} is outside 0..{limit - 1}")
         return found
 
-    def selection(self, field: str, limit: int) -> Any:
+    def selection(self, field: str, limit: int) -> csr_array:
         """A one-hot CSR value: row i has a one in the column that the field names."""
         from scipy.sparse import csr_array
         at = self.field(field, limit)
@@ -81,7 +85,7 @@ class Fields:
         fit its spaces."""
         return self.whole.relation(relation)
 
-    def input(self, port: Port) -> NDArray[Any]:
+    def input(self, port: Port) -> GivenMatrix:
         """The matrix of an input. Raises ValueError where the batch gives none of this name, or one of another
         shape."""
         return self.whole.input(port)
@@ -106,8 +110,8 @@ class Batch(Fields):
     own = None
 
     def __init__(self, sentences: Iterable[Ids] = (), kinds: Iterable[Ids] | None = None,
-                 relations: Mapping[str, Any] | None = None,
-                 inputs: Mapping[str, Any] | None = None) -> None:
+                 relations: Mapping[str, object] | None = None,
+                 inputs: Mapping[str, object] | None = None) -> None:
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise TypeError(f"Batch: {sentences!r:.60} is no list of sentences, each a row of token ids; texts are for "
                             "program.embed")
@@ -131,14 +135,14 @@ class Batch(Fields):
             raise ValueError(f"Batch: relation {taken[0]!r}: every batch gives one of this name")
         self.relations = {name: Sparse.of(each, f"Batch: relation {name!r}")
                           for name, each in (relations or {}).items()}
-        self.inputs, self.known = dict(inputs or {}), dict[Port, NDArray[Any]]()
+        self.inputs, self.known = dict(inputs or {}), dict[Port, GivenMatrix]()
 
     @property
     def whole(self) -> Batch:                               # type: ignore[override]
         """Itself. Held as an attribute it would never be freed but by the garbage collector."""
         return self
 
-    def arrays(self) -> Iterator[NDArray[Any]]:
+    def arrays(self) -> Iterator[NDArray[np.generic]]:
         """All that it is made of: what tells it from others."""
         yield from (self.tokens, self.starts, self.kinds, self.positions)
         for _, sparse in sorted(self.relations.items()): yield from sparse[:3]
@@ -161,7 +165,7 @@ class Batch(Fields):
     def __len__(self) -> int: return len(self.starts) - 1
     def __repr__(self) -> str: return f"<Batch of {len(self)} sentences, {self.rows} rows>"
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Batch]:
         """Every sentence as a batch of its own; relations beside those of sentences are not cut."""
         for lo, hi in pairwise(self.starts): yield Batch([self.tokens[lo:hi]], [self.kinds[lo:hi]])
 
@@ -192,7 +196,7 @@ class Batch(Fields):
                                  f"has {wanted} rows in {self!r}")
         return found
 
-    def input(self, port: Port) -> NDArray[Any]:
+    def input(self, port: Port) -> GivenMatrix:
         if port in self.known: return self.known[port]
         if port.name not in self.inputs:
             there = ", ".join(self.inputs) or "none at all"

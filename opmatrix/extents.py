@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Number
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
+import sympy
 from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
@@ -19,6 +20,9 @@ from formats.masks import attended
 from opmatrix.patterns import Pattern, everyone, parse, sequence
 from opmatrix.relations import Relation, parse_relation
 from opmatrix.signature import Port
+
+if TYPE_CHECKING:
+    from opmatrix.algebra.term import Operator
 
 __all__ = ["Extents", "S", "T", "collect_needs", "counted", "entries", "pairs", "patterns"]
 
@@ -56,6 +60,7 @@ class EachRelation:
 pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
 ExtentName = Size | PatternPairs | Entries
+Amount: TypeAlias = int | sympy.Expr                        # a number, or an expression of symbols
 
 
 class Missing(KeyError, ValueError):
@@ -63,24 +68,24 @@ class Missing(KeyError, ValueError):
     def __str__(self) -> str: return str(self.args[0])
 
 
-class Extents(Mapping[Any, Any]):
+class Extents(Mapping[Any, "Amount"]):
     """A frozen mapping of live sizes, `pairs[pattern]` and `entries[relation]` to whole numbers from 0 on, or to
     expressions of symbols. A size is known by its name. Raises TypeError for what is no entry or no number, ValueError
     for a number that is negative or no whole one."""
 
     __slots__ = ("numbers",)
 
-    def __init__(self, given: Mapping[Any, Any]) -> None:
+    def __init__(self, given: Mapping[Any, object]) -> None:
         self.numbers = {(name := as_entry(key)): as_count(name, value) for key, value in given.items()}
 
     @classmethod
-    def made(cls, numbers: dict[ExtentName, Any]) -> Self:
+    def made(cls, numbers: dict[ExtentName, Amount]) -> Self:
         """Extents of entries and numbers that are known to be right: nothing is checked."""
         made = cls.__new__(cls)
         made.numbers = numbers
         return made
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> Amount:
         try: return self.numbers[key if type(key) in (Size, PatternPairs, Entries) else as_entry(key)]
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
@@ -106,7 +111,7 @@ class Extents(Mapping[Any, Any]):
                              for key, value in self.numbers.items()})
 
 
-def as_entry(key: Any) -> ExtentName:
+def as_entry(key: object) -> ExtentName:
     """The entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
     if isinstance(key, PatternPairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
@@ -114,7 +119,7 @@ def as_entry(key: Any) -> ExtentName:
                     "entries[relation]")
 
 
-def as_count(name: ExtentName, value: Any) -> Any:
+def as_count(name: ExtentName, value: Any) -> Amount:
     """A whole number as an int, an expression as it is."""
     symbolic = isinstance(value, Size) or getattr(value, "free_symbols", None)
     if symbolic and not value.is_negative: return value
@@ -124,14 +129,14 @@ def as_count(name: ExtentName, value: Any) -> Any:
     return int(value)
 
 
-def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] = ()) -> Extents:
+def counted(lengths: Sequence[int] | NDArray[np.int64], patterns: Iterable[Pattern] = ()) -> Extents:
     """The extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
-    found: dict[ExtentName, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
+    found: dict[ExtentName, Amount] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
     return Extents.made(found | {pairs[each]: count_scores(each, rows) for each in patterns if each != sequence})
 
 
-def count_scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
+def count_scores(pattern: Pattern, lengths: NDArray[np.int64]) -> int:
     """How many scores of one head attention computes for sentences of these lengths; all where no kernel knows the
     pattern. ValueError for a sentence that is longer than the pattern's tables."""
     if pattern.limit is not None and (longest := lengths.max(initial=0)) > pattern.limit:
@@ -147,13 +152,13 @@ def count_attended(pattern: Pattern, length: int) -> int:
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
-def patterns(term: Any) -> tuple[Pattern, ...]:
+def patterns(term: "Operator") -> tuple[Pattern, ...]:
     """The patterns of a model's products, each once; `everyone` is none."""
     found = dict.fromkeys(each for node in term.walk() for each in node.args if isinstance(each, Pattern))
     return tuple(each for each in found if each != everyone)
 
 
-def collect_needs(*terms: Any) -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
+def collect_needs(*terms: "Operator") -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
     """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not
     tell."""
     args = dict.fromkeys(each for term in terms for node in term.walk() for each in node.args)

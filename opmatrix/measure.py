@@ -5,12 +5,15 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opmatrix.program import Given, Program
 
 Seconds = dict[str, list[float]]
 
 
-def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 20, warm: int = 2,
+def measure(programs: Mapping[str, Any], batches: Sequence[object], rounds: int = 20, warm: int = 2,
             progress: Callable[[int, int], None] = lambda done, of: None,
             shares: Sequence[float] | None = None) -> Seconds:
     """Seconds that each program takes for all batches, or for the mean of batches with these shares, one number a
@@ -34,7 +37,7 @@ def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 2
     return taken
 
 
-def seconds(call: Callable[[Any], Any], batch: Any) -> float:
+def seconds(call: Callable[..., object], batch: object) -> float:
     """How long one call takes; its result is dropped outside of that."""
     start = time.perf_counter()
     kept = call(batch)
@@ -92,7 +95,7 @@ def ratio(taken: Seconds, name: str, base: str) -> float:
     return median(a / b for a, b in zip(taken[name], taken[base], strict=True))
 
 
-def peak(program: Any, batch: Any, runs: int = 1) -> int:
+def peak(program: "Program", batch: "Given", runs: int = 1) -> int:
     """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it);
     of so many runs the most.
 

@@ -2,7 +2,6 @@
 begins. Whoever prices, calibrates or searches takes the catalogue from here and hands it over."""
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def catalogue() -> Catalogue:
     return Catalogue({**FORMAT_CATALOGUE.prices, **prices}, (begin_run,), FORMAT_CATALOGUE.optional)
 
 
-def begin_run(sentences: int) -> Callable[[], Any]:
+def begin_run(sentences: int) -> Callable[[], object]:
     """A run of a program that gathers a row of each sentence: Python before it and after it is all that takes time."""
     table = FORMATS["dense"].pack(np.ones((1, 16), np.float32))
     program = Program([Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x")], {"table": table}, "x")

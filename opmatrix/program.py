@@ -14,6 +14,7 @@ from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix import body
+from opmatrix.algebra.data import Numeric
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
 
 ExactRows = NDArray[np.float64]
-Constant = Format | NDArray[Any]
+Constant = Format | Numeric
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
 OUTPUT = "output"                                           # the name of an output that nobody named
 ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
@@ -58,13 +59,13 @@ class Step:
         return f"{self.output} = {self.kernel}({', '.join(said)})"
 
 
-class ById(Mapping[int, Any]):
+class ById(Mapping[int, Numeric]):
     """Arrays by the id of the constant that they stand for, each made when it is asked for."""
 
-    def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, Numeric]) -> None:
         self.names, self.arrays = {id(constants[name]): name for name in arrays}, arrays
 
-    def __getitem__(self, at: int) -> NDArray[Any]: return self.arrays[self.names[at]]
+    def __getitem__(self, at: int) -> Numeric: return self.arrays[self.names[at]]
     def __iter__(self) -> Iterator[int]: return iter(self.names)
     def __len__(self) -> int: return len(self.names)
 
@@ -92,7 +93,7 @@ class Program:
     operand, attribute or shape that does not fit."""
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
-                 meta: Mapping[str, Any] | None = None, *, inputs: Iterable[Port] = (),
+                 meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         held = {name: constant if isinstance(constant, Format) else as_contiguous(name, np.asarray(constant))
                 for name, constant in constants.items()}
@@ -143,14 +144,14 @@ class Program:
         kept = self.meta.get("certificate")
         return longest_seen(kept) if isinstance(kept, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
+    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
               rounded: bool = True) -> ExactRows:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
         that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
         weight by its (n, p) matrix: those of a program made before any rounding, say."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
-    def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
+    def exact_all(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
                   rounded: bool = True) -> dict[str, ExactRows]:
         """What `exact` gives of every output by name, and of the next value of every piece of state by the name of its
         input."""
@@ -211,7 +212,8 @@ class Program:
         if head := self.meta.get("head"):
             raise InputError(f"{head!s:.300}: the model answers by a head, and the mean of its rows is none of its "
                              "answers: take the rows, program.run(program.tokenizer.encode(texts))")
-        return self.pooling(self.run(batch), batch.starts)
+        found: Floats = self.pooling(self.run(batch), batch.starts)
+        return found
 
     @cached_property
     def pooling(self) -> Pooling:
@@ -275,7 +277,7 @@ class Program:
         held = self.constants if constants is None else constants
         return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
 
-    def replace(self, **meta: Any) -> "Program":
+    def replace(self, **meta: object) -> "Program":
         """A program that differs in entries of meta; constants are shared. A certificate is of one program: what
         makes it another one takes the certificate away."""
         same = meta.keys() <= {"certificate"}
@@ -306,7 +308,7 @@ class Program:
         """Whether it gives one value, and no matrix enters."""
         return not self.inputs and [*self.outputs] == [OUTPUT]
 
-    def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+    def arrays(self) -> Iterator[tuple[str, Numeric]]:
         """The arrays of the constants, in the order of their names: `name` of an array, `name.field` of a format."""
         for name, constant in sorted(self.constants.items()):
             if not isinstance(constant, Format): yield name, constant
@@ -340,7 +342,7 @@ class Program:
                 f"gives {gives}>")
 
 
-def copied(meta: Mapping[str, Any]) -> dict[str, Any]:
+def copied(meta: Mapping[str, object]) -> dict[str, Any]:
     """What JSON keeps of meta. Texts are kept as they are: a tokenizer's takes long to be written and read."""
     texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
     kept: dict[str, Any] = json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False))

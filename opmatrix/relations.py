@@ -3,14 +3,18 @@ absent, not zero: a product over any monoid leaves it out."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from formats.core.arrays import find_misfit
 from formats.core.errors import InputError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Relation", "relation"]
 
@@ -46,7 +50,7 @@ SLOTS, HELD = Relation("slots", "C", "T"), Relation("held", "T", "C")
 NAMED = GIVEN | {each.name: each for each in (SLOTS, HELD)}
 
 
-def relation(name: str, rows: Any, cols: Any) -> Relation:
+def relation(name: str, rows: object, cols: object) -> Relation:
     """A relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch. Raises
     ValueError for a name that every batch gives, between other spaces."""
     made = Relation(str(name), str(rows), str(cols))
@@ -64,7 +68,7 @@ def parse_relation(text: str) -> Relation:
     raise ValueError(f"{text!r:.80} is no relation, such as 'edges: T × T'")
 
 
-def as_relation(given: Any, where: str) -> Any:
+def as_relation(given: object, where: str) -> Any:
     """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises
     TypeError."""
     if hasattr(given, "rows") and hasattr(given, "cols"): return given
@@ -89,7 +93,7 @@ class Sparse(NamedTuple):
                              + (f" of space {self.relation.cols}" if self.relation else ""))
 
     @classmethod
-    def of(cls, given: Any, where: str) -> Sparse:
+    def of(cls, given: object, where: str) -> Sparse:
         """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite
         numbers of float32, and for entries beyond its shape, which scipy does not look for."""
         if isinstance(given, Sparse): made = given
@@ -137,13 +141,13 @@ class Sparse(NamedTuple):
                              f"{counts[wrong[0]]} entries: a pick takes relations with exactly one entry a row")
         return self.at
 
-    def dense(self, dtype: Any = np.float64) -> NDArray[Any]:
+    def dense(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
         """The numbers, with zeros where there is no entry."""
         found = np.zeros(self.shape, dtype)
         found[np.repeat(np.arange(self.shape[0]), np.diff(self.starts)), self.at] = self.numbers
         return found
 
-    def layers(self) -> Any:
+    def layers(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]:
         """The first entry of each row that has one, then the second, and so on: rows, columns, numbers."""
         counts = np.diff(self.starts)
         for k in range(int(counts.max(initial=0))):
@@ -152,7 +156,7 @@ class Sparse(NamedTuple):
             yield rows, self.at[places], self.numbers[places]
 
 
-def check_bounds(given: Any, where: str) -> None:
+def check_bounds(given: csr_array, where: str) -> None:
     """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write
     elsewhere."""
     height, width = given.shape

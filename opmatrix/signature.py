@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.arrays import find_misfit
 from formats.core.errors import InputError
@@ -22,6 +23,7 @@ __all__ = ["Port", "Signature"]
 FLOAT, INTEGER = "float32", "int64"                         # of values; of fields of a batch
 NUMBERS = FLOAT, INTEGER
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
+GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]           # what a batch gives
 WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
 
 
@@ -40,10 +42,10 @@ class Port:
     def size(self) -> str:
         return f"{self.space} × {self.columns}" if self.heads == 1 else f"{self.space} × {self.heads} × {self.columns}"
 
-    def described(self) -> list[Any]: return [self.space, self.columns, self.heads, self.number]
+    def described(self) -> list[str | int]: return [self.space, self.columns, self.heads, self.number]
 
     @classmethod
-    def read(cls, name: Any, said: Any, numbers: Iterable[str] = NUMBERS) -> Port:
+    def read(cls, name: object, said: object, numbers: Iterable[str] = NUMBERS) -> Port:
         """The port of a name and [space, columns, heads, number type]. Raises ValueError for anything else."""
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(f"{name!r:.60} is no name of up to 40 letters, digits and _")
@@ -57,7 +59,7 @@ class Port:
                 return cls(name, space, columns, heads, number)
         raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
 
-    def matrix(self, given: Any, where: str) -> np.ndarray:
+    def matrix(self, given: object, where: str) -> GivenMatrix:
         """The numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, and
         InputError for what is no finite number of float32."""
         found = np.asarray(given)
@@ -83,7 +85,7 @@ class Signature:
                  for name, of in (("inputs", self.inputs), ("outputs", self.outputs))}
         return ports | {"relations": sorted(self.relations), "state": dict(sorted(self.state.items()))}
 
-    def differs(self, said: Any) -> str:
+    def differs(self, said: object) -> str:
         """In words where JSON that describes a signature does not describe this one; nothing where it does."""
         own = self.described()
         if not isinstance(said, dict): return f"it is {said!r:.60}, not an object"

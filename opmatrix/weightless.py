@@ -1,6 +1,6 @@
 """Programs of promised weights: planned, priced and printed like any other, but there are no numbers that they could
 run on."""
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from formats.core.errors import InputError
 from opmatrix.program import Constant, Program
@@ -14,7 +14,7 @@ class Planned(Program):
     def held(constant: Constant) -> Constant: return constant           # one zero, seen everywhere: a copy would be as
                                                                         # large as the weight
 
-    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self, *_: object, **__: object) -> NoReturn:
         name = self.meta.get("model", "this program")
         raise InputError(f"{name} was planned from a configuration: its weights have no numbers; load a checkpoint to "
                          "run or to save it")

@@ -26,7 +26,7 @@ def brief(thing: object, limit: int = 100) -> str:
     return words if len(words) <= limit else f"{words[:limit - 20]} … {words[-16:]}"
 
 
-def bind(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> inspect.BoundArguments:
+def bind(name: str, signature: inspect.Signature, *args: object, **named: object) -> inspect.BoundArguments:
     """The arguments of a call, with defaults. Raises TypeError, which says how what is called so is written."""
     try: bound = signature.bind(*args, **named)
     except TypeError as error: raise TypeError(f"{name}({', '.join(signature.parameters)}): {error}") from None
@@ -34,7 +34,7 @@ def bind(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> i
     return bound
 
 
-def whole_of(given: Any, where: str, least: int | None = None) -> Any:
+def whole_of(given: object, where: str, least: int | None = None) -> Any:
     """A whole number as Python's own, from `least` on; what stands for one in a law. Raises TypeError or ValueError for
     another number and for what is none."""
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
@@ -45,19 +45,19 @@ def whole_of(given: Any, where: str, least: int | None = None) -> Any:
                     + f" from {least} on" * (least is not None))
 
 
-def is_term(given: Any) -> bool:
+def is_term(given: object) -> bool:
     """Whether it is an operator or a value of the algebra."""
     return hasattr(given, "kind") or hasattr(type(given), "made")
 
 
-def check_eps(name: str, eps: Any) -> None:
+def check_eps(name: str, eps: object) -> None:
     """Raises InputError unless the number that is added to a mean of squares is one that kernels take; what stands for
     one in a law passes."""
     what = "eps is added to a mean of squares before its root is divided by, in float32"
     refuse_outside(f"{name}({brief(repr(eps))}): {what}", eps, *EPS)
 
 
-def check_least(eps: Any) -> None:
+def check_least(eps: object) -> None:
     """Raises InputError unless the number that is added to the square of a length is one that kernels take."""
     what = "it is added to the square of a length before its root is divided by"
     refuse_outside(f"unit_length({brief(repr(eps))}): {what}", eps, LEAST_SQUARE, EPS[1])

@@ -17,7 +17,7 @@ class Immutable:
 IMMUTABLE = int, str, bytes, bool, type(None), Data, Relation, Immutable
 
 
-def compute_alike(one: Any, other: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
+def compute_alike(one: object, other: object, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
     """Whether two functions are one, or of the same code, with equal defaults and over equal values. What cannot be
     seen into, as an object of one's own, is equal to itself alone. `compared`: pairs that are being compared."""
     if one is other or (id(one), id(other)) in compared: return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.attributes import brief
+
+Numeric: TypeAlias = NDArray[Any]                           # of numbers whose type is known when it is there
 
 
 class Data:
@@ -19,14 +21,14 @@ class Data:
     `name` is what it is called where it comes from, `label` that name as a Python identifier. `blocks` (rows, groups)
     are those of its file that its numbers were widened from, where a format holds such."""
     base: Data | None = None
-    blocks: NDArray[Any] | None = None
+    blocks: Numeric | None = None
 
-    def __init__(self, array: Any, name: str | None = None, blocks: NDArray[Any] | None = None) -> None:
+    def __init__(self, array: object, name: str | None = None, blocks: Numeric | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
-        self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
+        self.array: Numeric = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
         self.name, self.blocks = name, blocks
 
@@ -57,7 +59,7 @@ class Data:
     def __eq__(self, other: object) -> bool: return self is other or (isinstance(other, Data) and self.key == other.key)
     def __hash__(self) -> int: return hash(self.key)
     def __repr__(self) -> str: return self.label
-    def __getitem__(self, at: Any) -> float:
+    def __getitem__(self, at: int | tuple[int, ...]) -> float:
         number: float = self.array[at].item()
         return number
 
@@ -77,7 +79,7 @@ class Data:
         return turned
 
 
-def check_numbers(numbers: Any) -> NDArray[Any]:
+def check_numbers(numbers: object) -> Numeric:
     """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for
     NaN."""
     try: array = np.asarray(numbers)
@@ -88,7 +90,7 @@ def check_numbers(numbers: Any) -> NDArray[Any]:
     return array
 
 
-def ids(sentence: Any, where: str) -> NDArray[np.int64]:
+def ids(sentence: object, where: str) -> NDArray[np.int64]:
     """A sentence as a row of int64."""
     found = np.asarray(sentence)
     if found.ndim != 1: raise ValueError(f"{where} has shape {found.shape}: one row of token ids is needed")
@@ -110,7 +112,7 @@ class Promised(Data):
     @property
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property
-    def array(self) -> NDArray[Any]:                                                # type: ignore[override]
+    def array(self) -> Numeric:                                                # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
     @cached_property
     def _turned(self) -> Data:

@@ -11,7 +11,7 @@ import numpy as np
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.shapes import brief
+from opmatrix.algebra.shapes import LiveSize, brief
 from opmatrix.algebra.term import Operator
 
 Carried = Callable[[Any], Any] | None                       # a number into the carrier, or nothing there
@@ -35,11 +35,11 @@ def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
     over, f = monoid(A), carried(A, i, j)
     return lambda u: over.finish(*(over.unit() if f is None else f(u)))
 
-def inside(A: Operator, axis: str, k: int, size: Any) -> int:
+def inside(A: Operator, axis: str, k: int, size: LiveSize) -> int:
     """The index, counted from the end where it is negative."""
-    known = isinstance(size, int)
-    if not (-size <= k < size if known else k >= 0): raise IndexError(f"{brief(A)}: {axis} {k} is outside its {size}")
-    return k % size if known else k
+    if not (-size <= k < size if isinstance(size, int) else k >= 0):
+        raise IndexError(f"{brief(A)}: {axis} {k} is outside its {size}")
+    return k % size if isinstance(size, int) else k
 
 
 def monoid(A: Operator) -> Any:
@@ -105,7 +105,7 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     if through is None: raise no(A, f"between {brief(a)} and {brief(b)} lie nobody knows how many columns")
     pairs = [(f, g) for k in through if (f := carried(a, i, k)) and (g := carried(b, k, j))]
 
-    def along(u: Any) -> Any:
+    def along(u: object) -> Any:
         total = last.unit()
         for f, g in pairs: total = last.merged(total, g(first.finish(*f(u))))
         return total

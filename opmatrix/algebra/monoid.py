@@ -7,7 +7,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from opmatrix.algebra.data import Numeric
 
 __all__ = ["Monoid"]
 
@@ -31,7 +33,7 @@ class Monoid:
     closed: ClassVar[Callable[..., Any] | None] = None
     width: ClassVar[int | None] = 1
     single: ClassVar[bool]
-    scale: ClassVar[Callable[[Any], Any] | None] = None     # a product over n numbers: so many times that of matrices
+    scale: ClassVar[Callable[[int], float] | None] = None     # a product over n numbers: so many times that of matrices
 
     indexed = False                                         # lift also takes the index
     commutative = True                                      # the order of what is merged does not matter
@@ -43,7 +45,7 @@ class Monoid:
     shift_invariant = False                                 # adding one number to a row on the left changes nothing
     normalised = False                                      # the weights of a row sum to one: rows of b give b
 
-    def __new__(cls, *args: Any, **named: Any) -> Any:
+    def __new__(cls, *args: object, **named: object) -> Any:
         """Nobody makes one: the class itself is the monoid."""
         raise TypeError(f"{cls.__name__}(..): a monoid is a way of summing, not a function: product(scores, values, "
                         f"over={cls.__name__}), or x @ {cls.__name__} for one sum of each row")
@@ -70,7 +72,7 @@ class Monoid:
         return cls.single and cls.finish is Monoid.finish
 
     @classmethod
-    def count(cls, merged: Any) -> Any:
+    def count(cls, merged: int) -> int:
         """Columns that finish gives after so many numbers."""
         return merged if cls.width is None else cls.width
 
@@ -79,7 +81,7 @@ class Monoid:
     @classmethod
     def unit(cls) -> Carrier: return cls.carry(cls.identity)
     @classmethod
-    def lifted(cls, x: Any, w: Any, at: int = 0) -> Carrier:
+    def lifted(cls, x: object, w: object, at: int = 0) -> Carrier:
         return cls.carry(cls.lift(x, w, at) if cls.indexed else cls.lift(x, w))
     @classmethod
     def merged(cls, a: Carrier, b: Carrier) -> Carrier:
@@ -87,11 +89,11 @@ class Monoid:
             return cls.carry(cls.merge(*((a[0], b[0]) if cls.single else (a, b))))
 
     @classmethod
-    def entry(cls, a: Any, at: int = 0) -> Callable[[Any], Carrier]:
+    def entry(cls, a: Any, at: int = 0) -> Callable[[object], Carrier]:
         """An entry is a function into the carrier; a number is one through lift. What is no entry is the unit."""
         if not callable(a): return lambda x: cls.lifted(x, a, at)
 
-        def into(x: Any) -> Carrier:
+        def into(x: object) -> Carrier:
             found = cls.carry(a(x))
             if not isinstance(found, tuple) or (cls.width and len(found) != len(cls.unit())):
                 carried = f"{cls.__name__} carries: {len(cls.unit())} numbers"
@@ -107,8 +109,8 @@ class Monoid:
         return cls.finish(*total)
 
     @classmethod
-    def product(cls, left: NDArray[Any], right: NDArray[Any], seen: NDArray[np.bool_] | None = None,
-                present: NDArray[np.bool_] | None = None, tile: int = 64) -> NDArray[Any]:
+    def product(cls, left: Numeric, right: Numeric, seen: NDArray[np.bool_] | None = None,
+                present: NDArray[np.bool_] | None = None, tile: int = 64) -> Numeric:
         """The generalised product on arrays, a tile of the contracted axis after another.
 
         left (.., rows, inner), right (.., inner, columns); `seen` masks the left, `present` the right."""
@@ -124,7 +126,7 @@ class Monoid:
         return cls.finished(total, shape)
 
     @classmethod
-    def masked(cls, carrier: Carrier, there: Any) -> Carrier:
+    def masked(cls, carrier: Carrier, there: NDArray[np.bool_] | bool) -> Carrier:
         """The carrier where it is there, the unit elsewhere."""
         if np.all(there): return carrier
         if cls.width is None:
@@ -132,7 +134,7 @@ class Monoid:
         return tuple(np.where(there, c, e) for c, e in zip(carrier, cls.unit(), strict=True))
 
     @classmethod
-    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> NDArray[Any]:
+    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> Numeric:
         """As an array of that shape; several columns for each where the width is more than one."""
         found = cls.finish(*carrier)
         if not isinstance(found, tuple): return np.broadcast_to(found, shape)
@@ -167,7 +169,7 @@ class Monoid:
         if cls.width is not None: check_absent(cls, x, w, rng)
 
 
-def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
+def check_absent(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:
     """Masked products: a row without anything, tiles without anything, a split of each."""
     seen = rng.random(x.shape) < 0.5
     seen[0], seen[1:, 2:4] = False, False
@@ -181,7 +183,7 @@ def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.ra
         check_promise(cls, "closed", cls.closed(x, w, None), cls.product(x, w))
 
 
-def check_flags(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
+def check_flags(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:
     """Every flag that is set, on random numbers."""
     y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
     if cls.ordinary: check_promise(cls, "ordinary", of(x, w), x @ w)
@@ -202,13 +204,13 @@ def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generat
     return total
 
 
-def tabulate(rows: int, cols: int, value: Callable[[int, int], Any]) -> NDArray[Any]:
+def tabulate(rows: int, cols: int, value: Callable[[int, int], ArrayLike]) -> Numeric:
     """Finished values of every row and column, those of one column beside each other."""
     lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
     return np.array([np.concatenate(line) for line in lines], dtype=float)
 
 
-def check_promise(cls: type[Monoid], promise: str, found: Any, wanted: Any) -> None:
+def check_promise(cls: type[Monoid], promise: str, found: Numeric | Carrier, wanted: Numeric | Carrier) -> None:
     """Raises AssertionError naming the promise that is broken."""
     message = f"{cls.__name__} breaks its promise: {promise}"
     if isinstance(found, tuple):

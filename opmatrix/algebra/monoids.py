@@ -133,7 +133,7 @@ MONOIDS: tuple[type[Monoid], ...] = (
 
 
 @cache
-def called(name: str) -> Any:
+def called(name: str) -> type[Monoid]:
     """A monoid by its name, as `topk(2).indices`; ValueError for another."""
     base, _, finish = name.partition(".")
     count = base.removeprefix("topk(").removesuffix(")")
@@ -144,13 +144,13 @@ def called(name: str) -> Any:
     return found
 
 
-def is_known(monoid: Any) -> bool:
+def is_known(monoid: type[Monoid]) -> bool:
     """Whether a monoid is the one of its name: one's own may have any."""
     try: return called(monoid.__name__) is monoid
     except ValueError: return False
 
 
-def monoid_of(given: Any, where: str) -> Any:
+def monoid_of(given: object, where: str) -> Any:
     """A monoid, or the one of that name. Raises TypeError for what is none."""
     if isinstance(given, str):
         try: return called(given)
@@ -164,7 +164,7 @@ def monoid_of(given: Any, where: str) -> Any:
     raise TypeError(f"{where}: {brief(given)} is no monoid: give {one}")
 
 
-def refuse_constant_sum(over: Any) -> NoReturn:
+def refuse_constant_sum(over: type[Monoid]) -> NoReturn:
     """Raises TypeError for the sum of a row over a monoid whose weights sum to one: it is 1, whatever the row holds."""
     name = over.__name__
     raise TypeError(f"x @ {name}: {name} weighs values by scores, and a row of scores alone sums to 1 whatever it "

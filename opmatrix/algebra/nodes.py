@@ -10,7 +10,7 @@ import numpy as np
 from formats.core.activation import ACTIVATIONS
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.monoid import Scalars
+from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.properties import PROPERTIES
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, brief
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
@@ -122,12 +122,12 @@ def const(i: int, j: int, b: Data) -> Cell:
     Zeros are a row like any other: no property is read from numbers."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
 
-def over_shape(n: LiveSize, a: Operator, m: Any) -> Sizes:
+def over_shape(n: LiveSize, a: Operator, m: type[Monoid]) -> Sizes:
     if not a.kind.matrix: raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
     *stack, rows, p = a.shape_of(n)
     return (*stack, rows, p * m.count(n))
 
-def averaged(n: LiveSize, a: Operator, m: Any) -> Operator | None:
+def averaged(n: LiveSize, a: Operator, m: type[Monoid]) -> Operator | None:
     """The adjoint over a monoid whose products are so many times the matrix product, such as a sum or a mean."""
     if flag(m, "ordinary"): return adjoint(a, n)
     scale: Body | None = getattr(m, "scale", None)
@@ -213,7 +213,7 @@ def by_constant(name: str) -> Callable[[Operator, Operator], bool]:
     """One factor has the property and the other is the same row, whatever x and the row are."""
     return lambda a, b: (getattr(a, name) and is_one_row(b)) or (getattr(b, name) and is_one_row(a))
 
-def flag(over: Any, name: str) -> bool:
+def flag(over: object, name: str) -> bool:
     """A flag of a monoid; one that nobody has chosen yet has none."""
     return getattr(over, name, False)
 
@@ -278,7 +278,7 @@ def weighted(name: str) -> Body:
     return lambda a, b, over, where: ((flag(over, "linear") and holds_scaled(a, b, name))
                                       or (flag(over, "right_linear") and a.constant and getattr(b, name)))
 
-def kept_zero(a: Operator, b: Operator, over: Any, where: Pattern) -> bool:
+def kept_zero(a: Operator, b: Operator, over: object, where: Pattern) -> bool:
     return bool((flag(over, "linear") and a.maps_zero_to_zero)
                 or (flag(over, "right_linear") and b.maps_zero_to_zero))
 

@@ -1,6 +1,7 @@
 """What formulas are written with: the node kinds, and the operators that are made of them."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import accumulate, pairwise
 from numbers import Real
@@ -65,42 +66,42 @@ __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
 ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for name, each in RECORDS.items() for called in each.called}
 
 
-def compose(first: Any, *rest: Any) -> Any:
+def compose(first: object, *rest: object) -> Any:
     """first @ .. @ last."""
     return reduce(matmul, rest, factor(first))
 
-def row(*parts: Any) -> Any:
+def row(*parts: object) -> Any:
     """[A B ..]: what the parts give, side by side."""
     if not parts: raise ShapeError("row(): no parts: give at least one operator")
     return reduce(nodes.row, map(factor, parts))
 
-def col(*parts: Any) -> Operator:
+def col(*parts: object) -> Operator:
     """[A; B; ..]: the columns of x are cut into one block for each part, and what the parts give is added up."""
     total: Operator = reduce(add, [cols(lo, hi, n) @ part for part, lo, hi, n in spans("col", parts)])
     return total
 
-def diagonal(*parts: Any) -> Operator:
+def diagonal(*parts: object) -> Operator:
     """A block on the diagonal for each part: every block of columns goes through its own."""
     blocks: Operator = row(*(cols(lo, hi, n) @ part for part, lo, hi, n in spans("diagonal", parts)))
     return blocks
 
-def blocks(table: list[list[Any]]) -> Operator:
+def blocks(table: Sequence[Sequence[object]]) -> Operator:
     """A matrix of operators, by rows: x @ [[A, B], [C, D]] is x1 @ [A B] + x2 @ [C D]. None is a block of zeros."""
     if len({len(line) for line in table} - {0}) != 1 or not all(table):
         raise ShapeError(f"blocks: lines of {', '.join(str(len(line)) for line in table) or 'no'} blocks: give at "
                          "least one line, of as many blocks each, None for one of zeros")
     columns = zip(*table, strict=True)
     known = ((factor(part).out.cols for part in column if part is not None) for column in columns)
-    widths: list[Any] = [next(found, None) for found in known]
+    widths: list[LiveSize] = [next(found, None) for found in known]
     if None in widths: raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
 
-    def filled(line: list[Any]) -> list[Any]:
+    def filled(line: Sequence[object]) -> list[object]:
         return [zero @ weight(np.zeros((1, w))) if part is None else part for part, w in zip(line, widths, strict=True)]
     return col(*(row(*filled(line)) for line in table))
 
-def spans(what: str, parts: Any) -> list[tuple[Operator, Any, Any, Any]]:
+def spans(what: str, given: Iterable[object]) -> list[tuple[Any, LiveSize, LiveSize, LiveSize]]:
     """Every part with the columns that it takes, from, to, and of how many."""
-    parts = [factor(part) for part in parts]
+    parts = [factor(part) for part in given]
     if not parts: raise ShapeError(f"{what}(): no parts: give at least one operator")
     for k, part in enumerate(parts):
         if getattr(part.into.cols, "has", lambda _: False)(N):
@@ -110,7 +111,7 @@ def spans(what: str, parts: Any) -> list[tuple[Operator, Any, Any, Any]]:
     return [(part, lo, hi, ends[-1]) for part, (lo, hi) in zip(parts, pairwise(ends), strict=True)]
 
 
-def given(name: Any, n: int | None = None, space: Any = None, heads: int = 1) -> Operator:
+def given(name: object, n: int | None = None, space: object = None, heads: int = 1) -> Operator:
     """What the batch gives, whatever x is: one-hot rows by a field, `given("tokens", n)`, whose numbers are below n; a
     relation of this name or made by `relation`, such as `given("members")`; the matrix of an input, of n columns in
     each of so many heads, `given("features", n, "V")`. Raises ValueError for an input that is called as a field, and
@@ -177,7 +178,7 @@ def rotary(positions: int, columns: int, base: float = 10000.0, rest: int = 0) -
     turned: Operator = rotate(np.cos(angles), np.sin(angles), rest)
     return turned
 
-def affine(w: Any, b: Any) -> Operator:
+def affine(w: object, b: object) -> Operator:
     """x @ w + b."""
     shifted: Operator = weight(w) + const(b)
     return shifted

@@ -8,25 +8,29 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from opmatrix.algebra import monoids
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.nodes import Cell, ScalarBody
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
-from opmatrix.batch import Batch, Fields
-from opmatrix.patterns import Pattern, everyone
+from opmatrix.batch import Batch, Fields, Places
+from opmatrix.patterns import Pattern, Truth, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 __all__ = ["dense", "entrywise"]
 Cells: TypeAlias = dict[tuple[int, int], Cell]               # the entries of a matrix that are there, by place
+ReadInput: TypeAlias = "ArrayLike | csr_array | Batch"        # what a term is read at
 ORACLE_ROWS = 128                                           # of sequences that are computed at a time
 
 
@@ -39,7 +43,7 @@ def needed(batch: Fields | None, what: object) -> Fields:
     if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
     return batch
 
-def visible(where: Pattern, queries: Fields | None, query: Any, keys: Fields | None, key: Any) -> Any:
+def visible(where: Pattern, queries: Fields | None, query: Places, keys: Fields | None, key: Places) -> Truth:
     """Whether these rows see those."""
     return where.sees(needed(queries, f"the pattern {where}").token(query), needed(keys, where).token(key))
 
@@ -60,62 +64,62 @@ class DenseReading:
     multiplied, and a relation what it is."""
     value: Any
     batch: Fields | None = None
-    dtype: Any = np.float64
-    stored: dict[Any, NDArray[Any]] | None = None           # weights in dtype, kept while one term is read
+    dtype: DTypeLike = np.float64
+    stored: dict[Data, Numeric] | None = None           # weights in dtype, kept while one term is read
 
-    def of(self, value: Any) -> DenseReading: return replace(self, value=value)
+    def of(self, value: object) -> Self: return replace(self, value=value)
     @cached_property
-    def array(self) -> NDArray[Any]: return self.whole()
-    def whole(self) -> NDArray[Any]:
-        found: NDArray[Any] = self.value.toarray() if hasattr(self.value, "toarray") else self.value
+    def array(self) -> Numeric: return self.whole()
+    def whole(self) -> Numeric:
+        found: Numeric = self.value.toarray() if hasattr(self.value, "toarray") else self.value
         return found.dense(self.dtype) if isinstance(found, Sparse) else found
     @property
     def size(self) -> tuple[int, int]:
         rows, columns = self.value.shape[-2:]
         return rows, columns
-    def spread(self, rows: int, cols: int) -> DenseReading:
+    def spread(self, rows: int, cols: int) -> Self:
         """So many rows and columns, of what is the same in all of them."""
         own = self.array[..., :1, :] if rows != self.size[0] else self.array
         own = own[..., :1] if cols != self.size[1] else own
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
-    def __add__(self, other: DenseReading) -> DenseReading: return self.of(self.array + other.array)
-    def __mul__(self, other: DenseReading) -> DenseReading: return self.of(self.array * other.array)
-    def turn(self) -> DenseReading: return self.of(self.array.swapaxes(-1, -2))
-    def beside(self, other: DenseReading) -> DenseReading:
+    def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
+    def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
+    def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
+    def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
                  for heads in [np.broadcast_shapes(self.array.shape[:-2], other.array.shape[:-2])]]
         return self.of(np.concatenate(parts, -1))
-    def split(self, h: int) -> DenseReading:
+    def split(self, h: int) -> Self:
         flat = self.array.reshape(self.array.shape[-2:])
         return self.of(flat.reshape(len(flat), h, -1).swapaxes(0, 1))
-    def join(self, h: int) -> DenseReading:
+    def join(self, h: int) -> Self:
         rows, cols = self.array.shape[-2:]
         return self.of(self.array.reshape(h, rows, cols).swapaxes(0, 1).reshape(rows, h * cols))
-    def repeat(self, h: int) -> DenseReading:
+    def repeat(self, h: int) -> Self:
         own = self.array.reshape(-1, *self.array.shape[-2:])
         return self.of(own.repeat(h // len(own), 0))
-    def total(self) -> DenseReading: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
-    def given(self, field: str, cols: int) -> DenseReading:
+    def total(self) -> Self: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
+    def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
-    def related(self, relation: Relation) -> DenseReading:
+    def related(self, relation: Relation) -> Self:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
-    def entered(self, port: Port) -> DenseReading:
+    def entered(self, port: Port) -> Self:
         found = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
         rows = needed(self.batch, port).space(port.space, len(found))
         return replace(self, value=found if found.ndim == 2 else found.swapaxes(0, 1), batch=rows)
-    def pick(self, relation: Relation) -> DenseReading:
+    def pick(self, relation: Relation) -> Self:
         at = read_relation(self.batch, relation, self.size[0]).single()
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
-    def symbol(self, name: str, into: Shape, out: Shape) -> DenseReading: raise unbound(name)
+    def symbol(self, name: str, into: Shape, out: Shape) -> Self: raise unbound(name)
 
-    def numbers(self, data: Data) -> NDArray[Any]:
+    def numbers(self, data: Data) -> Numeric:
         """The array of an attribute, in the number type that is computed in."""
         stored = {} if self.stored is None else self.stored
         if data not in stored: stored[data] = data.array.astype(self.dtype)
         return stored[data]
 
-    def act(self, term: Operator) -> DenseReading:
+    def act(self, term: Operator) -> Self:
         if term.kind.dense:
             sparse = term.kind.name == "weight" and len(term.args[0].shape) == 2        # a stack multiplies arrays only
             x = self.value if sparse else self.array
@@ -124,7 +128,7 @@ class DenseReading:
         stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
         return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
 
-    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> NDArray[Any]:
+    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> Numeric:
         """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
         if any(map(callable, entries.values())):
             lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
@@ -136,7 +140,7 @@ class DenseReading:
         if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
         return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
 
-    def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> DenseReading:
+    def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
         seen, (rows, inner) = None, self.size
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
         if where is not everyone:
@@ -151,7 +155,7 @@ class DenseReading:
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
 
-    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> NDArray[Any]:
+    def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
         """A product with a relation: its entries alone, the first of all rows, then the second."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
@@ -181,9 +185,9 @@ class ExactData:
     """An array whose numbers are given in another number type."""
     def __init__(self, data: Data, number: ScalarBody) -> None:
         self.data, self.number, self.shape = data, number, data.shape
-    def __getitem__(self, at: Any) -> Any: return self.number(self.data[at])
+    def __getitem__(self, at: int | tuple[int, ...]) -> object: return self.number(self.data[at])
     @classmethod
-    def of(cls, a: Any, head: int, number: ScalarBody) -> Any:
+    def of(cls, a: object, head: int, number: ScalarBody) -> object:
         """An attribute as it is, an array of one head exactly."""
         return cls(a.head(head), number) if isinstance(a, Data) else a
 
@@ -192,7 +196,7 @@ class ExactData:
 class Entrywise:
     """One entry at a time, in Python scalars: out[r, j] = finish of the merged lifts over i. `number` makes the
     scalars: float, Fraction for the polynomial fragment, or any class of a field that takes a float."""
-    value: NDArray[Any]                                     # of objects, always heads x rows x columns
+    value: NDArray[np.object_]                              # always heads x rows x columns
     batch: Fields | None = None
     number: ScalarBody = float
     present: NDArray[np.bool_] | None = None                # the entries of a relation
@@ -263,7 +267,7 @@ class Entrywise:
         *stack, _, p = matrix.shape_of(n)                      # a stack of weights has one for each head
         heads = [[ExactData.of(a, k, self.number) for a in matrix.args] for k in range(*stack or [1])]
 
-        def out(h: int, r: int, j: int) -> Any:
+        def out(h: int, r: int, j: int) -> object:
             entries = ((i, matrix.kind.body(i, j, *heads[h if stack else 0])) for i in range(n))
             return over.fold(over.entry(e, i)(self.at(h, r, i)) for i, e in entries if e is not None)
         return self.finished((max(h, *stack, 1), r, p), over.count(n), out, term)
@@ -271,7 +275,7 @@ class Entrywise:
     def product(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
         (h, r, m), (k, _, p) = self.value.shape, other.value.shape
 
-        def out(h: int, r: int, j: int) -> Any:
+        def out(h: int, r: int, j: int) -> object:
             seen = (i for i in range(m) if (where is everyone or visible(where, self.batch, r, other.batch, i))
                     and (self.present is None or self.present[r, i]))
             return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
@@ -279,7 +283,7 @@ class Entrywise:
 
     def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Every value of every column; what is not exact where exact numbers are asked for is an error."""
-        def at(h: int, r: int, j: int) -> Any:
+        def at(h: int, r: int, j: int) -> object:
             try: found = value(h, r, j // width)
             except TypeError as error:
                 if self.number is float: raise
@@ -294,23 +298,23 @@ class Entrywise:
         return self.of((*shape[:2], shape[2] * width), at)
 
 
-def dense(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> NDArray[Any]:
+def dense(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> Numeric:
     """The term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR selection or a
     Batch, which stands for its one-hot tokens. Of sequences that do not see each other some are computed at a time."""
     value = entered(term, x, batch, dtype)
     for f in factors(term): value = apply_factor(f, value)
     return np.asarray(value.array)
 
-def entered(term: Operator, x: Any, batch: Batch | None = None, dtype: Any = np.float64) -> DenseReading:
+def entered(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:
     """What a term is given, as its first factor takes it. Raises as `dense` does."""
     x, batch = check_input(term, x, batch)
     return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
 def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
-    value, batch, stored = x.value, x.batch, dict[Any, NDArray[Any]]()
+    value, batch, stored = x.value, x.batch, dict[Data, Numeric]()
 
-    def at(value: Any, batch: Fields | None) -> DenseReading:
+    def at(value: object, batch: Fields | None) -> DenseReading:
         found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
         return found.of(found.array)
     if not isinstance(batch, Batch) or len(batch) < 2 or term.row_wise or not separate(term): return at(value, batch)
@@ -320,14 +324,15 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
-def entrywise(term: Operator, x: Any, batch: Batch | None = None, number: ScalarBody = float) -> NDArray[Any]:
+def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
+              number: ScalarBody = float) -> NDArray[np.object_]:
     """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
     is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
     x, batch = check_input(term, x, batch)
     x = np.asarray(x.toarray() if hasattr(x, "toarray") else x)
     start = Entrywise(x if x.ndim == 3 else x[None], batch, number)
     exact = start.of(start.value.shape, lambda *at: v if isinstance(v := start.value[at], Fraction) else number(v))
-    found: NDArray[Any] = term(exact).value
+    found: NDArray[np.object_] = term(exact).value
     return found
 
 def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch | None]:
@@ -343,7 +348,7 @@ def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch
     term(Shape(x.shape[0] if x.ndim == 3 else 1, T, x.shape[-1]))
     return x, batch
 
-def first(term: Operator, batch: Batch) -> Any:
+def first(term: Operator, batch: Batch) -> csr_array | NDArray[np.float64]:
     """The one-hot tokens that a term takes; of one that takes anything, as what begins with an input does, a column
     that nobody reads."""
     return batch.selection("tokens", term.into.cols) if isinstance(term.into.cols, int) else np.zeros((batch.rows, 1))

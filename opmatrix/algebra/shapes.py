@@ -4,13 +4,18 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import cache
 from itertools import chain, count
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import sympy
 
 from opmatrix.algebra.attributes import brief as brief
 
-LiveSize: TypeAlias = Any                                   # an int or a sympy expression: `m + 1` is a size
+if TYPE_CHECKING:
+    from opmatrix.algebra.term import Operator
+    from opmatrix.relations import Relation
+    from opmatrix.signature import Port
+
+LiveSize: TypeAlias = int | sympy.Expr                      # `m + 1` is a size
 
 
 def size(name: str) -> sympy.Symbol:
@@ -90,11 +95,25 @@ def expect(rows: LiveSize, origin: Space) -> None:
     if rows is T and origin is not T: raise Needs(T, origin)
 
 
-def is_fixed_value(term: Any, columns: LiveSize) -> bool:
+def is_fixed_value(term: Operator, columns: LiveSize) -> bool:
     """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
     needs no x, whose rows are no tokens, or are what the columns stand for."""
     if not term.constant or term.uniform: return False
     return not isinstance(term.out.rows, Space) or bool(term.out.rows is columns)
+
+
+class Reading(Protocol):
+    """What x may be where a term is read: a shape, arrays, entries."""
+    def act(self, matrix: Operator, /) -> Self: ...
+
+
+R = TypeVar("R", bound=Reading)
+
+
+class Memo(Protocol[R]):
+    """What has been read of terms at some x."""
+    def get(self, key: tuple[Operator, R], /) -> R | None: ...
+    def __setitem__(self, key: tuple[Operator, R], found: R, /) -> None: ...
 
 
 class Shape(NamedTuple):
@@ -115,12 +134,12 @@ class Shape(NamedTuple):
     def __add__(self, other: Shape) -> Shape: return self.pointwise(other, "+")     # type: ignore[override]
     def __mul__(self, other: Shape) -> Shape: return self.pointwise(other, "*")     # type: ignore[override]
 
-    def act(self, matrix: Any) -> Shape:
+    def act(self, matrix: Operator) -> Shape:
         """Through an operator matrix, or a stack of them with one for each head."""
         *heads, rows, cols = matrix.shape_of(self.cols)
         agree(self.cols, rows, "columns against rows", self, f"({rows} × {cols})", "@", matrix)
-        return Shape(agree(self.heads, *heads or [self.heads], "heads", self, matrix, "@", matrix, spread=True),
-                     self.rows, cols)
+        own = heads[0] if heads else self.heads
+        return Shape(agree(self.heads, own, "heads", self, matrix, "@", matrix, spread=True), self.rows, cols)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Shape:
         """Through an operator of which only the sizes are known; one that takes anything gives what it declares, and
@@ -131,14 +150,14 @@ class Shape(NamedTuple):
         rows = self.rows if out.rows is T else out.rows
         return Shape(heads, rows, self.cols if out.cols is N else out.cols)
 
-    def pick(self, relation: Any) -> Shape:
+    def pick(self, relation: Relation) -> Shape:
         """One row of these for each row of the relation."""
         expect(self.rows, origin := space(relation.cols))
         agree(self.rows, origin, "rows against columns", self, relation, "@ pick")
         return Shape(self.heads, space(relation.rows), self.cols)
 
-    def entered(self, port: Any) -> Shape: return Shape(port.heads, space(port.space), port.columns)
-    def related(self, relation: Any) -> Shape: return Shape(1, space(relation.rows), space(relation.cols))
+    def entered(self, port: Port) -> Shape: return Shape(port.heads, space(port.space), port.columns)
+    def related(self, relation: Relation) -> Shape: return Shape(1, space(relation.rows), space(relation.cols))
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]: return self.rows, self.cols
@@ -158,7 +177,7 @@ class Shape(NamedTuple):
         return Shape(agree(self.heads, other.heads, "heads", self, other, "row"),
                      agree(self.rows, other.rows, "rows", self, other, "row"), as_int(self.cols + other.cols))
 
-    def product(self, other: Shape, over: Any, where: Any) -> Shape:
+    def product(self, other: Shape, over: object, where: object) -> Shape:
         """Value times value: columns of the left against rows of the right."""
         doing = "product over", getattr(over, "__name__", over)
         if isinstance(self.cols, Space): expect(other.rows, self.cols)

@@ -6,17 +6,17 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import reduce, wraps
 from operator import index, matmul
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeAlias, overload
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix import body
-from opmatrix.algebra.attributes import bind, whole_of
+from opmatrix.algebra.attributes import bind, brief, whole_of
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import monoid_of, refuse_constant_sum
-from opmatrix.algebra.shapes import H, Needs, Shape, ShapeError, Space, T, brief, is_fixed_value, untaken
+from opmatrix.algebra.shapes import H, LiveSize, Memo, Needs, R, Shape, ShapeError, Space, T, is_fixed_value, untaken
 from opmatrix.patterns import Pattern, pattern_of
 from opmatrix.relations import Relation
 from opmatrix.relations import as_relation as relation_of
@@ -29,7 +29,7 @@ BothSides: TypeAlias = Callable[[RowFunction, NDArray[np.float64], NDArray[np.fl
                                 tuple[NDArray[np.float64], NDArray[np.float64]]]
 KINDS: dict[str, Kind] = {}                                 # name -> kind
 PROPERTIES: dict[str, Property] = {}                        # name -> property
-READERS: dict[Any, Body] = {                                # of an attribute, its kind and its name: by its annotation
+READERS: dict[type, Body] = {                               # of an attribute, its kind and its name: by its annotation
     Data: lambda given, *_: Data.of(given), type: lambda given, kind, _: monoid_of(given, kind),
     Relation: lambda given, kind, _: relation_of(given, kind), Pattern: lambda given, kind, _: pattern_of(given, kind),
     int: lambda given, kind, name: whole_of(given, f"{kind}: {name}")}
@@ -80,12 +80,12 @@ class Kind:
         KINDS[self.name] = self
 
     @overload
-    def __call__(self, first: Value, /, *args: Any, **named: Any) -> Value: ...
+    def __call__(self, first: Value, /, *args: object, **named: object) -> Value: ...
     @overload
-    def __call__(self, first: object, second: Value, /, *args: Any, **named: Any) -> Value: ...
+    def __call__(self, first: object, second: Value, /, *args: object, **named: object) -> Value: ...
     @overload
-    def __call__(self, *args: Any, **named: Any) -> Operator: ...
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Operator: ...
+    def __call__(self, /, *args: object, **named: object) -> Operator | Value:
         """Operators in, an operator out; values in, a value out; never mixed."""
         bound = bind(self.name, self.signature, *args, **named)
         children, attributes = [lift(c) for c in bound.args[:self.arity]], list(bound.args)
@@ -110,7 +110,7 @@ def factor(other: Any) -> Any:
     """What may follow an @: a plain matrix is a weight."""
     return lift(other) if isinstance(other, (Operator, Value, type)) or np.ndim(other) < 2 else KINDS["weight"](other)
 
-def fixed(*terms: Any) -> bool:
+def fixed(*terms: object) -> bool:
     """What does not depend on x meets values and operators alike."""
     return all(isinstance(t, Operator) and t.constant for t in terms)
 
@@ -132,7 +132,7 @@ class Operator:
     `+` and `*` are pointwise."""
     __slots__ = ("__weakref__", "args", "facts", "into", "kind", "out", "shapes")
     __array_ufunc__ = None
-    nodes: ClassVar[WeakValueDictionary[Any, Operator]] = WeakValueDictionary()
+    nodes: ClassVar[WeakValueDictionary[tuple[Kind, tuple[object, ...]], Operator]] = WeakValueDictionary()
     kind: Kind
     args: tuple[Any, ...]
     into: Shape
@@ -140,7 +140,7 @@ class Operator:
     facts: dict[str, bool]
     shapes: dict[Shape, Shape]
 
-    def __new__(cls, kind: Kind, *args: Any) -> Operator:
+    def __new__(cls, kind: Kind, *args: object) -> Operator:
         if (node := cls.nodes.get((kind, args))) is None:
             node = super().__new__(cls)
             node.kind, node.args, node.facts, node.shapes = kind, args, {}, {}
@@ -160,7 +160,7 @@ class Operator:
     def __matmul__(self, other: Value) -> Value: ...
     @overload
     def __matmul__(self, other: Any) -> Operator: ...
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: Any) -> Operator | Value:
         if isinstance(other := factor(other), Value) and self.constant: return KINDS["product"](self, other)
         if isinstance(other, Value):
             raise TypeError(f"{brief(self)} @ a Value: only an operator can follow an operator")
@@ -168,7 +168,7 @@ class Operator:
             raise ShapeError(f"({brief(self)}) @ {brief(other)}: the left gives {self.out}, rows that are no tokens: "
                              "use it as the right operand of a product")
         return other if self.kind.name == "I" else self if other.kind.name == "I" else KINDS["compose"](self, other)
-    def __rmatmul__(self, x: Any) -> Any:
+    def __rmatmul__(self, x: object) -> Any:
         """Numbers, a list of them, or a Batch: what A gives at x; a row of numbers is one row in and one row out."""
         if isinstance(x, type): return lift(x) @ self                   # a monoid
         if isinstance(x, Data): raise TypeError(f"{x} @ ({brief(self)}): an operator made of data is weight({x})")
@@ -179,16 +179,16 @@ class Operator:
     def __add__(self, other: Value) -> Value: ...
     @overload
     def __add__(self, other: Any) -> Operator: ...
-    def __add__(self, other: Any) -> Any: return KINDS["add"](self, other)
+    def __add__(self, other: object) -> Operator | Value: return KINDS["add"](self, other)
     @overload
     def __mul__(self, other: Value) -> Value: ...
     @overload
     def __mul__(self, other: Any) -> Operator: ...
-    def __mul__(self, other: Any) -> Any: return KINDS["mul"](self, other)
+    def __mul__(self, other: object) -> Operator | Value: return KINDS["mul"](self, other)
     def __neg__(self) -> Operator: return self * -1.0
     def __abs__(self) -> Operator: return self @ KINDS["magnitude"]()
-    def __sub__(self, other: Any) -> Any: return self + -lift(other)
-    def __rsub__(self, other: Any) -> Any: return -self + other
+    def __sub__(self, other: object) -> Any: return self + -lift(other)
+    def __rsub__(self, other: object) -> Operator | Value: return -self + other
     def __truediv__(self, number: float) -> Operator: return self * (1 / number)
     def __pow__(self, times: int) -> Operator:
         """Composed with itself, so many times; none gives I."""
@@ -213,23 +213,22 @@ class Operator:
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{brief(self)} is no list: A[i, j] is an entry, A.shape the sizes, A.walk() its nodes")
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: object) -> Any:
         """At x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a formula a Value."""
         if isinstance(x, Value): return x @ self
         if hasattr(x, "act"): return read(self, x, {})
         return body("dense")(self, x)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> tuple[LiveSize, ...]:
         """(columns of x, columns of what it gives), behind the heads where there are several: `weight(W).shape` is
         `W.shape`. A symbol stands for what may be any number."""
         return (*(() if self.out.heads in (1, H) else (self.out.heads,)), self.into.cols, self.out.cols)
 
-    def shape_of(self, n: Any) -> tuple[Any, ...]:
+    def shape_of(self, n: LiveSize) -> tuple[LiveSize, ...]:
         """Rows and columns of the matrix for n columns coming in, after the heads of a stack; TypeError for others."""
         if self.kind.matrix is None: raise TypeError(f"{brief(self)} is no matrix of entries")
-        found: tuple[Any, ...] = self.kind.matrix(n, *self.args)
-        return found
+        return tuple(self.kind.matrix(n, *self.args))
 
     def walk(self) -> Iterator[Operator]:
         """Every node once, children before parents, from left to right."""
@@ -251,7 +250,7 @@ class Operator:
     def _repr_html_(self) -> str: return str(body("html")(self))
 
 
-def adjoint(term: Operator, n: Any) -> Operator:
+def adjoint(term: Operator, n: LiveSize) -> Operator:
     """The transposed matrix of a term that n columns go into. Raises TypeError naming the operator that has none."""
     turned: Operator | None = term.kind.adjoint and term.kind.adjoint(n, *term.args)
     if turned is None:
@@ -263,14 +262,15 @@ def adjoint(term: Operator, n: Any) -> Operator:
     return turned
 
 
-class Child:
+class Child(Generic[R]):
     """A child as the body of its parent sees it: a function of x that remembers what it has read."""
-    def __init__(self, term: Operator, memo: Any, at: Any = None, value: Any = None) -> None:
+    def __init__(self, term: Operator, memo: Memo[R], at: R | None = None, value: R | None = None) -> None:
         self.term, self.memo, self.at, self.value = term, memo, at, value
-    def __call__(self, x: Any) -> Any: return self.value if self.at is x is not None else read(self.term, x, self.memo)
+    def __call__(self, x: R) -> R:
+        return self.value if self.value is not None and self.at is x else read(self.term, x, self.memo)
 
 
-def read(term: Operator, x: Any, memo: Any) -> Any:
+def read(term: Operator, x: R, memo: Memo[R]) -> R:
     """The one interpreter: whatever x is (a shape, an array, entries) decides the meaning; what is shared is read once.
 
     A spine of first children is walked in a loop, so a model may have any number of layers."""
@@ -286,6 +286,7 @@ def read(term: Operator, x: Any, memo: Any) -> Any:
             if term.kind.at_x: children[0] = Child(term.children[0], memo, x, value)
             value = term.kind.body(x, *children, *term.attributes)
         memo[term, x] = value
+    assert value is not None
     return value
 
 
@@ -312,7 +313,7 @@ class Value:
     """What a term gives at the unknown x, for writing formulas: `x @ A` applies, `q @ k.T` multiplies values, `.T`
     turns the numbers."""
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **more: object) -> Any:
         """Arithmetic with arrays and numpy's numbers; a function of numpy's that is an operator is applied."""
         name = {"absolute": "magnitude"}.get(ufunc.__name__, ufunc.__name__)             # np.abs
         if method == "__call__" and not more:
@@ -322,7 +323,7 @@ class Value:
         raise TypeError(f"np.{ufunc.__name__} of a Value: it stands for numbers that are not known yet: apply an "
                         "operator, such as x @ gelu, or declare one with @scalar_function (opmatrix/algebra/nodes.py)")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         hint = {"sum": "x @ ones", "mean": "x @ mean", "max": "x @ maximum"}.get(name, "x @ A")
         raise AttributeError(f"a Value has no {name}: it stands for numbers that are not known yet, and operators are "
                              f"applied to it: {hint}{' gives that of every row' if hint != 'x @ A' else ''}")
@@ -332,24 +333,23 @@ class Value:
     @property
     def shape(self) -> Shape: return self.term.out
     @property
-    def cols(self) -> Any: return self.shape.cols
+    def cols(self) -> LiveSize: return self.shape.cols
     @property
     def T(self) -> Value: return self.made("turn")
 
-    def made(self, kind: str, *others: Any) -> Value:
+    def made(self, kind: str, *others: object) -> Value:
         """A node of values."""
-        value: Value = KINDS[kind](self, *others)
-        return value
+        return KINDS[kind](self, *others)
 
-    def __matmul__(self, other: Any) -> Value:
+    def __matmul__(self, other: object) -> Value:
         value = isinstance(other := factor(other), Value) or is_fixed_value(other, self.cols)
         return self.made("product", other) if value else Value(self.term @ other)
-    def __add__(self, other: Any) -> Value: return self.made("add", other)
-    def __mul__(self, other: Any) -> Value: return self.made("mul", other)
+    def __add__(self, other: object) -> Value: return self.made("add", other)
+    def __mul__(self, other: object) -> Value: return self.made("mul", other)
     def __neg__(self) -> Value: return self * -1.0
     def __abs__(self) -> Value: return Value(abs(self.term))
-    def __sub__(self, other: Any) -> Value: return self.made("add", -lift(other))
-    def __rsub__(self, other: Any) -> Value: return (-self).made("add", lift(other))
+    def __sub__(self, other: object) -> Value: return self.made("add", -lift(other))
+    def __rsub__(self, other: object) -> Value: return (-self).made("add", lift(other))
     def __truediv__(self, number: float) -> Value: return self * (1 / number)
     def __pow__(self, times: object) -> NoReturn:
         raise TypeError(f"a Value ** {times}: multiply it, x * x, or apply an operator, x @ square")
@@ -374,7 +374,7 @@ def formula(f: Callable[[Value], Value]) -> Operator:
 
 NAMES: WeakKeyDictionary[Operator, tuple[Any, ...]] = WeakKeyDictionary()       # terms with a shorter name: its words
 
-def named(name: str, term: Operator, *args: Any) -> Operator:
+def named(name: str, term: Operator, *args: object) -> Operator:
     """Lets the term be printed as `name`, or as `name(*args)`."""
     NAMES.setdefault(term, (name, *args))
     return term
@@ -384,7 +384,7 @@ def operator(f: Callable[..., Value]) -> Callable[..., Operator]:
     signature = inspect.signature(f)
 
     @wraps(f)
-    def family(*args: Any, **more: Any) -> Operator:
+    def family(*args: object, **more: object) -> Operator:
         bound = bind(f.__name__, signature, None, *args, **more)
         return named(f.__name__, formula(lambda x: f(x, *bound.args[1:], **bound.kwargs)), *bound.args[1:])
     return family

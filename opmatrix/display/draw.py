@@ -3,7 +3,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from formats.core.errors import InputError
 from formats.disk.files import replacing, writable
 from opmatrix.display.tables import table
 from opmatrix.spectra import Spectrum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PICTURES = ".png", ".svg", ".pdf"
 BARS = "▁▂▃▄▅▆▇█"
@@ -101,20 +105,20 @@ def drawable(path: Path) -> None:
     plotting()
 
 
-def save_figure(figure: Any, path: Path) -> Path:
+def save_figure(figure: "Figure", path: Path) -> Path:
     """The file of a figure, whole or not at all."""
     drawable(path)
     with replacing(path) as out: figure.savefig(out, dpi=150, format=path.suffix[1:])
     return path
 
 
-def shade(index: int, count: int) -> Any:
+def shade(index: int, count: int) -> tuple[float, float, float, float]:
     """A colour of the viridis map, which stays in order for every kind of eye; its pale end is left out."""
     from matplotlib import colormaps
     return colormaps["viridis"](0.92 * index / max(count - 1, 1))
 
 
-def trace(axis: Any, spectrum: Spectrum, colour: Any) -> None:
+def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, float]) -> None:
     """One line of singular values above rounding, with its marks."""
     shown = spectrum.values > spectrum.precision * spectrum.values[0]
     axis.plot(1 + np.flatnonzero(shown), spectrum.values[shown], color=colour, linewidth=1.3)
@@ -124,7 +128,7 @@ def trace(axis: Any, spectrum: Spectrum, colour: Any) -> None:
                       markeredgewidth=1.3, markerfacecolor="white", zorder=3)
 
 
-def legend(figure: Any, layers: Sequence[int]) -> None:
+def legend(figure: "Figure", layers: Sequence[int]) -> None:
     """The one legend, under all panels: at most eight layers by name, and the two marks."""
     from matplotlib.lines import Line2D
     named = range(len(layers)) if len(layers) <= 8 else np.linspace(0, len(layers) - 1, 8).round().astype(int)
@@ -136,8 +140,8 @@ def legend(figure: Any, layers: Sequence[int]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
 
 
-def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: int | None = None,
-                 baseline: Mapping[str, Any] | None = None) -> Path:
+def front_figure(points: Sequence[Mapping[str, object]], path: str | Path, chosen: int | None = None,
+                 baseline: Mapping[str, object] | None = None) -> Path:
     """Time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as in
     the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or None)."""
     if not points: raise InputError("front_figure: the front has no points")

@@ -2,14 +2,15 @@
 shapes."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opmatrix.algebra.data import Promised
 from opmatrix.algebra.oracles import dense, factors
-from opmatrix.algebra.shapes import Shape, brief
+from opmatrix.algebra.shapes import LiveSize, Shape, brief
 from opmatrix.algebra.term import Operator
 from opmatrix.display.show import row_operands
 
@@ -46,13 +47,13 @@ def known(term: Operator) -> bool:
     """Whether all of its arrays are loaded."""
     return not any(isinstance(a, Promised) for node in term.walk() for a in node.args)
 
-def entries(term: Operator, n: int) -> Any:
+def entries(term: Operator, n: int) -> NDArray[np.float64] | None:
     """The first rows of the matrix of a term that n columns go into; None where a symbol stands in it, or an array that
     is only promised."""
     if any(node.kind.name == "symbol" for node in term.walk()) or not known(term): return None
     return dense(term, np.eye(min(n, LIMIT), n))
 
-def grid(n: Any, p: Any, cell: Any) -> list[list[str]]:
+def grid(n: LiveSize, p: LiveSize, cell: Callable[[int, int], str]) -> list[list[str]]:
     """As many entries as are shown; dots for the rest, or where nobody knows how many there are."""
     down, right = (min(k, LIMIT) if isinstance(k, int) else 3 for k in (n, p))
     found = [[cell(i, j) for j in range(right)] + ["…"] * (p != right) for i in range(down)]
@@ -64,7 +65,7 @@ def format_entry(term: Operator, i: int, j: int) -> str:
     if callable(entry): return format_number(entry(0.0)) if term.constant else escape(repr(term))
     return "" if entry is None else format_number(entry)
 
-def format_number(value: Any) -> str: return f"{float(value):.3g}"
+def format_number(value: float) -> str: return f"{float(value):.3g}"
 
 def format_cells(cells: list[list[str]]) -> str:
     """Rows of cells as HTML."""

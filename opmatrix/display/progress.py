@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
 
 OFTEN, SELDOM = 0.2, 5.0                                    # seconds between two lines: on a terminal, elsewhere
 TICK = 1.0                                                  # seconds after which a terminal is written to in any case
@@ -14,7 +13,7 @@ WIDTH = 100                                                 # characters of a li
 AGAIN = "\r\033[K"                                          # what a terminal writes the line over by
 
 
-def unheard(done: Any, of: int | None = None) -> None:
+def unheard(done: object, of: int | None = None) -> None:
     """In place of a line, where nobody asked how far it is."""
 
 
@@ -29,7 +28,7 @@ class ProgressLine:
         self.far = ""
         self.write(f"{words} …")
 
-    def __call__(self, done: Any, of: int | None = None) -> None:
+    def __call__(self, done: object, of: int | None = None) -> None:
         now = time.perf_counter()
         self.far = f" {done}" + (f"/{of}" if of else "")
         if now - self.said < (OFTEN if self.terminal else SELDOM) and not (self.terminal and done == of): return

@@ -118,7 +118,7 @@ class Additions:
         return substitute(model, instead)
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, object]:
     """Raises InputError, which names the key, for what is no plain LoRA."""
     try: said = read_json(file)
     except InputError as error: raise InputError(f"{error}: give the directory of an adapter") from error

@@ -48,7 +48,7 @@ def longest_seen(found: Mapping[str, Any]) -> int:
     return max((length for each in (*found.get(LENGTHS_FIELD, []), *inputs) for length in each), default=0)
 
 
-def fields(found: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str) -> None:
+def fields(found: object, kinds: Mapping[str, type | tuple[type, ...]], where: str) -> None:
     """An object of exactly these entries, of these types."""
     if not isinstance(found, dict): raise ValueError(f"{where} is a {type(found).__name__}, not an object")
     if odd := sorted(found.keys() ^ kinds.keys(), key=str):

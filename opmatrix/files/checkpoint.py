@@ -32,11 +32,11 @@ ALONE = "save the model without it, by transformers' AutoModel.from_pretrained(D
 ROWS = "take a row a token: --output rows"
 
 
-class Config(dict[str, Any]):
+class Config(dict[str, object]):
     """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the
     key."""
 
-    def __init__(self, path: Path, said: dict[str, Any] | None = None):
+    def __init__(self, path: Path, said: dict[str, object] | None = None):
         super().__init__(json_object(path) if said is None else said)
         self.path = path
 
@@ -59,7 +59,7 @@ class Checkpoint:
     directory: Path
     config: Config
     tensors: dict[str, Tensor]
-    keys: dict[str, Any] | None = None
+    keys: dict[str, object] | None = None
     adapter: Adapter | None = None
 
     @classmethod
@@ -274,7 +274,7 @@ def listing(directory: Path) -> dict[str, Tensor]:
     return found
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, object]:
     """A file that holds one JSON object, or an InputError that names it."""
     try: found = read_json(path)
     except InputError as error: raise InputError(f"{error}: a model needs it") from error

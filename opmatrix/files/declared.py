@@ -4,7 +4,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
@@ -45,7 +44,7 @@ def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
 class DeclaredEntries:
     """The object of a JSON file, and how an entry of it is called."""
     file: Path
-    said: dict[str, Any]
+    said: dict[str, object]
 
     def at(self, key: str) -> str: return f"{self.file}: {key}"
 
@@ -55,7 +54,7 @@ class DeclaredEntries:
             if key not in known and not (empty and value in (None, False, [], {}, "")):
                 raise InputError(f"{self.at(key)} is {value!r:.60}: it is not supported")
 
-    def usual(self, key: str, wanted: Any) -> None:
+    def usual(self, key: str, wanted: object) -> None:
         """Raises InputError for an entry that is there with another value."""
         found = self.said.get(key, wanted)
         expect(found == wanted, self.at(key), found, f"{wanted!r}: nothing else is supported")

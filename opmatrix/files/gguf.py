@@ -36,7 +36,7 @@ FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "
 
 class Header(NamedTuple):
     """What a file says, by its own keys, and its tensors by their own names."""
-    said: dict[str, Any]
+    said: dict[str, object]
     tensors: dict[str, Tensor]
 
 
@@ -89,7 +89,7 @@ def header(cursor: Cursor, file: Path, size: int) -> Header:
     if (version := cursor.scalar("I")) not in VERSIONS: raise ValueError(f"it is of version {version}, not 2 or 3")
     tensors, keys = cursor.scalar("Q"), cursor.scalar("Q")
     if keys > MAX_KEYS or tensors > MAX_KEYS * 16: raise ValueError(f"it has {keys} keys and {tensors} tensors")
-    said: dict[str, Any] = {}
+    said: dict[str, object] = {}
     for _ in range(keys):
         if (name := cursor.text()) in said or not is_printable(name): raise ValueError(f"a key is called {name[:40]!r}")
         said[name] = cursor.value()
@@ -126,7 +126,7 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
 
 # ---- as configs and families say it
 
-def config(found: Header, file: Path) -> dict[str, Any]:
+def config(found: Header, file: Path) -> dict[str, object]:
     """The config of a header. Raises InputError for another architecture, and for a key that is not known: what it says
     would be left out."""
     said, kind = found.said, found.said.get("general.architecture")

@@ -11,7 +11,7 @@ from io import BufferedReader
 from math import prod
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from formats import FORMATS
 from formats.core.arrays import LINE, aligned, all_finite, room
 from formats.core.errors import InputError
 from formats.machine.threads import threads
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.tensors import Tensor
 
 DTYPES = {name: np.dtype(number)
@@ -32,11 +33,11 @@ HASH_THREADS = 4                                            # threads that do so
 AGAIN = "copy the whole directory again, or make the program anew"
 
 
-def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path, gap: str = GAP) -> None:
+def write_tensors(arrays: Mapping[str, Numeric], file: Path, gap: str = GAP) -> None:
     """Safetensors whose arrays begin on cache lines. The format allows no holes, so what fills them are arrays, too."""
     names, at = {number: name for name, number in DTYPES.items()}, 0
     while any(name.startswith(gap) for name in arrays): gap += "_"
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     for name, array in arrays.items():
         if array.dtype not in names: raise InputError(f"array {name!r} is of {array.dtype}, which no program stores")
         entries[name] = {"dtype": names[array.dtype], "shape": array.shape,
@@ -60,7 +61,7 @@ class ArrayPart(NamedTuple):
     @property
     def indexes(self) -> bool: return bool(self.field) and self.field in FORMATS[self.format].indices()
     @property
-    def number(self) -> np.dtype[Any]: return DTYPES[self.tensor.number]
+    def number(self) -> np.dtype[np.generic]: return DTYPES[self.tensor.number]
     @property
     def bytes(self) -> int: return prod(self.tensor.shape) * self.number.itemsize
 
@@ -100,7 +101,7 @@ class ArrayFile:
         self.read(tensor.start, memoryview(held := bytearray(size)), tensor.name)
         return not any(held)
 
-    def array(self, part: ArrayPart) -> NDArray[Any]:
+    def array(self, part: ArrayPart) -> Numeric:
         """An array that is only read and begins on a cache line, so that a format keeps it without a copy: as it lies
         in the file, or a copy where it says where numbers lie."""
         shape, start = part.tensor.shape, part.tensor.start
@@ -132,7 +133,7 @@ def hash_program(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], It
     return total.hexdigest()[:32]
 
 
-def pieces(array: NDArray[Any]) -> Iterator[bytes]:
+def pieces(array: Numeric) -> Iterator[bytes]:
     """The sha256 of each piece of an array."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for at in range(0, len(flat), PIECE): yield hashlib.sha256(flat[at:at + PIECE].data).digest()

@@ -2,10 +2,13 @@
 is named."""
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.text import unpanicked
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 KEY = "tokenizer.ggml."
 CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special ones, others
@@ -69,13 +72,13 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
     return str(made.to_str())
 
 
-def switch(said: Mapping[str, Any], name: str, default: bool, file: Path) -> bool:
+def switch(said: Mapping[str, object], name: str, default: bool, file: Path) -> bool:
     """What is true or false of a tokenizer."""
     if type(found := said.get(KEY + name, default)) is bool: return found
     raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: it must be true or false")
 
 
-def special(said: Mapping[str, Any], name: str, default: bool, tokens: list[str], file: Path) -> list[str]:
+def special(said: Mapping[str, object], name: str, default: bool, tokens: list[str], file: Path) -> list[str]:
     """The token that every text begins or ends with, if the file, or its silence, says so."""
     if not switch(said, f"add_{name}", default, file): return []
     if type(at := said.get(f"{KEY}{name}_id")) is int and 0 <= at < len(tokens): return [tokens[at]]
@@ -83,14 +86,14 @@ def special(said: Mapping[str, Any], name: str, default: bool, tokens: list[str]
                      f"{len(tokens)}")
 
 
-def listed(said: Mapping[str, Any], name: str, file: Path) -> list[Any]:
+def listed(said: Mapping[str, object], name: str, file: Path) -> list[Any]:
     """A list of texts, or of numbers."""
     found, kind = said.get(KEY + name), int if name == "token_type" else str
     if isinstance(found, list) and all(type(each) is kind for each in found): return found
     raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: a list is needed")
 
 
-def before(rule: tuple[str, ...] | str | None) -> Any:
+def before(rule: tuple[str, ...] | str | None) -> "PreTokenizer":
     """What cuts a text into words before bytes merge."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split

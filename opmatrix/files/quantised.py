@@ -1,19 +1,20 @@
 """Number types that files store weights by, each as the structure of a block and how blocks become float32."""
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
+from opmatrix.algebra.data import Numeric
 
-BlockedTensor: TypeAlias = NDArray[Any]
+BlockedTensor: TypeAlias = Numeric
 
 
 class BlockType(NamedTuple):
     """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block
     is what ggml makes of it: products and sums of float32. `kept`: a format holds the blocks as they are."""
-    block: np.dtype[Any]
+    block: np.dtype[np.generic]
     numbers: int
     widen: Callable[[BlockedTensor], Floats]
     kept: bool = False

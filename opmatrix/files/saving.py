@@ -7,13 +7,11 @@ import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
-
-from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory
 from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS, own_functions
@@ -147,9 +145,9 @@ class Sums:
     """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not
     change meanwhile."""
 
-    def __init__(self) -> None: self.found: dict[int, tuple[NDArray[Any], list[bytes]]] = {}
+    def __init__(self) -> None: self.found: dict[int, tuple[Numeric, list[bytes]]] = {}
 
-    def __call__(self, array: NDArray[Any]) -> list[bytes]:
+    def __call__(self, array: Numeric) -> list[bytes]:
         """An array that is kept here has a number of its own."""
         if id(array) not in self.found: self.found[id(array)] = array, [*pieces(array)]
         return self.found[id(array)][1]
@@ -193,7 +191,7 @@ def refuse_own(program: Program) -> None:
                              "holds: run the program where it is made, or write the function with those of opmatrix")
 
 
-def format_json(value: Any, depth: int = 0) -> str:
+def format_json(value: object, depth: int = 0) -> str:
     """JSON with a line for each entry of its first two levels: for each step, each constant."""
     if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
     line = "\n" + " " * (depth + 1)

@@ -71,7 +71,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     return program
 
 
-def signed(file: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """What a file says of a program's border: one output, or inputs, outputs and state by name."""
     if found["version"] != NAMED_VERSION: return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
@@ -83,7 +83,7 @@ def signed(file: Path, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any],
-         meta: Mapping[str, Any]) -> Program:
+         meta: Mapping[str, object]) -> Program:
     """The program. Raises ValueError for what does not fit."""
     if "output" in sides:
         if any(step.kernel == OLD for step in steps):
@@ -94,7 +94,7 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
     return Program(steps, constants, sides["outputs"], meta, inputs=ports, state=sides["state"])
 
 
-def more(file: Path, found: Mapping[str, Any]) -> list[str]:
+def more(file: Path, found: Mapping[str, object]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
     if found["version"] == VERSION or (found["version"] == NAMED_VERSION and "shared" not in found): return []
     count = field(file, found, "shared", int)
@@ -103,12 +103,13 @@ def more(file: Path, found: Mapping[str, Any]) -> list[str]:
     return [*SHARDS[:count]]
 
 
-def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+def about(directory: Path, meta: Mapping[str, object]) -> dict[str, object]:
     """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
     file = directory / PROGRAM
     if both := sorted(set(APART) & set(meta)):
         raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
-    whole = dict(meta) | {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
+    apart = {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
+    whole: dict[str, Any] = dict(meta) | apart
     match whole.get("rows", [1, 1]):
         case [int(), int()]: pass
         case rows: raise InputError(f"{file}: meta: rows are {rows!r:.80}, not the least and the most: {AGAIN}")
@@ -129,7 +130,7 @@ def blamed(file: Path, entry: str) -> Iterator[None]:
     except (ValueError, TypeError, KeyError) as error: raise InputError(f"{file}: {entry}: {error}") from error
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, object]:
     """The JSON object that a file holds."""
     try: found = read_json(file)
     except InputError as error: raise InputError(f"{error}: {AGAIN}") from error
@@ -137,20 +138,20 @@ def read_object(file: Path) -> dict[str, Any]:
     raise InputError(f"{file}: it holds a {type(found).__name__}, not an object: {AGAIN}")
 
 
-def field(file: Path, found: Mapping[str, Any], name: str, kind: type) -> Any:
+def field(file: Path, found: Mapping[str, object], name: str, kind: type) -> Any:
     """An entry of a JSON object, of that type."""
     if name not in found: raise InputError(f"{file}: {name!r} is missing: {AGAIN}")
     if isinstance(found[name], kind): return found[name]
     raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
 
 
-def read_meta(directory: Path, name: str) -> Any:
+def read_meta(directory: Path, name: str) -> str | dict[str, object] | None:
     """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
     if not (file := directory / f"{name}.json").exists(): return None
     return read_text(file) if name == "tokenizer" else read_object(file)
 
 
-def step(file: Path, i: int, row: Any) -> Step:
+def step(file: Path, i: int, row: object) -> Step:
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
             if strange := own_functions(attributes):
@@ -159,14 +160,14 @@ def step(file: Path, i: int, row: Any) -> Step:
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 
-def own_functions(attributes: Mapping[str, Any]) -> list[str]:
+def own_functions(attributes: Mapping[str, object]) -> list[str]:
     """The functions of one's own that a step computes, by their names."""
     if not isinstance(term := attributes.get("term"), str): return []
     from opmatrix.runtime.terms import find_own  # imported here: it needs sympy, and most programs do not
     return find_own(term)
 
 
-def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Tensor],
+def collect_arrays(file: Path, described: Mapping[str, object], found: dict[str, Tensor],
                    stored: Mapping[Path, ArrayFile]) -> dict[str, list[ArrayPart]]:
     """The arrays of each constant that program.json describes: each array is used, and used once."""
     weights, own = file.with_name(WEIGHTS), {}

@@ -3,13 +3,14 @@ import os
 from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, parse_json
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.quantised import STORED
 
 NUMBER_BYTES = {number: int(bits) // 8 for bits, several in {
@@ -33,7 +34,7 @@ class Tensor(NamedTuple):
         number there."""
         return self.read_both()[0]
 
-    def read_both(self) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
+    def read_both(self) -> tuple[NDArray[np.float32], Numeric | None]:
         """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises as `read`."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
@@ -58,7 +59,7 @@ class Tensor(NamedTuple):
         return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
 
 
-def split_pairs(array: NDArray[Any], heads: int) -> NDArray[Any]:
+def split_pairs(array: Numeric, heads: int) -> Numeric:
     """Rows that lie in pairs, within each head by halves."""
     paired = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
@@ -89,7 +90,7 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
     return found
 
 
-def parse_entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+def parse_entry(name: str, entry: object) -> tuple[str, str, tuple[int, ...], int, int]:
     """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is
     none."""
     if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
@@ -102,7 +103,7 @@ def parse_entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, 
     raise ValueError(f"tensor {name!r} is {entry!r:.80}")
 
 
-def is_count(value: Any) -> bool: return type(value) is int and value >= 0
+def is_count(value: object) -> bool: return type(value) is int and value >= 0
 
 def is_printable(name: str) -> bool:
     """Whether a name from a file can be shown: letters that are printed, not too many."""

@@ -24,7 +24,7 @@ class Key(NamedTuple):
     what a family's files call it, where that is not everybody's name."""
     allowed: str
     holds: Callable[[Any], bool]
-    default: Any = MISSING
+    default: object = MISSING
     called: str = ""
 
     def under(self, name: str) -> "Key": return self._replace(called=name)
@@ -50,28 +50,28 @@ class TensorNames(NamedTuple):
     permuted: tuple[str, ...] = ()
 
 
-def whole(low: int = 1, high: int = INT32_MAX, default: Any = MISSING) -> Key:
+def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:
     """A size or a count."""
     return Key(f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high, default)
 
 
-def real(low: float, high: float, default: Any = MISSING) -> Key:
+def real(low: float, high: float, default: object = MISSING) -> Key:
     """A number within a range; infinities and what is no number are in none."""
     return Key(f"a number from {low:g} to {high:g}", lambda v: type(v) in (int, float) and low <= v <= high, default)
 
 
-def flag(default: Any = MISSING) -> Key:
+def flag(default: object = MISSING) -> Key:
     """True or false; a text that says so is neither."""
     return Key("true or false", lambda v: type(v) is bool, default)
 
 
-def one_of(names: Collection[str], default: Any = MISSING) -> Key:
+def one_of(names: Collection[str], default: object = MISSING) -> Key:
     """A name from a fixed set."""
     words = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
     return Key(words, lambda v: type(v) is str and v in names, default)
 
 
-def never(value: Any, why: str) -> Key:
+def never(value: object, why: str) -> Key:
     """The one value that models have which the family can hold, and why no other."""
     return Key(f"{spelt(value)} or left out: {why}", lambda v: v == value and type(v) is type(value), value)
 
@@ -108,12 +108,12 @@ def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
     return found
 
 
-def wrong(name: str, value: Any, allowed: str) -> InputError:
+def wrong(name: str, value: object, allowed: str) -> InputError:
     """The error about a value that is not allowed."""
     return InputError(f"config: {name} is {brief(spelt(value))}: it must be {allowed}")
 
 
-def spelt(value: Any) -> str:
+def spelt(value: object) -> str:
     """A value as JSON has it where Python spells it otherwise."""
     return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
 

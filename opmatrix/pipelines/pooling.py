@@ -4,15 +4,18 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 
-HiddenRows = NDArray[np.floating[Any]]
-Starts = NDArray[np.integer[Any]]
+if TYPE_CHECKING:
+    from opmatrix.algebra.term import Operator, Value
+
+HiddenRows = NDArray[np.floating]
+Starts = NDArray[np.integer]
 
 
 # ---- how rows become one
@@ -78,11 +81,11 @@ class Pooling:
         pooled: HiddenRows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
         return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
-    def operator(self) -> Any:
+    def operator(self) -> "Operator":
         """Pooling as a term of the algebra, from rows of tokens to a row a sequence."""
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
-        from opmatrix.algebra.term import Value, formula
+        from opmatrix.algebra.term import formula
         terms: dict[str, Callable[[Value], Value]] = {
             "cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
             "max": lambda x: product(given("members"), x, over=max),
@@ -92,7 +95,7 @@ class Pooling:
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
         return pooled @ unit_length() if self.normalise else pooled
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """As JSON."""
         return asdict(self) | {"modes": [*self.modes]}
 
@@ -120,12 +123,12 @@ def expect(holds: bool, where: str, found: object, wanted: str) -> None:
     if not holds: raise InputError(f"{where} is {found!r:.60}, not {wanted}")
 
 
-def truth(found: Any, where: str) -> bool:
+def truth(found: object, where: str) -> bool:
     expect(isinstance(found, bool), where, found, "true or false")
     return bool(found)
 
 
-def check_text(found: Any, where: str) -> str:
+def check_text(found: object, where: str) -> str:
     expect(isinstance(found, str) and not re.search("[\ud800-\udfff]", found), where, found, "valid Unicode")
     return str(found)
 
@@ -137,7 +140,7 @@ def check_count(found: Any, where: str) -> int | None:
     return None if found is None else int(found)
 
 
-def modes(found: Any, where: str) -> tuple[str, ...]:
+def modes(found: object, where: str) -> tuple[str, ...]:
     """One name, or several."""
     names = found if isinstance(found, list) else [found]
     known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)

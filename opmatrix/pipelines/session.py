@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,13 @@ from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.by_sequence import held
 from opmatrix.runtime.operands import C
-from opmatrix.signature import Port
+from opmatrix.signature import GivenMatrix, Port
 
 if TYPE_CHECKING:
+    from opmatrix.algebra.term import Operator
     from opmatrix.program import Program
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
@@ -45,14 +46,14 @@ class HeldSequence:
 def alone(call: F) -> F:
     """A call of a session: one at a time, others wait, and one within another is refused. Python itself lets go of the
     lock and leaves the context, wherever the call is interrupted."""
-    def entered(session: "Pages", *args: Any, **named: Any) -> Any:
+    def entered(session: "Pages", *args: object, **named: object) -> object:
         if session in INSIDE.get():
             raise InputError("session: it is called back within a call of its own: wait until that has ended")
         INSIDE.set((*INSIDE.get(), session))
         return call(session, *args, **named)
 
     @wraps(call)
-    def called(session: "Pages", *args: Any, **named: Any) -> Any:
+    def called(session: "Pages", *args: object, **named: object) -> object:
         with session.lock: return copy_context().run(entered, session, *args, **named)
     return cast(F, called)
 
@@ -71,7 +72,7 @@ class New(Batch):
     @property
     def alone(self) -> bool: return True
 
-    def arrays(self) -> Iterator[NDArray[Any]]:
+    def arrays(self) -> Iterator[NDArray[np.generic]]:
         yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
 
     def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
@@ -94,7 +95,7 @@ class New(Batch):
                           (self.rows, rows), relation)
         return super().relation(relation)
 
-    def input(self, port: Port) -> NDArray[Any]:
+    def input(self, port: Port) -> GivenMatrix:
         if port.space != str(C): return super().input(port)
         if port.name not in self.caches:
             raise ValueError(f"input {port}: the session holds no cache of this name: {', '.join(self.caches)}")
@@ -293,7 +294,7 @@ class Session(Pages):
         self.program = program
 
     @alone
-    def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[Any]:
+    def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[np.float32 | np.float64]:
         """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that
         gives a row a sequence. Each has one token id or more; a prompt is one call."""
         batch, has = self.batch(new)
@@ -309,7 +310,8 @@ class Session(Pages):
         return np.asarray(found[schedule.result])
 
 
-def some(outputs: Mapping[str, Any], lengths: Sequence[int], counts: Sequence[int], words: int, seed: int = 0) -> New:
+def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequence[int], words: int,
+         seed: int = 0) -> New:
     """So many new rows of sequences that have so many already, for a model of new rows
     (opmatrix.pipelines.cached.cached_model) to be searched, priced and verified on: random ids below `words`, caches of
     random numbers."""

@@ -3,12 +3,15 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
 from opmatrix.batch import Batch
 from opmatrix.pipelines.pooling import MEAN, Pooling
+
+if TYPE_CHECKING:
+    import tokenizers
 
 LINES = 3                                                   # one for each of the parts
 
@@ -42,7 +45,7 @@ class Tokenizer:
     of tokens that the model has positions for, None where any number will do; `pooling` says what stands before every
     text, and where it is cut. Raises InputError where that leaves no room for text."""
 
-    def __init__(self, tokenizer: Any, limit: int | None = None, pooling: Pooling = MEAN):
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", limit: int | None = None, pooling: Pooling = MEAN):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if pooling.lower:

@@ -14,7 +14,7 @@ class Arguments:
     kernel = ""
     names: frozenset[str] = frozenset()
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, **values: object) -> None:
         if self.kernel and (unknown := [name for name in values if name not in self.names]):
             raise TypeError(f"kernel {self.kernel} has no {', '.join(unknown)}")
         vars(self).update(values)

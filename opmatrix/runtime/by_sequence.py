@@ -2,12 +2,12 @@
 and how far softmax may round (Higham 2002, sections 3.1 to 3.5)."""
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.epilogue import gamma
+from opmatrix.batch import Batch
 from opmatrix.patterns import Pattern
 from opmatrix.runtime.arguments import Arguments
 from opmatrix.runtime.arguments import Doubles as Doubles
@@ -17,12 +17,12 @@ LEAST_SHARE = 2.0 ** -125                                   # what flushing expo
 
 # ---- rows, and who sees whom
 
-def sentence_rows(batch: Any) -> Iterator[slice]:
+def sentence_rows(batch: Batch) -> Iterator[slice]:
     """The rows of each sentence."""
     yield from (slice(lo, hi) for lo, hi in pairwise(batch.starts))
 
 
-def asked_queries(a: Arguments) -> Iterator[tuple[Any, NDArray[np.int64], slice]]:
+def asked_queries(a: Arguments) -> Iterator[tuple[slice, NDArray[np.int64], slice]]:
     """For each sentence, the queries that are asked for: where they lie in q, their rows of the batch, and the rows of
     its keys. All of them, or those `at` some rows of the batch, which q then has alone."""
     at = None if getattr(a, "at", None) is None else a.at.astype(np.int64)
@@ -31,7 +31,7 @@ def asked_queries(a: Arguments) -> Iterator[tuple[Any, NDArray[np.int64], slice]
         elif len(rows := at[(within := slice(*np.searchsorted(at, (keys.start, keys.stop))))]): yield within, rows, keys
 
 
-def unseen(batch: Any, rows: slice, where: Pattern, queries: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+def unseen(batch: Batch, rows: slice, where: Pattern, queries: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
     """Which tokens of a sentence do not see which: a row for each of these queries, or of all."""
     at = np.arange(rows.start, rows.stop)
     queries = at if queries is None else queries
@@ -52,7 +52,7 @@ def held(slot: int, before: NDArray[np.int64]) -> list[int]:
 
 # ---- heads
 
-def squares(flat: Doubles, batch: Any) -> Iterator[tuple[slice, Doubles]]:
+def squares(flat: Doubles, batch: Batch) -> Iterator[tuple[slice, Doubles]]:
     """The rows of each sentence, and its scores (heads, length, length)."""
     lengths = np.diff(batch.starts)
     heads = len(flat) // int(lengths @ lengths)
@@ -60,7 +60,7 @@ def squares(flat: Doubles, batch: Any) -> Iterator[tuple[slice, Doubles]]:
     for rows, part, n in zip(sentence_rows(batch), parts, lengths, strict=True): yield rows, part.reshape(heads, n, n)
 
 
-def most_heads(*values: Any) -> int:
+def most_heads(*values: Doubles) -> int:
     """How many heads there are, of values (T, heads, columns): fewer of one serve groups of the others."""
     return max(int(each.shape[1]) for each in values)
 
@@ -90,7 +90,7 @@ def softened(scores: Doubles) -> Doubles:
     return np.asarray(shares / np.where(mass == 0, 1, mass))
 
 
-def bound_shares(s: Doubles, doubt: Any, unseen: NDArray[np.bool_]) -> tuple[Doubles, Doubles]:
+def bound_shares(s: Doubles, doubt: Doubles | float, unseen: NDArray[np.bool_]) -> tuple[Doubles, Doubles]:
     """Softmax of the scores that are seen, known to within `doubt`, and how far off it may be.
 
     An exponent s - top is off by twice the doubt and a rounding of at most |s - top| <= 2 max |s|, the exponential

@@ -11,7 +11,7 @@ from opmatrix.extents import WHOLE, Extents, PatternPairs, T
 from opmatrix.runtime.arguments import Arguments
 
 Costs = list[tuple[str, dict[str, float]]]
-Cost = Callable[[Any, Any, Extents], Costs]
+Cost = Callable[[Arguments, Any, Extents], Costs]
 
 
 def row_width(out: Any) -> int:
@@ -24,7 +24,7 @@ def one_pass(name: str) -> Cost:
     return lambda a, out, extents: [(name, {"T": extents[getattr(out, "space", T)], "p": row_width(out)})]
 
 
-def by_scores(name: str, *operands: str, seen: Callable[[Any], PatternPairs] = lambda _: WHOLE) -> Cost:
+def by_scores(name: str, *operands: str, seen: Callable[[Arguments], PatternPairs] = lambda _: WHOLE) -> Cost:
     """The cost of a kernel whose work grows with the scores that are `seen`; `operands` have its columns."""
     def cost(a: Arguments, out: Any, extents: Extents) -> Costs:
         widths = [each.cols for each in (getattr(a, one) for one in operands) if hasattr(each, "cols")] or [1]
@@ -32,17 +32,17 @@ def by_scores(name: str, *operands: str, seen: Callable[[Any], PatternPairs] = l
     return cost
 
 
-def times_format(name: str, sizes: Mapping[Any, Any], rows: Any) -> Costs:
+def times_format(name: str, sizes: Mapping[Any, float], rows: float) -> Costs:
     """x @ W in a format, where W has these sizes."""
     return [(f"linear.{name}", {"T": rows, **{str(size): count for size, count in sizes.items()}})]
 
 
-def times_stack(shape: tuple[int, ...], rows: Any) -> Costs:
+def times_stack(shape: tuple[int, ...], rows: float) -> Costs:
     """x @ W, a matrix for each head: heads × in × out."""
     return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
 
 
-def gather_cost(cols: Any, rows: Any, panels: str = "") -> Costs:
+def gather_cost(cols: float, rows: float, panels: str = "") -> Costs:
     """Rows of a table; or, of one in a format's panels, columns."""
     return [(f"gather.{panels}" if panels else "gather", {"T": rows, "p": cols})]
 

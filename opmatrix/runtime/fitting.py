@@ -1,7 +1,7 @@
 """What declarations of kernels share beside mathematics: what fits what, and the calls that a calibration times."""
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,17 @@ from formats.machine.prices import S2, Timed, d, h
 from opmatrix.runtime.arguments import Arguments
 from opmatrix.runtime.operands import Cache, Heads, Rows
 
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
 ONE_PASS = (T * p,)                                             # what time grows with: numbers of the result
 SCORED = S2 * h * d, S2 * h, T * h * d                      # products, exponentials, rows
-Cases = Callable[[Any, Any], Iterator[Timed]]
+Cases = Callable[["Grid", "Numbers"], Iterator[Timed]]
 
 
 # ---- shapes. ValueError says which does not fit
 
-def same(what: str, found: Any, wanted: Any) -> None:
+def same(what: str, found: object, wanted: object) -> None:
     if found != wanted: raise ValueError(f"{what}: {found}, where {wanted} is needed")
 
 
@@ -47,16 +50,16 @@ def copied(a: Arguments) -> NDArray[np.float64]:
 
 # ---- calls that are timed: only shapes matter to time
 
-def passes(call: Callable[..., Any]) -> Cases:
+def passes(call: Callable[..., object]) -> Cases:
     """`call(x, out)` of rows."""
-    def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
+    def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         for sizes, x, out in grid.passes(numbers): yield sizes, partial(call, x, out)
     return cases
 
 
 def timed_batches(call: Callable[..., Timed]) -> Cases:
     """`call(numbers, starts, sizes, h, d)` for sentences between these rows, in so many heads of so many columns."""
-    def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
+    def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         for lengths in grid.batches:
             starts = np.cumsum([0, *lengths])
             for heads, cols in grid.heads:

@@ -6,7 +6,7 @@ kinds of the algebra can be named."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
     arrays: list[Data] = []
     numbers: dict[Operator, int] = {}
 
-    def attribute(given: Any) -> Any:
+    def attribute(given: object) -> Any:
         if isinstance(given, Data):
             if given not in arrays: arrays.append(given)
             return {"array": arrays.index(given)}
@@ -68,7 +68,7 @@ class AtValues(DenseReading):
     """Whole arrays, where symbols stand for the values of a step."""
     values: Sequence[Doubles] = field(default=())
 
-    def symbol(self, name: str, into: Shape, out: Shape) -> DenseReading:
+    def symbol(self, name: str, into: Shape, out: Shape) -> Self:
         found = self.values[int(name[1:])]
         return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
 
@@ -99,4 +99,4 @@ def exact(a: Arguments) -> Doubles:
     return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 and len(found) > 1 else found.reshape(found.shape[-2:]))
 
 
-def as_float64(value: Any) -> Doubles: return np.asarray(value, np.float64)
+def as_float64(value: object) -> Doubles: return np.asarray(value, np.float64)

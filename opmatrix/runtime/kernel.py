@@ -3,28 +3,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from formats.core.choices import LARGEST_FLOAT32, OneOf, Range
 from formats.core.epilogue import Epilogue
 from formats.core.stage import PER_COLUMN, Stage, collect_operands
 from formats.format import Format
 from formats.machine.prices import Price
-from opmatrix.extents import Extents, T
+from opmatrix.batch import Fields
+from opmatrix.extents import T
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import BESIDE as BESIDE
 from opmatrix.runtime.arguments import Arguments as Arguments
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Cost
 from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value, Vector
 
 REQUIRED = Parameter.empty
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
 PARTS = "run", "shape", "reference"                         # what every kernel says
 RowNumbers = NDArray[np.int64]
-Restricted = tuple[dict[str, Any], Any]                     # arguments of a kernel, and the batch that they are of
+Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they are of
+Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
 class Declared:
@@ -57,19 +60,19 @@ class Declared:
         if missing := [part for part in PARTS if part not in vars(cls)]:
             raise TypeError(f"kernel {self.name}: it says no {missing[0]}: declare it as those in "
                             "opmatrix/runtime/kernels")
-        def reading(name: str, otherwise: Any = None) -> Any: return vars(cls).get(name, otherwise)
-        self.shape: Callable[[Any], Value] = reading("shape")
-        self.reference: Callable[[Any], Any] = reading("reference")
-        self.bound: Callable[[Any], Any] = reading("bound", self.unbounded)
-        self.cost: Callable[[Any, Any, Extents], Costs] = reading("cost", lambda *_: [])
-        self.scratch: Callable[[Any], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
-        self.reads: Callable[[Any], Mapping[str, Any]] = reading("reads", lambda _: {})
-        self.limits: Callable[[Any], Mapping[str, int]] = reading("limits", lambda _: {})
-        self.relations: Callable[[Any], tuple[Relation, ...]] = reading("relations", lambda _: ())
-        self.borders: Callable[[Any], Collection[int]] = reading("borders", lambda _: ())
-        self.telling: Callable[[Any, Any], Iterator[dict[str, Any]]] = reading("telling", lambda *_: iter(()))
-        self.restrict: Callable[[Mapping[str, Any], Sequence[str], Any, RowNumbers], Restricted | None] | None = (
-            reading("restrict", None if row_mixing or changes_space else restrict_rows))
+        def reading(name: str, otherwise: object = None) -> Any: return vars(cls).get(name, otherwise)
+        self.shape: Callable[[Arguments], Value] = reading("shape")
+        self.reference: Callable[[Arguments], Doubles] = reading("reference")
+        self.bound: Callable[[Arguments], ArrayLike] = reading("bound", self.unbounded)
+        self.cost: Cost = reading("cost", lambda *_: [])
+        self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
+        self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
+        self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})
+        self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
+        self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
+        self.telling: Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]] = \
+            reading("telling", lambda *_: iter(()))
+        self.restrict: Restrict | None = reading("restrict", None if row_mixing or changes_space else restrict_rows)
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
         self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
         self.prices = dict(prices or {}) | ({self.name: price} if price else {})
@@ -94,11 +97,11 @@ class Declared:
         """Whether a row of the result depends on that row of the operands alone, wherever it stands."""
         return not (self.row_mixing or self.changes_space or self.batched or self.view)
 
-    def unbounded(self, a: Any) -> Any:
+    def unbounded(self, a: Arguments) -> NoReturn:
         """KeyError: nobody said how far it may be off."""
         raise KeyError(f"kernel {self.name} declares no bound")
 
-    def wanted(self, name: str) -> Any:
+    def wanted(self, name: str) -> object:
         """The type of an operand, of one among many tables too; None for what is none."""
         if name in self.operands: return self.operands[name].annotation
         return Tables if f"{name.rstrip('0123456789')}s" in self.operands else None
@@ -112,9 +115,9 @@ class Declared:
             if space != wanted: raise ValueError(f"{name}: its rows are of space {space}, where {wanted} is needed")
         return shape._replace(space=wanted)
 
-    def bind(self, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Arguments:
+    def bind(self, operands: Mapping[str, object], attributes: Mapping[str, object]) -> Arguments:
         """The arguments by name, absent ones at their defaults, many tables as one tuple. ValueError in words."""
-        rest, values = dict(operands), dict[str, Any]()
+        rest, values = dict(operands), dict[str, object]()
         for name, parameter in self.operands.items(): values[name] = self._operand(name, parameter, rest)
         for name, parameter in self.attributes.items():
             values[name] = self._attribute(name, parameter, attributes.get(name, parameter.default))
@@ -122,7 +125,7 @@ class Declared:
             raise ValueError(f"{self} has no {', '.join(unknown)}")
         return self.record(**values)
 
-    def _operand(self, name: str, parameter: Parameter, rest: dict[str, Any]) -> Any:
+    def _operand(self, name: str, parameter: Parameter, rest: dict[str, object]) -> object:
         if parameter.annotation is Tables:
             names = [key for i in range(len(rest)) if (key := f"{name[:-1]}{i}") in rest]
             if not names: raise ValueError(f"{self}: {name[:-1]}0 is missing")
@@ -131,13 +134,13 @@ class Declared:
         if parameter.default is REQUIRED: raise ValueError(f"{self}: {name} is missing")
         return parameter.default
 
-    def _typed(self, name: str, wanted: Any, value: Any) -> Any:
+    def _typed(self, name: str, wanted: Any, value: Any) -> object:
         if wanted.holds(value) if wanted in CONSTANT else isinstance(value, wanted): return value
         shown = value if isinstance(value, Value | Format) else f"an array {value.dtype}{list(value.shape)}"
         needed = f"{wanted.__name__}: {wanted.__doc__}" if isinstance(wanted, type) else wanted
         raise ValueError(f"{self}: {name} is {shown}; it must be {needed}")
 
-    def _attribute(self, name: str, parameter: Parameter, value: Any) -> Any:
+    def _attribute(self, name: str, parameter: Parameter, value: object) -> object:
         if value is REQUIRED: raise ValueError(f"{self}: {name} is missing")
         wanted = parameter.annotation
         if isinstance(wanted, OneOf):
@@ -155,7 +158,7 @@ def kernel(**properties: Any) -> Callable[[type[Arguments]], Declared]:
     return lambda cls: Declared(cls, **properties)
 
 
-def parameters(run: Callable[..., Any], stages: tuple[type[Stage], ...]) -> dict[str, Parameter]:
+def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> dict[str, Parameter]:
     """What a kernel is called with, by name: its operands, then its attributes, those of its stages in their places;
     annotations are plain, without None where an operand may be absent."""
     named = {name: each.replace(annotation=plain(each.annotation)) for name, each in signature(run).parameters.items()}
@@ -170,7 +173,7 @@ def parameters(run: Callable[..., Any], stages: tuple[type[Stage], ...]) -> dict
     return operands | attributes
 
 
-def plain(annotation: Any) -> Any:
+def plain(annotation: object) -> object:
     """What an operand or an attribute is where it is given: X of `X | None`, a Range or OneOf that annotates."""
     if get_origin(annotation) is Annotated: return get_args(annotation)[1]
     others = [each for each in get_args(annotation) if each is not NoneType]
@@ -179,22 +182,22 @@ def plain(annotation: Any) -> Any:
     return annotation
 
 
-def fold_epilogue(run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+def fold_epilogue(run: Callable[..., object], names: Sequence[str]) -> Callable[..., Any]:
     """`run`, called with the operands of stages by name in place of an epilogue."""
     @wraps(run)
-    def function(*args: Any, **given: Any) -> Any:
+    def function(*args: object, **given: object) -> object:
         parts = {name: given.pop(name) for name in names if name in given}
         return run(*args, **given, epilogue=Epilogue(**parts))
     return function
 
 
-def restrict_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Any, at: RowNumbers) -> Restricted:
+def restrict_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Fields, at: RowNumbers) -> Restricted:
     """Arguments for some rows, where a row of the result depends on that row of its values, and of the batch, alone."""
     some = batch.picked(at)
     own = {name: arguments[name][at] for name in values} | ({"batch": some} if "batch" in arguments else {})
     return {**arguments, **own}, some
 
 
-def in_heads(wanted: Any, heads: int) -> bool:
+def in_heads(wanted: object, heads: int) -> bool:
     """Whether a value of so many heads is in heads where one of this type is wanted."""
     return wanted is Heads or (heads > 1 and Heads in get_args(wanted))

@@ -1,5 +1,5 @@
 """What steps read and write. A class is the shape of a value and, as the annotation of a kernel's operand, its type."""
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class BufferSize(NamedTuple):
 
 
 def rows_of(space: Live, numbers: int) -> BufferSize:
-    """The buffer of a value whose rows, of a space, have so many numbers."""
+    """The size of a buffer of rows of so many numbers."""
     size = round_to_lines(FLOAT_BYTES * numbers)
     if space == T: return BufferSize(size, 0)
     return BufferSize(0, 0, size) if space == S else BufferSize(0, 0, 0, size, space)
@@ -112,35 +112,35 @@ def leaving(name: str, of: str, value: Value) -> Port:
 class Weight:
     """A constant in a storage format, used as x @ W: shape (n, p)."""
     @staticmethod
-    def holds(constant: Any) -> bool: return isinstance(constant, Format)
+    def holds(constant: object) -> bool: return isinstance(constant, Format)
 
 
 class Vector:
     """A constant float32 array: one number a column."""
     @staticmethod
-    def holds(constant: Any) -> bool: return is_float32(constant, 1)
+    def holds(constant: object) -> bool: return is_float32(constant, 1)
 
 
 class Stack:
     """A constant float32 array: a matrix (d, n) for each head."""
     @staticmethod
-    def holds(constant: Any) -> bool: return is_float32(constant, 3)
+    def holds(constant: object) -> bool: return is_float32(constant, 3)
 
 
 class Array:
     """A constant float32 array of any shape."""
     @staticmethod
-    def holds(constant: Any) -> bool: return isinstance(constant, np.ndarray) and constant.dtype == np.float32
+    def holds(constant: object) -> bool: return isinstance(constant, np.ndarray) and constant.dtype == np.float32
 
 
 class Tables:
     """As many constants as are given, named table0, table1, …: rows, or columns of panels, to choose from."""
     @staticmethod
-    def holds(constant: Any) -> bool:
+    def holds(constant: object) -> bool:
         return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
 
 
-def is_float32(constant: Any, axes: int) -> bool:
+def is_float32(constant: object, axes: int) -> bool:
     return isinstance(constant, np.ndarray) and constant.dtype == np.float32 and constant.ndim == axes
 
 

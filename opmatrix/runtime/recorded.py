@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import numpy as np
@@ -12,12 +12,17 @@ from numpy.typing import NDArray
 
 from formats.machine.host import caches
 from formats.machine.threads import threads
+from opmatrix.algebra.data import Numeric
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import round_to_lines
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.planning.slots import GroupTable, Slots
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
+
+if TYPE_CHECKING:
+    from formats.kernels.engine.replay import Script
+    from opmatrix.runtime.schedule import Call, Schedule
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
                                                             # remembered
@@ -32,11 +37,11 @@ class Recorded:
     made when first needed. What only these steps use lies in a worker's arena; the other arrays are of the whole batch,
     and each group has its rows."""
 
-    def __init__(self, schedule: Any, steps: Sequence[int]):
+    def __init__(self, schedule: "Schedule", steps: Sequence[int]):
         self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at
                                                             # once
         self.steps = steps
-        self.scripts: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
+        self.scripts: OrderedDict[tuple[int, int, int], Script] = OrderedDict()
         self.tables: OrderedDict[tuple[bytes, int], GroupTable] = OrderedDict()
 
     @cached_property
@@ -67,8 +72,8 @@ class Recorded:
 
     @cached_property
     def handed(self) -> list[int]:
-        """The values of `elsewhere` that have a row a sequence. A script that is for more sequences than there are
-        writes it to the arena, and hands on the rows of those that there are."""
+        """What of `elsewhere` has a row a sequence. A script that is for more sequences than there are writes it to the
+        arena, and hands on the rows of those that there are."""
         return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
 
     @cached_property
@@ -82,7 +87,7 @@ class Recorded:
         if not self.counted: return rows
         return min(rows, 1 << (sentences - 1).bit_length()) if self.roomy and sentences > SINGLE else sentences
 
-    def script(self, group: Group, workers: int) -> Any:
+    def script(self, group: Group, workers: int) -> "Script":
         """The script for as many rows, and sequences where that matters, on so many workers. The pool is locked."""
         rows = group.high - group.low
         key = rows, self.seats(rows, group.last - group.first), workers
@@ -96,7 +101,7 @@ class Recorded:
                 self.tables.clear()                         # which hold scripts, too
         return script
 
-    def record(self, rows: int, sentences: int, workers: int) -> Any:
+    def record(self, rows: int, sentences: int, workers: int) -> "Script":
         """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with
         them."""
         from formats.kernels.engine.compiled import walk_compiled
@@ -105,7 +110,7 @@ class Recorded:
         return walk_compiled(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop,
                              end_workers)
 
-    def walk(self, rows: int, sentences: int, workers: int) -> Any:
+    def walk(self, rows: int, sentences: int, workers: int) -> "Script":
         """Walk through the steps with launches kept."""
         from formats.kernels.engine.replay import Recording
         from formats.kernels.rows.sequences import hand_rows
@@ -177,7 +182,7 @@ class Recorded:
         workers = min(len(taken), threads())
         return dict(zip(self.steps, (np.sum(taken, axis=0) / workers).tolist(), strict=True))
 
-    def replay(self, values: Values, clock: int = 0) -> tuple[list[Any], Any]:
+    def replay(self, values: Values, clock: int = 0) -> tuple["list[Script]", Any]:
         """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
         from formats.kernels.engine.launch import ARENA, ROOM, address, filled
         from formats.kernels.engine.pool import POOL
@@ -210,7 +215,7 @@ class Recorded:
         from formats.kernels.engine.pool import POOL
         with POOL.lock: self.tables.clear()
 
-    def table(self, starts: Offsets, workers: int, arrays: Sequence[NDArray[Any]]) -> GroupTable:
+    def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
         groups = make_groups(starts, workers)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
@@ -220,7 +225,7 @@ class Recorded:
         return GroupTable(groups, scripts, starts, names, spaces, arrays)
 
 
-def least_limits(calls: Iterable[Any]) -> dict[str, int]:
+def least_limits(calls: "Iterable[Call]") -> dict[str, int]:
     """The fields of the batch that these calls read, each with the least limit of its tables."""
     limits: dict[str, int] = {}
     for call in calls:
@@ -228,7 +233,7 @@ def least_limits(calls: Iterable[Any]) -> dict[str, int]:
     return limits
 
 
-def launches(call: Any) -> bool:
+def launches(call: "Call") -> bool:
     """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that
     groups are cut by."""
     if call.kernel.view: return True

@@ -6,23 +6,29 @@ from contextvars import Context
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import as_contiguous
 from formats.format import Format
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
+from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
+from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
-from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, plan_buffers
+from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers
 from opmatrix.signature import WIDEST, Port
+
+if TYPE_CHECKING:
+    from opmatrix.program import Constant, Step
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
@@ -34,7 +40,7 @@ class Call(NamedTuple):
     values: dict[str, int]
     shape: Value
 
-    def arguments(self, found: Any, batch: Any) -> dict[str, Any]:
+    def arguments(self, found: ByStep, batch: object) -> dict[str, object]:
         """What its kernel is called with, given the values of the steps before it."""
         given = vars(self.bound) | {name: found[v] for name, v in self.values.items()}
         return given | {"batch": batch} if self.kernel.batched else given
@@ -57,7 +63,7 @@ class enter(Arguments):
 ENTERED = Declared(enter, is_input=True)
 
 
-def bind(steps: Sequence[Any], constants: Mapping[str, Any], ports: Sequence[Port] = ()) -> list[Call]:
+def bind(steps: "Sequence[Step]", constants: "Mapping[str, Constant]", ports: Sequence[Port] = ()) -> list[Call]:
     """What enters and steps, with their shapes. ValueError names the step, its kernel and what is wrong."""
     calls = [Call(ENTERED, ENTERED.record(port=port), {}, entering(port)) for port in ports]
     number = {port.name: i for i, port in enumerate(ports)}
@@ -71,7 +77,8 @@ def bind(steps: Sequence[Any], constants: Mapping[str, Any], ports: Sequence[Por
     return calls
 
 
-def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], constants: Mapping[str, Any]) -> Call:
+def call(step: "Step", shapes: Mapping[str, Value], number: Mapping[str, int],
+         constants: "Mapping[str, Constant]") -> Call:
     """One step, given the shapes and numbers of the values before it."""
     if step.kernel not in KERNELS: raise ValueError(f"there is no such kernel; there are {', '.join(KERNELS)}")
     if step.output in number or step.output in constants: raise ValueError(f"{step.output!r} is already defined")
@@ -146,7 +153,7 @@ def find_overwritten(i: int, call: Call, calls: Sequence[Call], home: Sequence[i
 class Schedule:
     """A bound program: how it runs on a batch, and where every value then lies."""
 
-    def __init__(self, steps: Sequence[Any], constants: Mapping[str, Any], outputs: Mapping[str, str],
+    def __init__(self, steps: "Sequence[Step]", constants: "Mapping[str, Constant]", outputs: Mapping[str, str],
                  ports: Sequence[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.calls, self.ports = bind(steps, constants, ports), tuple(ports)
@@ -186,10 +193,9 @@ class Schedule:
         return tuple(dict.fromkeys(each for call in self.calls for each in call.kernel.relations(call.bound)
                                    if each.custom))
 
-    def extents(self, batch: Any, patterns: Iterable[Any] = ()) -> Extents:
+    def extents(self, batch: Batch, patterns: Iterable[Pattern] = ()) -> Extents:
         """How large a batch is for these steps. Raises ValueError for an input or a relation that does not fit."""
-        found: Extents = batch.extents(patterns, [port for port in self.ports if port.space != str(C)], self.elsewhere)
-        return found
+        return batch.extents(patterns, [port for port in self.ports if port.space != str(C)], self.elsewhere)
 
     def divided(self) -> list[Recorded | Called]:
         """Steps that can be recorded in one piece, as far as they follow one another, and the others one by one."""
@@ -257,8 +263,8 @@ class Schedule:
         """The machine's kernels that a run calls, in order, each with its sizes."""
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
-    def walk(self, batch: Any, found: list[Any] | None = None,
-             until: int | None = None) -> Iterator[tuple[Call, dict[str, Any], Any]]:
+    def walk(self, batch: Batch, found: list[Any] | None = None,
+             until: int | None = None) -> Iterator[tuple[Call, dict[str, object], NDArray[np.float32]]]:
         """Every step once it is done, or those before step `until`: its arguments and its result, in a buffer that is
         not used twice. `found` has the values of the first steps, where these are done already; those of further ones
         are appended, and what no later step reads is dropped."""
@@ -275,14 +281,14 @@ class Schedule:
             for v in self.dropped[i]:
                 if v >= self.first: found[v - self.first] = None
 
-    def resumed(self, found: Sequence[Any], batch: Any) -> NDArray[np.float32]:
+    def resumed(self, found: Sequence[Any], batch: Batch) -> NDArray[np.float32]:
         """The output's rows, given the values of the first steps, of this program or of one that has the same; to the
         bit those of a run."""
         values = [*found]
         for _ in self.walk(batch, values): pass
         return np.asarray(values[self.result - self.first])
 
-    def run(self, batch: Any) -> list[NDArray[np.float32]]:
+    def run(self, batch: Batch) -> list[NDArray[np.float32]]:
         """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the
         others are copied from them, each value once: outputs that are one value are one array. Called back while this
         thread records, it runs apart from that."""
@@ -294,12 +300,12 @@ class Schedule:
         rows |= {at: np.array(values[at]) for at in {*self.results} - rows.keys()}
         return [rows[at] for at in self.results]
 
-    def timed(self, batch: Any) -> dict[int, float]:
+    def timed(self, batch: Batch) -> dict[int, float]:
         """Seconds of each step of one run, by the number of its call, as the run itself sees them."""
         values = self.begun(batch)
         return {step: taken for segment in self.segments for step, taken in segment.timed(values).items()}
 
-    def begun(self, batch: Any) -> Values:
+    def begun(self, batch: Batch) -> Values:
         """The values of a run that is about to begin."""
         held = dict(enumerate(self.entered(batch))) if self.ports else {}
         if self.scored or self.ports or self.elsewhere:
@@ -336,33 +342,26 @@ class Schedule:
         return [batch.caches[port.name] if i in self.state else as_contiguous(port.name, batch.input(port), np.float32)
                 for i, port in enumerate(self.ports)]
 
-    def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
+    def trace(self, batch: Batch) -> Iterator[tuple[NDArray[np.float32], Doubles]]:
         """Each step's result and, for the same operands, what its kernel means."""
         for call, arguments, found in self.walk(batch):
             yield found, meaning(call.kernel, arguments, batch)
 
-    def exact(self, batch: Any, instead: Mapping[int, Any], rounded: bool = True) -> NDArray[np.float64]:
+    def exact(self, batch: Batch, instead: Mapping[int, object], rounded: bool = True) -> Doubles:
         """The first output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their
         id."""
         return np.asarray(self.meanings(batch, instead, rounded)[self.result])
 
-    def meanings(self, batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
-                 rounded: bool = True) -> list[Any]:
-        """The float64 meaning of what enters and of every step."""
+    def meanings(self, batch: Batch, instead: Mapping[int, object] = MappingProxyType({}),
+                 rounded: bool = True) -> list[Doubles]:
+        """What enters and what every step gives, by the meanings of kernels, in float64; `instead` as in `exact`."""
         if self.ports or self.elsewhere: self.extents(batch)             # which says what does not fit
-        found: list[Any] = [np.asarray(each, np.float64) for each in self.entered(batch)]
+        found = [np.asarray(each, np.float64) for each in self.entered(batch)]
         for i, port in enumerate(self.ports):
             if i not in self.state: found[i] = np.asarray(batch.input(port), np.float64)
         for call in self.calls[self.first:]:
             found.append(meaning(call.kernel, call.arguments(found, batch), batch, instead, rounded))
         return found
-
-
-class Walked:
-    """Values by number: those that entered, and those of the steps so far."""
-    def __init__(self, entered: Sequence[Any], found: Sequence[Any]) -> None: self.entered, self.found = entered, found
-    def __getitem__(self, v: int) -> Any:
-        return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
 
 
 def objects(steps: int) -> int:
@@ -371,28 +370,28 @@ def objects(steps: int) -> int:
     return OBJECTS + 190 * min(steps, 40)
 
 
-def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any,
-            instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> Any:
+def meaning(kernel: Declared, arguments: Mapping[str, object], batch: object,
+            instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Doubles:
     """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
     return kernel.reference(widen_arguments(kernel, arguments, batch, instead, rounded))
 
 
-def widen_arguments(kernel: Declared, arguments: Mapping[str, Any], batch: Any,
-                    instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> Arguments:
+def widen_arguments(kernel: Declared, arguments: Mapping[str, object], batch: object,
+                    instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Arguments:
     """The arguments of a kernel in float64, as it computes with them."""
     given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
     reads = kernel.reads(kernel.record(**given)) if rounded else {}
     return kernel.record(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
 
 
-def bound(kernel: Declared, arguments: Mapping[str, Any], exact: Any = None) -> NDArray[np.float64]:
+def bound(kernel: Declared, arguments: Mapping[str, object], exact: Arguments | None = None) -> Doubles:
     """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments`
     gives them."""
     if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
     return np.asarray(kernel.bound(kernel.record(**arguments, exact=exact)))
 
 
-def widen_value(value: Any, instead: Mapping[int, Any]) -> Any:
+def widen_value(value: object, instead: Mapping[int, object]) -> object:
     """Arrays and packed weights as float64 arrays, anything else as it is."""
     if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
     value = instead.get(id(value), value)

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.machine.host import caches
 from opmatrix.extents import Extents
+
+if TYPE_CHECKING:
+    from formats.machine.model import Machine
 
 GROUP_ROWS = 256                                            # rows of a group, about: weights are read once for each, so
                                                             # 128 took
@@ -65,7 +68,7 @@ class Running:
     kernel that is never recorded is called from Python, and finds what it needs out of the caches. `missed`: the share
     of a weight that comes from memory, and not from the caches that all threads share."""
 
-    machine: Any
+    machine: "Machine"
     way: str
     times: int = 1
     lengths: tuple[int, ...] = ()
@@ -83,7 +86,7 @@ class Running:
         return cls(machine, "apart", len(busiest), lengths, missed)
 
     def group(self, extents: Extents) -> Extents:
-        """The extents of a group, on average, where those given are of the whole batch."""
+        """The extents of a group, on average, where these are of the whole batch."""
         return extents.mean(self.lengths, self.times) if self.lengths else extents
 
     @property

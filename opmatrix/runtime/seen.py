@@ -1,16 +1,14 @@
 """What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask
 that its kernel reads, and the fields of an interpreted term."""
 import json
-from typing import Any
-
-from numpy.typing import NDArray
 
 from formats.masks import Mask
-from opmatrix.batch import FIELDS
+from opmatrix.algebra.data import Numeric
+from opmatrix.batch import FIELDS, Batch
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 
-MaskTables = tuple[NDArray[Any], ...]
+MaskTables = tuple[Numeric, ...]
 
 
 def tables(a: Arguments) -> MaskTables:
@@ -47,7 +45,7 @@ def fields(a: Arguments) -> dict[str, int]:
     return {} if limit is None else {"positions": limit}
 
 
-def build_mask(where: str, tables: MaskTables, batch: Any) -> Mask:
+def build_mask(where: str, tables: MaskTables, batch: Batch) -> Mask:
     """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)

@@ -3,7 +3,7 @@ the whole batch. What crosses a border between segments, and the result, lies in
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import proxy
 
 import numpy as np
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import LINE, BufferSize
 from opmatrix.runtime.planning.planner import Life, Plan, place_buffers
+
+if TYPE_CHECKING:
+    from opmatrix.runtime.schedule import Schedule
 
 ROW = Extents({T: 1, S: 1})
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
@@ -50,11 +53,11 @@ class Values:
     """The values of a batch, by step: those of kernels in the buffer(step that writes it first, shape) that is given,
     views as soon as they are asked for."""
 
-    def __init__(self, schedule: Any, batch: Any, extents: Extents, buffer: Buffers):
+    def __init__(self, schedule: "Schedule", batch: Any, extents: Extents, buffer: Buffers):
         self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer
-        self.found: dict[int, Any] = {}
+        self.found: dict[int, NDArray[np.float32]] = {}
 
-    def __getitem__(self, step: int) -> Any:
+    def __getitem__(self, step: int) -> NDArray[np.float32]:
         if step not in self.found:
             call = self.schedule.calls[step]
             self.found[step] = (call.kernel.function(**call.arguments(self, self.batch)) if call.kernel.view else
@@ -67,10 +70,23 @@ class Values:
         call.kernel.function(self[step], **call.arguments(self, self.batch))
 
 
+class ByStep(Protocol):
+    """The values of steps, by number."""
+    def __getitem__(self, v: int, /) -> NDArray[np.floating]: ...
+
+
+class Walked:
+    """Values by number: those that entered, and those of the steps so far."""
+    def __init__(self, entered: Sequence[NDArray[np.float32]], found: Sequence[Any]) -> None:
+        self.entered, self.found = entered, found
+    def __getitem__(self, v: int) -> NDArray[np.float32]:
+        return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
+
+
 class Called:
     """A step that is called from Python, on the whole batch."""
 
-    def __init__(self, schedule: Any, steps: Sequence[int]):
+    def __init__(self, schedule: "Schedule", steps: Sequence[int]):
         self.schedule, self.steps = proxy(schedule), steps
 
     def run(self, values: Values) -> None:
@@ -86,7 +102,7 @@ class Called:
     def forget(self) -> None:
         """It keeps nothing."""
 
-    def peak(self, extents: Extents, starts: Any = None) -> int:
+    def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
         """Bytes that the kernel allocates itself."""
         calls = [self.schedule.calls[step] for step in self.steps]
         return max(int(call.kernel.scratch(call.bound).at(extents)) for call in calls)

@@ -4,26 +4,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, get_args
+from typing import TypeVar, get_args
 
 from formats.disk.files import parse_json
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.operators import symbol
-from opmatrix.algebra.shapes import H, N, Shape, ShapeError, Space, T, expression, space
+from opmatrix.algebra.shapes import H, LiveSize, N, Shape, ShapeError, Space, T, expression, space
 from opmatrix.algebra.term import KINDS, Operator, read
 from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
 from opmatrix.signature import WIDEST
 
+Item = TypeVar("Item")
 MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes, and how many of them within one another
 READINGS = 10_000                                           # of nodes, each at one value
 ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # for so many rows a value holds at most so many numbers,
 MAX_MERGES = 1 << 24                                        # and one reading merges so many of them one by one
 
 
-def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
     """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array.
     ValueError says what is wrong with it."""
     if len(text) > MAX_LETTERS: raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
@@ -52,7 +54,7 @@ FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, Re
 def describe_error(error: Exception) -> str: return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
 
 
-def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
     """One node, of nodes before it."""
     match entry:
         case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
@@ -70,13 +72,13 @@ def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays:
     raise ValueError(f"{entry!r:.80} is no node")
 
 
-def pick_item(k: Any, among: Sequence[Any]) -> Any:
+def pick_item(k: object, among: Sequence[Item]) -> Item:
     """The k-th of these."""
     if type(k) is int and 0 <= k < len(among): return among[k]
     raise ValueError(f"{k!r:.80} is none of {len(among)}")
 
 
-def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
+def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object:
     """An attribute of the type that a kind's annotation names."""
     match given:
         case {"array": k} if wanted is Data: return Data(pick_item(k, arrays))
@@ -109,7 +111,7 @@ def find_own(text: str) -> list[str]:
 
 # ---- how large it is
 
-def bounded(size: Any) -> None:
+def bounded(size: object) -> None:
     """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
     free = {*expression(size).atoms(Space), H, N}
     if not 1 / WIDEST <= expression(size).subs(dict.fromkeys(free, 2)) <= WIDEST:
@@ -155,8 +157,8 @@ class BoundedShape:
     def related(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.related(relation))
     def pick(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.pick(relation))
     @property
-    def size(self) -> tuple[Any, Any]: return self.shape.size
-    def spread(self, rows: Any, cols: Any) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
+    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
+    def spread(self, rows: LiveSize, cols: LiveSize) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
     def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape": return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "BoundedShape":
@@ -164,7 +166,7 @@ class BoundedShape:
         steps = 1 if term.kind.dense else prod((*stack, n, p)) * merging(term.args[1], n)
         return self.of(self.shape.act(term), steps)
 
-    def product(self, other: "BoundedShape", over: Any, where: Any) -> "BoundedShape":
+    def product(self, other: "BoundedShape", over: type[Monoid], where: Pattern) -> "BoundedShape":
         seen = where.relation
         if where is not everyone and self.shape[1:] != ((space(seen.rows), space(seen.cols)) if seen else (T, T)):
             raise ShapeError(f"product where {where}: scores are {self.shape}")
@@ -172,14 +174,14 @@ class BoundedShape:
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
 
 
-def count_size(size: Any) -> int:
+def count_size(size: LiveSize) -> int:
     """A size for so many rows."""
     return size if isinstance(size,
                               int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space),
                                                                                 ASSUMED_ROWS)))
 
 
-def merging(over: Any, count: int) -> int:
+def merging(over: type[Monoid], count: int) -> int:
     """Steps in Python of one merge of so many numbers."""
     return int(count if over.width is None else over.width ** 2)
 

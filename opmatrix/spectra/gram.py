@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
+from opmatrix.signature import GivenMatrix
 from opmatrix.spectra.measures import RealArray, Spectrum, check_matrix
 
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all
@@ -55,11 +56,11 @@ class Seen:
     """What calibration saw of a value: its rows X (rows, n) in float32, or of many rows half of their Gram, which is
     symmetric. A share of the energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of
     most, which is no reason to drop those."""
-    rows: NDArray[np.float32] | None
+    rows: GivenMatrix | None
     half: Gram | None = None                                # its matrix is the upper triangle, row after row
 
     @classmethod
-    def of(cls, activations: NDArray[np.float32], name: str = "activations") -> "Seen":
+    def of(cls, activations: GivenMatrix, name: str = "activations") -> "Seen":
         """Raises InputError where an entry is not finite."""
         check_matrix(activations, name)
         rows, n = activations.shape

@@ -11,10 +11,12 @@ from numpy.typing import ArrayLike
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from formats.core.sizes import T
+from formats.format import Format
 from opmatrix.spectra.gram import Gram, gram_diagonal, low_rank_errors, metric, output_energy
 from opmatrix.spectra.measures import RealArray, check_matrix, elbow
 
-PriceFunction = Callable[[str, dict[str, Any], int, int], tuple[float, float]]
+Parameters = dict[str, int | float]                         # of a format, by name
+PriceFunction = Callable[[str, Parameters, int, int], tuple[float, float]]
 ROUNDING_ERROR = 1e-6                                       # smaller relative errors are float32 rounding
 
 
@@ -35,20 +37,20 @@ class Limits:
 class Candidate:
     """A format, its options, and the metric it is fitted in: plain, wanda (column norms of X) or whitened (G)."""
     method: str
-    parameters: dict[str, Any]
+    parameters: Parameters
     fit: str = "plain"
 
     def __str__(self) -> str:
         return f"{self.method}({', '.join(f'{key}={value}' for key, value in self.parameters.items())})"
 
-    def options(self, gram: Gram | ArrayLike | None, n: int) -> dict[str, Any]:
+    def options(self, gram: Gram | ArrayLike | None, n: int) -> dict[str, int | float | RealArray]:
         """The options of the format's `fit` and `approximate`: the parameters, and the metric."""
         if self.fit == "plain": return dict(self.parameters)
         g = metric(gram, n)
         if self.fit == "wanda": return self.parameters | {"scale": np.sqrt(gram_diagonal(g))}
         return self.parameters | {"weight": g if g.ndim == 2 else np.diag(g)}
 
-    def approximate(self, weight: ArrayLike, gram: Gram | ArrayLike | None = None) -> Any:
+    def approximate(self, weight: ArrayLike, gram: Gram | ArrayLike | None = None) -> Format:
         """The stored approximation, an instance of the format. Raises FormatError where the format cannot hold it."""
         return FORMATS[self.method].approximate(weight, **self.options(gram, np.shape(weight)[0]))
 
@@ -92,7 +94,7 @@ class Proposals(Sequence[Proposal]):
                                    for row in self.rows()) + "</table>"
 
 
-def count_declared(method: str, parameters: dict[str, Any], n: int, p: int) -> tuple[int, int]:
+def count_declared(method: str, parameters: Parameters, n: int, p: int) -> tuple[int, int]:
     """Flops for one row, and bytes, of a weight (n, p) without zeros: what its format declares."""
     sizes = FORMATS[method].expected(n, p, **parameters)
     return int(FORMATS[method].flops.subs(sizes).subs(T, 1)), int(FORMATS[method].bytes.subs(sizes))

@@ -1,8 +1,8 @@
 """Eigenvalues and singular values of anything that multiplies: LAPACK for small matrices, projection methods for large
 or implicit ones. Each solver is one row of a table; "auto" chooses by size."""
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,21 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.spectra.unite import Matrix, unite_and_conquer
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+    from scipy.sparse.linalg import LinearOperator
+
 LAPACK_SIDE = 1024                                          # up to this smaller side LAPACK takes about a second
 MAX_RESIDUAL = 1e-8
 
 
-def as_linear_operator(given: Any) -> Any:
+class Shaped(Protocol):
+    """A matrix, a sparse matrix, or what multiplies as one."""
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def as_linear_operator(given: object) -> "LinearOperator":
     """A scipy LinearOperator of a matrix, a sparse matrix, or anything with shape and matvec."""
     from scipy.sparse.linalg import aslinearoperator
     try: return aslinearoperator(given)
@@ -22,7 +32,7 @@ def as_linear_operator(given: Any) -> Any:
         raise InputError(f"{type(given).__name__}: not a matrix or LinearOperator ({error})") from None
 
 
-def as_dense(given: Any) -> Matrix:
+def as_dense(given: object) -> Matrix:
     """Its entries; an implicit operator is multiplied by the identity, from its narrower side."""
     if isinstance(given, np.ndarray): return given
     if hasattr(given, "toarray"): return np.asarray(given.toarray())
@@ -32,7 +42,7 @@ def as_dense(given: Any) -> Matrix:
     return np.asarray(implicit @ np.eye(columns))
 
 
-def is_symmetric(given: Any) -> bool:
+def is_symmetric(given: "Matrix | csr_array | LinearOperator") -> bool:
     """Whether a stored matrix equals its conjugate transpose; implicit ones are not assumed to."""
     if isinstance(given, np.ndarray): return np.array_equal(given, given.conj().T)
     return hasattr(given, "toarray") and abs(given - given.conj().T).sum() == 0
@@ -43,12 +53,12 @@ def take_largest(values: Matrix, count: int | None) -> Matrix:
     return values[np.argsort(-abs(values), kind="stable")][:count]
 
 
-def lapack(given: Any, count: int | None, symmetric: bool, seed: int) -> Matrix:
+def lapack(given: object, count: int | None, symmetric: bool, seed: int) -> Matrix:
     """All eigenvalues, then the wanted ones."""
     return take_largest((np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(as_dense(given)), count)
 
 
-def arpack(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
+def arpack(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     """Implicitly restarted Arnoldi or Lanczos (Lehoucq, Sorensen, Yang 1998)."""
     from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
     implicit, solve = as_linear_operator(given), eigsh if symmetric else eigs
@@ -57,7 +67,7 @@ def arpack(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
     except ArpackNoConvergence as error: raise failed("arpack", str(error)) from None
 
 
-def lobpcg(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
+def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     """Locally optimal block conjugate gradients (Knyazev 2001), at both ends of a symmetric spectrum."""
     from scipy.sparse.linalg import lobpcg as scipy_lobpcg
     if not symmetric: raise InputError("eigenvalues: 'lobpcg' needs a symmetric operator; say symmetric=True if it is")
@@ -73,7 +83,7 @@ def lobpcg(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
     return np.asarray(values[order])
 
 
-def united(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
+def united(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
     """Unite and conquer, with subspaces of 2, 3 and 4 times what is wanted."""
     sizes = [min(factor * count + 5, given.shape[0]) for factor in (2, 3, 4)]
     found = unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
@@ -89,7 +99,7 @@ def failed(solver: str, why: str) -> InputError:
 EIGEN: dict[str, Callable[..., Matrix]] = {"lapack": lapack, "arpack": arpack, "lobpcg": lobpcg, "unite": united}
 
 
-def choose_solver(solver: str, table: dict[str, Any], given: Any, count: int | None, room: int) -> str:
+def choose_solver(solver: str, table: Collection[str], given: Shaped, count: int | None, room: int) -> str:
     """The solver meant: "auto" is LAPACK where the matrix is small or much of the spectrum is wanted, else ARPACK."""
     if len(given.shape) != 2: raise InputError(f"spectra: a matrix is needed, this has shape {tuple(given.shape)}")
     small = min(given.shape)
@@ -103,7 +113,7 @@ def choose_solver(solver: str, table: dict[str, Any], given: Any, count: int | N
     return solver
 
 
-def eigenvalues(matrix: Any, count: int | None = None, solver: str = "auto", symmetric: bool | None = None,
+def eigenvalues(matrix: Shaped, count: int | None = None, solver: str = "auto", symmetric: bool | None = None,
                 seed: int = 0) -> Matrix:
     """The `count` eigenvalues of largest magnitude (all without one) of a square matrix, sparse matrix or
     LinearOperator, falling. `solver`: auto, lapack, arpack, lobpcg (symmetric only), unite. Whether a stored matrix is
@@ -113,18 +123,18 @@ def eigenvalues(matrix: Any, count: int | None = None, solver: str = "auto", sym
     return EIGEN[chosen](matrix, count, is_symmetric(matrix) if symmetric is None else symmetric, seed)
 
 
-def normal(given: Any) -> Any:
+def normal(given: object) -> "LinearOperator":
     """AᴴA or AAᴴ, whichever is smaller, as an operator: its eigenvalues are the squared singular values."""
     a = as_linear_operator(given)
     return a.H @ a if a.shape[0] >= a.shape[1] else a @ a.H
 
 
-def randomised(given: Any, count: int, seed: int) -> NDArray[np.float64]:
+def randomised(given: object, count: int, seed: int) -> NDArray[np.float64]:
     """The values of `randomised_svd`."""
     return randomised_svd(given, count, seed=seed)[1]
 
 
-def randomised_svd(matrix: Any, count: int, oversampling: int = 10, powers: int = 4,
+def randomised_svd(matrix: object, count: int, oversampling: int = 10, powers: int = 4,
                    seed: int = 0) -> tuple[Matrix, NDArray[np.float64], Matrix]:
     """U (n, count), σ (count,), Vᴴ (count, p) from a random sketch with `powers` subspace iterations (Halko,
     Martinsson, Tropp 2011, algorithms 4.4, 5.1). Not exact: the error shrinks as the decay of σ to 2 `powers` + 1."""
@@ -146,7 +156,8 @@ SINGULAR: dict[str, Callable[..., NDArray[np.float64]]] = {
     "arpack": squared("arpack"), "lobpcg": squared("lobpcg"), "unite": squared("unite"), "random": randomised}
 
 
-def singular_values(matrix: Any, count: int | None = None, solver: str = "auto", seed: int = 0) -> NDArray[np.float64]:
+def singular_values(matrix: Shaped, count: int | None = None, solver: str = "auto",
+                    seed: int = 0) -> NDArray[np.float64]:
     """The `count` largest singular values (all without one) of a matrix, sparse matrix or LinearOperator, falling.
     `solver`: auto, lapack, arpack, lobpcg, unite, random (a sketch: near, not exact). InputError as `eigenvalues`."""
     chosen = choose_solver(solver, SINGULAR, matrix, count, max(min(matrix.shape) - 2, 0))

@@ -8,7 +8,7 @@ an Arnoldi basis carries its image: A V_m = V_{m+1} H. Each process then starts 
 wanted vectors that have not converged, so that the subspaces differ in direction as well as in size."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 
 Matrix = NDArray[Any]                                       # real or complex
+DType = np.dtype[Any]
 SPARE = 2                                                   # Ritz pairs carried beyond those wanted
+
+
+class SquareOperator(Protocol):
+    """A matrix, or what has its shape and type of numbers and multiplies as one."""
+    def __matmul__(self, x: Matrix, /) -> Matrix: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> DType: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +51,7 @@ class Eigenpairs:
 @dataclass
 class Counted:
     """An operator that counts its products."""
-    operator: Any
+    operator: SquareOperator
     products: int = 0
 
     def __matmul__(self, x: Matrix) -> Matrix:
@@ -49,7 +59,7 @@ class Counted:
         return np.asarray(self.operator @ x)
 
 
-def arnoldi(operator: Any, start: Matrix, size: int) -> tuple[Matrix, Matrix]:
+def arnoldi(operator: Counted, start: Matrix, size: int) -> tuple[Matrix, Matrix]:
     """V (n, m+1) orthonormal and H (m+1, m) with A V_m = V_{m+1} H; fewer where the subspace is already invariant.
     Classical Gram-Schmidt twice (Saad 2011, algorithm 6.2, reorthogonalised)."""
     basis = np.zeros((len(start), size + 1), start.dtype)
@@ -74,7 +84,7 @@ def project(inner: Matrix, count: int, symmetric: bool) -> tuple[Matrix, Matrix]
     return values[order], vectors[:, order]
 
 
-def spanning(vectors: Matrix, dtype: Any) -> Matrix:
+def spanning(vectors: Matrix, dtype: DType) -> Matrix:
     """Vectors of the given type with the same span: conjugate pairs of a real operator become their two real parts."""
     if np.iscomplexobj(vectors) and not np.issubdtype(dtype, np.complexfloating):
         return np.concatenate([vectors.real, vectors.imag], axis=1)
@@ -101,7 +111,7 @@ def relative(values: Matrix, vectors: Matrix, images: Matrix) -> NDArray[np.floa
     return np.asarray(np.maximum(left, 0) / np.maximum(abs(values), np.finfo(np.float64).tiny))
 
 
-def checked(operator: Any, count: int, subspaces: Sequence[int]) -> Any:
+def checked(operator: SquareOperator, count: int, subspaces: Sequence[int]) -> DType:
     """The type of the numbers to work in; an InputError where the sizes do not fit."""
     n = operator.shape[0]
     if tuple(operator.shape) != (n, n):
@@ -112,8 +122,9 @@ def checked(operator: Any, count: int, subspaces: Sequence[int]) -> Any:
     return np.result_type(operator.dtype, np.float64)
 
 
-def unite_and_conquer(operator: Any, count: int, subspaces: Sequence[int] = (10, 15, 20), tolerance: float = 1e-8,
-                      restarts: int = 300, symmetric: bool = False, seed: int = 0) -> Eigenpairs:
+def unite_and_conquer(operator: SquareOperator, count: int, subspaces: Sequence[int] = (10, 15, 20),
+                      tolerance: float = 1e-8, restarts: int = 300, symmetric: bool = False,
+                      seed: int = 0) -> Eigenpairs:
     """The `count` eigenpairs of largest magnitude of a square operator (anything with shape, dtype and `@`).
 
     Each restart builds one Krylov subspace of each size, unites them with the last restart's vectors, and stops when
@@ -140,7 +151,7 @@ def unite_and_conquer(operator: Any, count: int, subspaces: Sequence[int] = (10,
                   for (_, inner), size in zip(built, subspaces, strict=True)]
 
 
-def restart(vectors: Matrix, invariant: bool, random: np.random.Generator, dtype: Any) -> Matrix:
+def restart(vectors: Matrix, invariant: bool, random: np.random.Generator, dtype: DType) -> Matrix:
     """A random combination of the vectors; a random vector where there are none, or the last subspace was invariant
     and so has nothing more to tell. Of complex vectors of a real operator, a real one in the span of the pairs."""
     if invariant or not vectors.shape[1]: return random.standard_normal(len(vectors)).astype(dtype)
@@ -148,8 +159,8 @@ def restart(vectors: Matrix, invariant: bool, random: np.random.Generator, dtype
     return np.asarray(real @ random.standard_normal(real.shape[1])).astype(dtype)
 
 
-def restarted_arnoldi(operator: Any, count: int, subspace: int = 20, tolerance: float = 1e-8, restarts: int = 300,
-                      symmetric: bool = False, seed: int = 0) -> Eigenpairs:
+def restarted_arnoldi(operator: SquareOperator, count: int, subspace: int = 20, tolerance: float = 1e-8,
+                      restarts: int = 300, symmetric: bool = False, seed: int = 0) -> Eigenpairs:
     """One explicitly restarted Arnoldi process, ERAM (Saad 2011, section 6.4): what uniting is measured against. It
     restarts from the sum of the wanted Ritz vectors, each weighted by its residual. Results as `unite_and_conquer`."""
     dtype, counted = checked(operator, count, (subspace,)), Counted(operator)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from opmatrix.batch import Batch
 from opmatrix.program import Constant, Program
-from opmatrix.runtime.schedule import Call, Walked, call
+from opmatrix.runtime.schedule import Call, call
+from opmatrix.runtime.segments import Walked
 from rewrites.approximate.sites import WeightSite
 
 CHANGED = "changed"                                         # name of a constant that is tried instead of another

@@ -11,7 +11,7 @@ from operator import matmul
 from formats.core.errors import InputError
 from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.operators import I, given
-from opmatrix.algebra.shapes import Space, T, brief, expression
+from opmatrix.algebra.shapes import LiveSize, Space, T, brief, expression
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.program import OUTPUT
@@ -77,8 +77,8 @@ def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
     of a part belongs to it, and all that follows on rows of another space, or in another order, which no border
     tells."""
     groups: list[list[Operator]] = [[]]
-    rows: Space = T
-    moved, born = False, {T}
+    rows: LiveSize = T
+    moved, born = False, {rows}
     for factor in every:
         if rows in born and not moved and not factor.selective and groups[-1]:
             groups.append([])

@@ -3,7 +3,7 @@ sequence, and over what sequences have cached. With fewer heads of k and v, or o
 `where` is a pattern within sequences."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import S, T
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
 from formats.masks import attended
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, pairs
 from opmatrix.patterns import among, parse
 from opmatrix.relations import HELD, Relation
@@ -35,6 +36,9 @@ from opmatrix.runtime.fitting import SCORED, Cases, heads_of, same, timed_batche
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.operands import Array, Cache, Heads
 
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
 BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13
                                                             # each
 FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
@@ -51,14 +55,15 @@ SomeRows = Annotated[str, OneOf(("all", "last"))]
 Cached = Annotated[str, OneOf((SEEN,))]
 
 
-def time_attention(call: Callable[..., Any]) -> Cases:
+def time_attention(call: Callable[..., object]) -> Cases:
     """Each query sees everything, what lies behind, or a window."""
-    def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
+    def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         from formats.kernels.mixing.heads import layout
         for lengths in grid.batches:
             starts = layout(np.cumsum([0, *lengths]).tobytes())
             for each in grid.heads:
-                sizes = {"T": sum(lengths), "S2": int(np.dot(lengths, lengths)), **dict(zip("hd", each, strict=True))}
+                sizes: dict[str, float] = {"T": sum(lengths), "S2": int(np.dot(lengths, lengths)),
+                                           **dict(zip("hd", each, strict=True))}
                 q, out = numbers.some(sum(lengths), *each), numbers.room(sum(lengths), *each)
                 for reach in REACHES:
                     scores = sum(attended(length, *reach) for length in lengths)
@@ -67,7 +72,7 @@ def time_attention(call: Callable[..., Any]) -> Cases:
     return cases
 
 
-def price_attention(call: Callable[..., Any]) -> Price:
+def price_attention(call: Callable[..., object]) -> Price:
     """Products in whole tiles, exponentials, and what is moved."""
     return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d),
                  time_attention(call))
@@ -103,7 +108,7 @@ class attention(Arguments):
 
     limits = seen.fields
 
-    def reads(a) -> dict[str, Any]:
+    def reads(a) -> dict[str, object]:
         """q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
         if a.number_type == "float32": return {}
         from formats.kernels.mixing.attending_halves import operands
@@ -142,11 +147,11 @@ class attention(Arguments):
         return {a.tile, *compiled.borders("attention", "attention_halves", "attention_blocks")}
 
     @staticmethod
-    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Any, at: RowNumbers) -> Restricted:
+    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
         """Some queries, which see keys and values as ever."""
         return {**arguments, "q": arguments["q"][at], "at": at}, batch
 
-    def telling(a, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    def telling(a, rng: np.random.Generator) -> Iterator[dict[str, object]]:
         """Where all scores are 0 every key has an equal share, however narrow numbers are, and each value is seen in
         one column; where they differ by much, what makes them is seen."""
         (T, _, d), e = a.q.shape, a.v.shape[2]
@@ -159,7 +164,7 @@ class attention(Arguments):
 
 
 @timed_batches
-def time_once(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
+def time_once(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
     from formats.kernels.mixing.heads import layout
     lines, k, out = layout(starts.tobytes()), numbers.some(starts[-1], h, d), numbers.room(len(starts) - 1, h, d)
     return ({"T": len(k), "h": h, "d": d}, partial(compiled.attend_once, k[:len(out)], k, k, lines, out))

@@ -1,6 +1,6 @@
 """A product for each head, with its own matrix."""
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
@@ -10,15 +10,18 @@ from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, times_stack
 from opmatrix.runtime.fitting import same, timed_batches
-from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.operands import Heads, Stack
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Numbers
 
 
 def multiply_heads(x: Doubles, weight: Doubles) -> Doubles: return (x.swapaxes(0, 1) @ weight).swapaxes(0, 1)
 
 
 @timed_batches
-def time_heads(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
+def time_heads(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
     x, weight, out = numbers.some(starts[-1], h, d), numbers.fresh(h, d, d), numbers.room(starts[-1], h, d)
     return {"T": len(x), "h": h, "n": d, "p": d}, lambda: compiled.headwise(x, weight, out)
 

@@ -37,6 +37,6 @@ class interpret(Arguments):
         """Computed in float64 and rounded once."""
         return 2 * UNIT * abs(interpreted.exact(a)) + LEAST_SHARE
 
-    def cost(a, out: Any, extents: Extents) -> Costs:
+    def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Many passes; what it really costs nobody has measured, but it is the last resort."""
         return one_pass("pointwise.norm")(a, out, extents) * READING

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -11,13 +11,17 @@ from formats.core.choices import OneOf
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents, entries
-from opmatrix.relations import Relation, parse_relation
+from opmatrix.relations import Relation, Sparse, parse_relation
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, one_pass, row_width
 from opmatrix.runtime.fitting import ONE_PASS, copied, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import C, Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
 
 Over = Annotated[str, OneOf(("sum", "mean", "max"))]
 
@@ -30,7 +34,7 @@ def relation_of(a: Arguments) -> Relation:
 def read_relation(a: Arguments) -> tuple[Relation, ...]: return (relation_of(a),)
 
 
-def entries_of(batch: Any, relation: str, rows: int) -> Any:
+def entries_of(batch: Batch, relation: str, rows: int) -> Sparse:
     """The entries that a batch gives a relation, which names no other rows than there are."""
     given = batch.relation(parse_relation(relation))
     given.meets(rows)
@@ -46,14 +50,14 @@ def related(a: Arguments) -> Rows:
     return Rows(a.x.cols, space=size(relation.rows))
 
 
-def time_links(grid: Any, numbers: Any) -> Iterator[Timed]:
+def time_links(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """One entry a row."""
     for sizes, x, out in grid.passes(numbers):
         starts, at, ones = np.arange(len(x) + 1), numbers.rng.permutation(len(x)), np.ones(len(x), np.float32)
         yield sizes, partial(compiled.link_rows, x, starts, at, ones, out, "sum")
 
 
-def time_picks(grid: Any, numbers: Any) -> Iterator[Timed]:
+def time_picks(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for sizes, x, out in grid.passes(numbers): yield sizes, partial(np.take, x, numbers.rng.permutation(len(x)), 0, out)
 
 

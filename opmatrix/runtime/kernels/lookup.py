@@ -1,9 +1,10 @@
 """The sum of one row of each of some tables, chosen by fields of the batch: embed."""
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats import FORMATS, Format
 from formats import kernels as compiled
@@ -14,7 +15,7 @@ from formats.core.stage import gain_shift, norm
 from formats.core.stage import reference as apply_stages
 from formats.machine.host import uncached
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.batch import FIELDS
+from opmatrix.batch import FIELDS, Batch
 from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, gather_cost, stage_prices
@@ -22,8 +23,11 @@ from opmatrix.runtime.fitting import ONE_PASS, after, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows, Tables
 
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
 
-def lying(tables: Any, turned: str) -> list[bool]:
+
+def lying(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[bool]:
     """For each table, whether its columns are what is chosen from."""
     named = turned.split(",") if turned else []
     known = [str(i) for i in range(len(tables))]
@@ -32,7 +36,7 @@ def lying(tables: Any, turned: str) -> list[bool]:
     return [each in named for each in known]
 
 
-def sizes(tables: Any, turned: str) -> list[tuple[int, int]]:
+def sizes(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[tuple[int, int]]:
     """(rows to choose from, columns) of each table."""
     return [table.shape[::-1] if columns else table.shape
             for table, columns in zip(tables, lying(tables, turned), strict=True)]
@@ -44,7 +48,7 @@ def chosen(a: Arguments) -> list[Doubles]:
     return [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), tables, strict=True)]
 
 
-def time_rows(grid: Any, numbers: Any) -> Iterator[Timed]:
+def time_rows(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """From more than any cache holds, as a vocabulary is."""
     memory = np.ones(uncached() // 4, np.float32)
     for sizes, x, out in grid.passes(numbers):
@@ -53,7 +57,7 @@ def time_rows(grid: Any, numbers: Any) -> Iterator[Timed]:
         yield sizes, partial(compiled.gather, at, table, out)
 
 
-def time_columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
+def time_columns(form: type[Format], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """From a format's panels, more of them than any cache holds."""
     memory = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
     assert form.panelled is not None
@@ -114,7 +118,7 @@ class embed(Arguments):
         return first + [(name, {"T": rows, "p": out.cols}) for name in stage_prices(a)]
 
 
-def add_rows(out: Any, batch: Any, tables: Any, fields: list[str], turned: str, epilogue: Epilogue) -> None:
+def add_rows(out: Any, batch: Batch, tables: Any, fields: list[str], turned: str, epilogue: Epilogue) -> None:
     """The kernel, given tables as they lie."""
     at = [batch.field(field, rows) for field, (rows, _) in zip(fields, sizes(tables, turned), strict=True)]
     rows = [compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))

@@ -27,7 +27,7 @@ class linear(Arguments):
         same("x columns", a.x.cols, a.weight.shape[0])
         return after(a, a.weight.shape[1])
 
-    def reads(a) -> dict[str, Any]:
+    def reads(a) -> dict[str, object]:
         """x and the weight as the weight's format multiplies them."""
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True)) if hasattr(a.weight, "operands") else {}
 

@@ -16,7 +16,7 @@ from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Heads, Rows
 
 
-def passes_over(a: Arguments, out: Any, extents: Extents) -> Costs:
+def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:
     """The first stage is a pass of its own, the others ride along."""
     first, *more = stage_prices(a)
     return [(name, {"T": extents[out.space], "p": row_width(out)}) for name in (f"pointwise.{first}", *more)]

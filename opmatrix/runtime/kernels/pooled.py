@@ -1,7 +1,7 @@
 """The rows of each sequence as one, and rows of length one."""
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -11,12 +11,16 @@ from formats.core.epilogue import UNIT
 from formats.core.reductions import HOW, PICKS
 from formats.core.sizes import S, T, p
 from formats.machine.prices import Price, Timed, Work
+from opmatrix.batch import Batch
 from opmatrix.extents import Extents
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles, sentence_rows
 from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.fitting import ONE_PASS, after, passes, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
 
 How = Annotated[str, OneOf(HOW)]
 Least = Annotated[float, Range(float, 0.0, 1.0)]
@@ -32,7 +36,7 @@ def reduce_rows(x: Doubles, how: str) -> Doubles:
     return np.asarray(x.sum(0) / {"sum": 1, "mean": len(x), "by_root": len(x) ** 0.5}[how])
 
 
-def reduce_sentences(x: Doubles, batch: Any, how: str) -> Doubles:
+def reduce_sentences(x: Doubles, batch: Batch, how: str) -> Doubles:
     return np.stack([reduce_rows(x[rows], how) for rows in sentence_rows(batch)])
 
 
@@ -41,7 +45,7 @@ def lengthen(x: Doubles, least: float | None) -> Doubles:
     return x if least is None else np.asarray(x / np.sqrt(np.square(x).sum(1, keepdims=True) + least))
 
 
-def time_pooling(grid: Any, numbers: Any) -> Iterator[Timed]:
+def time_pooling(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     from formats.kernels.mixing.heads import layout
     for lengths in grid.batches:
         starts = layout(np.cumsum([0, *lengths]).tobytes())

@@ -1,7 +1,7 @@
 """PatternPairs of columns turned by angles that the position chooses (Su et al. 2021, RoPE)."""
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -10,24 +10,28 @@ from formats.core.choices import OneOf
 from formats.core.epilogue import gamma
 from formats.core.sizes import S, T, p
 from formats.machine.prices import Price, Timed, Work
+from opmatrix.batch import Batch
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import one_pass
 from opmatrix.runtime.fitting import ONE_PASS, same
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
 from opmatrix.runtime.operands import Array, Heads
 
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
 TURNED = 64                                                 # columns of a head that is timed
 Picked = Annotated[str, OneOf(("all", "first", "last"))]
 
 
-def time_rotation(grid: Any, numbers: Any) -> Iterator[Timed]:
+def time_rotation(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for sizes, x, out in grid.passes(numbers):
         by, at = numbers.fresh(len(x), TURNED // 2), np.arange(len(x))
         turned, into = (each.reshape(len(x), -1, TURNED) for each in (x, out))
         yield sizes, partial(compiled.rotate, turned, at, by, by, into)
 
 
-def pick_rows(a: Arguments, positions: Any) -> Any:
+def pick_rows(a: Arguments, positions: RowNumbers) -> Any:
     """The positions of the rows that are turned."""
     if a.rows == "all": return positions
     return positions[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
@@ -68,7 +72,8 @@ class rotate(Arguments):
         return gamma(2) * np.concatenate([left * c + right * s, left * s + right * c, 0 * x[..., 2 * k:]], -1)
 
     @staticmethod
-    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Any, at: RowNumbers) -> Restricted | None:
+    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch,
+                 at: RowNumbers) -> Restricted | None:
         """Some rows of a rotation of all tokens, not of one a sequence."""
         return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
     cost = one_pass("rotate")

@@ -1,6 +1,6 @@
 """Attention in three steps, whose scores are stored: q kᵀ, softmax, p v."""
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
+from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE
 from opmatrix.patterns import parse
 from opmatrix.runtime import seen
@@ -23,29 +24,32 @@ from opmatrix.runtime.by_sequence import (
 )
 from opmatrix.runtime.costs import by_scores
 from opmatrix.runtime.fitting import SCORED, heads_of, same, timed_batches
-from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.operands import Heads, Scores
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Numbers
 
 
 @timed_batches
-def time_scores(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
-    q, out = numbers.some(starts[-1], h, d), numbers.fresh(h * sizes["S2"])
+def time_scores(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    q, out = numbers.some(starts[-1], h, d), numbers.fresh(h * int(sizes["S2"]))
     return sizes, lambda: compiled.scores(q, q, starts, out)
 
 
 @timed_batches
-def time_softmax(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
-    x, out = (numbers.fresh(h * sizes["S2"]) for _ in range(2))
+def time_softmax(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    x, out = (numbers.fresh(h * int(sizes["S2"])) for _ in range(2))
     return sizes, lambda: compiled.softmax(x, starts, h, out)
 
 
 @timed_batches
-def time_values(numbers: Any, starts: Any, sizes: dict[str, float], h: int, d: int) -> Timed:
-    v, out, p = numbers.some(starts[-1], h, d), numbers.room(starts[-1], h, d), numbers.fresh(h * sizes["S2"])
+def time_values(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    v, out, p = numbers.some(starts[-1], h, d), numbers.room(starts[-1], h, d), numbers.fresh(h * int(sizes["S2"]))
     return sizes, lambda: compiled.values(p, v, starts, out)
 
 
-def multiply_queries(q: Doubles, k: Doubles, batch: Any) -> Doubles:
+def multiply_queries(q: Doubles, k: Doubles, batch: Batch) -> Doubles:
     """q kᵀ within each sentence, flat."""
     q, k = (in_groups(each, most_heads(q, k)) for each in (q, k))
     return np.concatenate([np.einsum("qhd,khd->hqk", q[rows], k[rows]).ravel() for rows in sentence_rows(batch)])
@@ -102,7 +106,7 @@ class softmax(Arguments):
     cost = by_scores("softmax", "x")
 
 
-def weigh_values(p: Doubles, v: Doubles, batch: Any) -> list[Doubles]:
+def weigh_values(p: Doubles, v: Doubles, batch: Batch) -> list[Doubles]:
     """p v, sentence by sentence."""
     return [np.einsum("hqk,khd->qhd", part, in_groups(v[rows], len(part))) for rows, part in squares(p, batch)]
 

@@ -7,7 +7,7 @@ is not above a peak that is paid anyway, may go first: what is alive only falls 
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from opmatrix.extents import Extents
 from opmatrix.runtime.operands import Cache
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opmatrix.program import Program
 
 KEPT = 64                                                   # answers
-FOUND: "dict[Any, Order]" = {}                             # for schedules whose buffers are alike
+FOUND: "dict[tuple[object, ...], Order]" = {}                             # for schedules whose buffers are alike
 STATES, WORK = 50_000, 60_000                                # sets of done steps; such sets, or plans, times steps
 
 
@@ -98,8 +98,8 @@ class StepGraph:
         return peak, order, least
 
     def between(self, start: int, goal: int, paid: int, most: int) -> tuple[tuple[int, list[int]] | None, int]:
-        """The least peak from one set of done steps to another, after a peak that is paid, and its steps; None if
-        `most` sets are too few; how many were looked at."""
+        """The least peak from one set of done steps to another, after one that is paid, and its order; None if `most`
+        sets are too few; how many were looked at."""
         queue: list[tuple[int, int, int]] = [(paid, 0, start)]       # peak, steps done (negative: the most first), done
         best, came = {start: paid}, dict[int, tuple[int, int]]()
         while queue and len(best) <= most:
@@ -211,8 +211,8 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
 
 
 def ordered(program: "Program", extents: Extents) -> "Program":
-    """A program with its steps in the order of the least planned peak; the same program where none is lower, or where
-    it needs more once it runs in segments."""
+    """A program with its steps in the order of the least planned peak; itself where none is lower, or where it needs
+    more once it runs in segments."""
     found, first = least_peak(program.schedule, extents), program.schedule.first
     if found.steps == tuple(range(len(found.steps))): return program
     made = program.over([program.steps[i - first] for i in found.steps[first:]])

@@ -2,15 +2,18 @@
 to where the launches of a group read them."""
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from opmatrix.algebra.data import Numeric
 from opmatrix.batch import FIELDS
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import C
 from opmatrix.runtime.scheme import Group, Offsets
+
+if TYPE_CHECKING:
+    from formats.kernels.engine.replay import Script
 
 INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
 
@@ -59,8 +62,8 @@ class GroupTable:
     each run, so one run at a time has it. Of arrays elsewhere a group has the rows of its tokens or of its sequences,
     by their space; all of caches."""
 
-    def __init__(self, groups: list[Group], scripts: list[Any], starts: Offsets, names: Sequence[str],
-                 spaces: Sequence[Any], arrays: Sequence[NDArray[Any]]):
+    def __init__(self, groups: list[Group], scripts: "list[Script]", starts: Offsets, names: Sequence[str],
+                 spaces: Sequence[Any], arrays: Sequence[Numeric]):
         from formats.kernels.engine.launch import address
         from formats.kernels.engine.replay import GROUP
         self.groups, self.scripts = len(groups), scripts
@@ -87,7 +90,7 @@ class GroupTable:
         """Whether all workers are on one group together."""
         return self.groups == 1
 
-    def fill(self, fields: Sequence[Offsets], arrays: Sequence[NDArray[Any]]) -> None:
+    def fill(self, fields: Sequence[Offsets], arrays: Sequence[Numeric]) -> None:
         """A batch's numbers, and where its arrays are."""
         from formats.kernels.engine.launch import address
         for field, parts in zip(fields, self.fields, strict=True):
