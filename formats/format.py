@@ -168,12 +168,12 @@ class Format:
         return cls._hold(cls.fit(W, **given), **given)
 
     @classmethod
-    def choices(cls, inputs: int, outputs: int) -> list[dict[str, object]]:
+    def choices(cls, inputs: int, outputs: int) -> list[dict[str, int | float]]:
         """Options worth proposing for a matrix of this shape, the mildest first."""
         return [{}]
 
     @classmethod
-    def proposed_by(cls, spectrum: "Spectrum") -> list[dict[str, object]]:
+    def proposed_by(cls, spectrum: "Spectrum") -> list[dict[str, int | float]]:
         """Options worth proposing for a matrix that was looked at: by default those of its shape."""
         return cls.choices(*spectrum.shape)
 
@@ -194,12 +194,12 @@ class Format:
         return "wanda" if "scale" in cls.parameters else "whitened" if "weight" in cls.parameters else "plain"
 
     @classmethod
-    def layouts_of(cls, W: Floats) -> list[dict[str, object]]:
+    def layouts_of(cls, W: Floats) -> list[dict[str, int | float]]:
         """Options worth trying for this matrix, stored as it is: by default those of its shape."""
         return cls.layouts(*W.shape)
 
     @classmethod
-    def layouts(cls, inputs: int, outputs: int) -> list[dict[str, object]]:
+    def layouts(cls, inputs: int, outputs: int) -> list[dict[str, int | float]]:
         """Options worth trying for a matrix of this shape, stored as it is: of the choices, what `pack` takes."""
         storing = options(cls.declared.pack)
         found = [{name: value for name, value in given.items() if name in storing}

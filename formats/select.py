@@ -201,7 +201,7 @@ def as_weights(W: ArrayLike) -> Floats:
     return as_matrix(np.where(given, np.where(values == 0, 1, values), 0).astype(np.float32), "select")
 
 
-def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, object]]]:
+def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, int | float]]]:
     """Every format with the options that decide how it stores, each once."""
     for name in names:
         form = FORMATS[name]
@@ -214,7 +214,7 @@ def approximates(form: type[Format]) -> bool:
         array.number.name == "f4" for array in form.fields.values())
 
 
-def fit_within(form: type[Format], given: dict[str, object], sample: Floats,
+def fit_within(form: type[Format], given: dict[str, int | float], sample: Floats,
                error: float) -> tuple[Format, float] | None:
     """The sample in this format and the error that it makes; None where that is too much, or it cannot be held. A
     format that rounds x holds nothing exactly."""
@@ -254,7 +254,8 @@ def pick_groups(size: int, step: int, count: int) -> np.ndarray:
     return (first[:, None] + np.arange(step)).ravel()
 
 
-def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, object]) -> dict[str, float]:
+def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float,
+                given: Mapping[str, object]) -> dict[str, float]:
     """The sizes of a sample as the whole matrix may have them: counts grow with the area, and with how dense the rest
     is."""
     larger = shape[0] * shape[1] / (packed.shape[0] * packed.shape[1]) * thinner
@@ -273,7 +274,7 @@ def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: f
     return priced(machine, guess.format, dict(guess.options), sizes, rows, guess.error, share)
 
 
-def priced(machine: Pricer, name: str, given: dict[str, object], sizes: dict[str, float], rows: int,
+def priced(machine: Pricer, name: str, given: Mapping[str, object], sizes: dict[str, float], rows: int,
            error: float, conversion: float = 0.0) -> Candidate:
     """The candidate at what the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes

@@ -1,5 +1,6 @@
 """The test that a format has by being declared: it holds what it says, costs what it says, multiplies as it says."""
 import json
+from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def must(condition: object, what: object, options: object, words: str) -> None:
     if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
 
 
-def check_storage(F: "type[Format]", W: NDArray[np.float32], options: dict[str, object]) -> "Format":
+def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[str, object]) -> "Format":
     """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)

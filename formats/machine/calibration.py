@@ -113,7 +113,7 @@ def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: fl
         if time.perf_counter() > end: break
 
 
-def example(form: type[Format], W: np.ndarray, options: dict[str, object]) -> Format:
+def example(form: type[Format], W: np.ndarray, options: dict[str, int | float]) -> Format:
     """A matrix in this format, with the sizes that these options give; what would be decomposed is put together from
     its factors."""
     if not hasattr(form, "pack_factors"): return form.approximate(W, **options)
