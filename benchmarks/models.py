@@ -209,7 +209,7 @@ def quality(rows, checkpoint, given):
     """Writes Spearman's correlation into the rows: one an engine and number type for peers, one a program for
     opmatrix."""
     if not given.pairs.is_file(): return say(f"no Spearman: {given.pairs} is not there")
-    scores, kept = workloads.Pairs.read(given.pairs).scores, {}
+    scores, kept = workloads.SentencePairs.read(given.pairs).scores, {}
     every = workloads.made("sorted", checkpoint, given.pairs, None)
     for row in rows:
         key = row.engine, row.number_type, row.workload if row.engine == "opmatrix" else None

@@ -78,15 +78,12 @@ DOOR = {                                                    # and by name: the m
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
-BODIES = {                                                  # of methods that lie in rooms above that of their class
-    "entry": "algebra.entries", "dense": "algebra.oracles", "text": "display.show", "latex": "display.show",
-    "value_text": "display.show", "html": "display.html", "save": "files.saving", "load": "files.storage"}
 
-
-def body(name: str) -> Any:
+def body(where: str) -> Any:
     """The function behind a method of terms or programs that prints, computes or stores them, imported when it is first
     called: neither knows its printer, its interpreter or its files."""
-    return getattr(import_module(f"opmatrix.{BODIES[name]}"), name)
+    module, _, name = where.rpartition(".")
+    return getattr(import_module(f"opmatrix.{module}"), name)
 
 
 def check_package(name: str) -> None:

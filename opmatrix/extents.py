@@ -12,7 +12,6 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
@@ -22,6 +21,8 @@ from opmatrix.relations import Relation, parse_relation
 from opmatrix.signature import Port
 
 if TYPE_CHECKING:
+    import sympy
+
     from opmatrix.algebra.term import Operator
 
 __all__ = ["Extents", "S", "T", "collect_needs", "counted", "entries", "pairs", "patterns"]
@@ -60,7 +61,7 @@ class EachRelation:
 pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
 ExtentName = Size | PatternPairs | Entries
-Amount: TypeAlias = int | sympy.Expr                        # a number, or an expression of symbols
+Amount: TypeAlias = "int | sympy.Expr"                       # a number, or an expression of symbols
 
 
 class Missing(KeyError, ValueError):

@@ -316,7 +316,7 @@ class Program:
 
     def save(self, directory: str | Path) -> None:
         """Writes the directory, whole or not at all; see opmatrix.files.saving."""
-        body("save")(self, directory)
+        body("files.saving.save")(self, directory)
 
     @staticmethod
     def load(directory: str | Path, copy: bool = False) -> "Program":
@@ -325,7 +325,7 @@ class Program:
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
         memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
         replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        program: Program = body("load")(directory, copy)
+        program: Program = body("files.storage.load")(directory, copy)
         return program
 
     def __str__(self) -> str:

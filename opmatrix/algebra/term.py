@@ -207,7 +207,7 @@ class Operator:
 
     def __getitem__(self, at: tuple[int, ...]) -> Callable[[Any], Any]:
         """The entry (i, j) of an operator matrix: a function of a number."""
-        found: Callable[[Any], Any] = body("entry")(self, at)
+        found: Callable[[Any], Any] = body("algebra.entries.entry")(self, at)
         return found
 
     def __iter__(self) -> NoReturn:
@@ -217,7 +217,7 @@ class Operator:
         """At x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a formula a Value."""
         if isinstance(x, Value): return x @ self
         if hasattr(x, "act"): return read(self, x, {})
-        return body("dense")(self, x)
+        return body("algebra.oracles.dense")(self, x)
 
     @property
     def shape(self) -> tuple[LiveSize, ...]:
@@ -244,10 +244,10 @@ class Operator:
                 seen.add(node)
                 yield node
 
-    def __str__(self) -> str: return str(body("text")(self))
-    def __repr__(self) -> str: return str(body("text")(self, exact=False))
-    def _repr_latex_(self) -> str: return f"${body('latex')(self)}$"
-    def _repr_html_(self) -> str: return str(body("html")(self))
+    def __str__(self) -> str: return str(body("display.show.text")(self))
+    def __repr__(self) -> str: return str(body("display.show.text")(self, exact=False))
+    def _repr_latex_(self) -> str: return f"${body('display.show.latex')(self)}$"
+    def _repr_html_(self) -> str: return str(body("display.html.html")(self))
 
 
 def adjoint(term: Operator, n: LiveSize) -> Operator:
@@ -329,7 +329,7 @@ class Value:
                              f"applied to it: {hint}{' gives that of every row' if hint != 'x @ A' else ''}")
 
     def __init__(self, term: Operator) -> None: self.term = term
-    def __repr__(self) -> str: return str(body("value_text")(self.term))
+    def __repr__(self) -> str: return str(body("display.show.value_text")(self.term))
     @property
     def shape(self) -> Shape: return self.term.out
     @property

@@ -72,7 +72,7 @@ def test_what_is_within_its_spread_is_below_noise():
         base = [1.0, 2.0, 1.5, 1.0, 3.0]                    # what both have in common disturbs nothing
         taken = [{"with": base, "without": [b + 1e-6 * each for b, each in zip(base, rounds, strict=True)]}
                  for rounds in repeats]
-        return explain.saving(taken, "without", "with")
+        return explain.tell_saving(taken, "without", "with")
     assert told([5, 6, 7, 6, 5], [6, 6, 5, 7, 900], [6, 5, 5, 7, 6]) == ["6.0", "5.0 to 6.5"]
     assert told([-8, -9, -7, -8, -8], [-8] * 5, [-7] * 5)[0] == "-8.0"     # a law that costs time is no noise
     assert told([-883, 10, 1847, 5, -20], [300, -200, 7, -3, 1], [5, 4, -90, 60, 0])[0] == "below noise"

@@ -334,7 +334,7 @@ def test_the_doctor_says_what_there_is_and_cleans(home, monkeypatch, capsys):
     fewer, peaks, foreign, beside = (home / "machines" / f"{i * 16}{end}" for i, end in
                                      (("1", ".json"), ("1", ".peaks.json"), ("2", ".json"), ("2", ".peaks.json")))
     for file, given in ((fewer, {"threads": 99}), (foreign, {"versions": {}})):
-        file.write_text(json.dumps(vars(known()) | given))
+        file.write_text(json.dumps(json.loads(mine.read_text()) | given))
     for file in (peaks, beside): file.write_text("{}")
     recent, forgotten = (entry(home / "errors" / f"{i * 24}.json", age) for i, age in (("1", DAY), ("2", 2 * MONTH)))
     peer, running, strange = (entry(home / "peers" / name, age, 2_000_000) for name, age in

@@ -76,11 +76,11 @@ def test_whole_tiles_are_at_least_the_flops_and_all_of_them_where_they_fit(tile)
     for name, form in FORMATS.items():
         flops = float(form.flops.subs({symbol: fitting[str(symbol)] for symbol in form.flops.free_symbols}))
         matrix, vector = (float(part.subs({symbol: fitting[str(symbol)] for symbol in part.free_symbols}))
-                          for part in work(f"linear.{name}", tile, None)[:2])
+                          for part in work(catalogue()[f"linear.{name}"], tile, None)[:2])
         assert matrix + vector == pytest.approx(flops), name
         ragged = at(n=1000, p=1000, T=100, blocks=4)
         done = sum(float(part.subs({symbol: ragged[str(symbol)] for symbol in part.free_symbols}))
-                   for part in work(f"linear.{name}", tile, None)[:2])
+                   for part in work(catalogue()[f"linear.{name}"], tile, None)[:2])
         assert done >= float(form.flops.subs({symbol: ragged[str(symbol)]
                                               for symbol in form.flops.free_symbols})) * (1 - 1e-12), name
 
@@ -101,8 +101,8 @@ def test_units_are_apart():
 def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
-    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time
-             for name, machine in load_bundled().items()}
+    found = {name: search(small, EXACT_LAWS, datasheet(name), Extents({"T": 40, WHOLE: 600})).time
+             for name in load_bundled()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 

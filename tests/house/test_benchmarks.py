@@ -202,7 +202,7 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     from formats.machine.model import Machine
     monkeypatch.setattr(Machine, "load", lambda file, catalogue: standin.machine())
     monkeypatch.setattr(calibration, "measured",
-                        lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
+                        lambda catalogue, cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
     table = prediction.measured(tmp_path, 1)
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"

@@ -32,7 +32,7 @@ def test_a_calibration_has_the_same_cases_whatever_is_imported():
     alone = listed()
     assert len(alone[1]) > 30 and alone[3] == ["begin_run"] and len(alone[4]) > 40
     assert alone[0] == [*FORMAT_CATALOGUE.prices] and alone[1:3] == [catalogue().common, catalogue().lazy]
-    for first in (["formats.select"], ["opmatrix.runtime.cases", "opmatrix.program"],
+    for first in (["formats.select"], ["opmatrix.runtime.kernels", "opmatrix.program"],
                   ["rewrites.cli.commands", "rewrites.laws", "rewrites.run"]):
         assert listed(*first) == alone, first
 

@@ -266,6 +266,7 @@ def test_pairs_are_what_they_were():
 
 def test_a_wrong_law_is_seen(monkeypatch):
     """The judge names a false proof where a law is none."""
-    monkeypatch.setattr(values, "LAWS", (*values.VALUE_LAWS, *(law for law in EXACT_LAWS if law.name == "nothing")))
+    wrong = [law for law in EXACT_LAWS if law.name == "nothing"]
+    monkeypatch.setattr(values, "VALUE_LAWS", (*values.VALUE_LAWS, *wrong))
     monkeypatch.setattr(proof_pairs, "prove", lambda one, other, budget: type("Proof", (), dict(verdict="proved"))())
     assert any(judged(seed)[2] == "false proof" for seed in range(12))
