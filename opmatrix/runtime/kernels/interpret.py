@@ -4,7 +4,7 @@ from typing import Any
 from formats.core.epilogue import UNIT
 from formats.core.sizes import size
 from opmatrix.extents import Extents
-from opmatrix.runtime import interpreted, seen
+from opmatrix.runtime import seen
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles
 from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.kernel import Arguments, kernel
@@ -15,6 +15,12 @@ OneValue = Rows | Heads | None
 Read = Array | None
 
 
+def exact(a: Arguments) -> Doubles:
+    """The term read in float64. Whatever runs no term imports nothing that reads one, sympy among it."""
+    from opmatrix.runtime import interpreted
+    return interpreted.exact(a)
+
+
 @kernel(row_mixing=True, changes_space=True)
 class interpret(Arguments):
     """What no other kernel computes: a term of the algebra over these values and arrays, in float64, rounded once."""
@@ -23,19 +29,20 @@ class interpret(Arguments):
             x4: OneValue = None, x5: OneValue = None, x6: OneValue = None, x7: OneValue = None, c0: Read = None,
             c1: Read = None, c2: Read = None, c3: Read = None, c4: Read = None, c5: Read = None, c6: Read = None,
             c7: Read = None, *, term: str) -> None:
-        out[...] = interpreted.exact(Arguments(**{name: each for name, each in locals().items() if name != "out"}))
+        out[...] = exact(Arguments(**{name: each for name, each in locals().items() if name != "out"}))
 
     def shape(a) -> Rows | Heads:
+        from opmatrix.runtime import interpreted
         given = interpreted.shape(a)
         cols, rows = int(given.cols), size(str(given.rows))
         return Rows(cols, space=rows) if given.heads == 1 else Heads(int(given.heads), cols, space=rows)
 
     limits = seen.fields_of_term
-    reference = interpreted.exact
+    reference = exact
 
     def bound(a) -> Doubles:
         """Computed in float64 and rounded once."""
-        return 2 * UNIT * abs(interpreted.exact(a)) + LEAST_SHARE
+        return 2 * UNIT * abs(exact(a)) + LEAST_SHARE
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Many passes; what it really costs nobody has measured, but it is the last resort."""
