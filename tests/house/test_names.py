@@ -3,9 +3,7 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from test_ladder import FILES, ROOT
-
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+from measures import FILES, MODULES, defined
 
 
 def statements(body):
@@ -47,19 +45,6 @@ def test_no_twins():
 
 KERNELS = "opmatrix.runtime.kernels."
 LAWS = ("rewrites.laws.", "rewrites.proofs.laws.")
-TYPES = {"f4", "i8"}                                        # numpy's own names for types of numbers
-
-
-def defined(path):
-    """The public functions, classes and values of a module. Single letters are symbols of formulas."""
-    names = set()
-    for each in ast.parse(path.read_text()).body:
-        match each:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
-                names.add(name)
-            case ast.Assign(targets=targets):
-                names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-    return {name for name in names if not name.startswith("_") and len(name) > 1} - TYPES
 
 
 def test_one_word_one_meaning():
