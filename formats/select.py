@@ -105,6 +105,8 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
 def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Sequence[str] = ()) -> list[Candidate]:
     """What holds a sample of W within the error, priced at counts estimated from it. FormatError where nothing does."""
     names = [*(formats or FORMATS)]
+    if unknown := [name for name in names if name not in FORMATS]:
+        raise FormatError(f"select: there is no format {unknown[0]!r:.40}; there are {', '.join(FORMATS)}")
     sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
     thinner = share / max(np.count_nonzero(sample) / sample.size, 1e-9)
     found = []

@@ -12,7 +12,7 @@ from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import ConstantKey, Emitter
 from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import Model, Segment, outputs, parts
+from rewrites.graph.layers import Model, Part, outputs, parts
 from rewrites.law import Law
 from rewrites.lower.lower import plainly
 from rewrites.lower.precision import count_bytes
@@ -40,7 +40,7 @@ class Opened:
         return Representable(NUMBER_TYPES[self.number_type])
 
     @cached_property
-    def parts(self) -> list[dict[str, Segment]]:
+    def parts(self) -> list[dict[str, Part]]:
         """The parts of the model, by the state of the border before each: no law changes them."""
         return parts(self.model)
 

@@ -120,7 +120,7 @@ def unsound(where, scale, group):
 
 def row_bytes(x):
     """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three,
-    by the float32 operations of kernels/rounding.py, one by one."""
+    by the float32 operations of formats/kernels/products/rounding.py, one by one."""
     from formats.kernels.products.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)

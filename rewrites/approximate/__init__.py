@@ -1,1 +1,1 @@
-"""What may be approximated where: places that read a weight, the error of each method there, and its cache."""
+"""What may be approximated where: sites that read a weight, trials, errors of methods and blocks, their cache."""

@@ -183,7 +183,8 @@ def embed_file(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
 ) -> None:
     """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
-    checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing."""
+    checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing; of a language model, the
+    scores of what follows its last token."""
     from opmatrix.pipelines.embed import (
         BATCH_ROWS,
         each,

@@ -1,4 +1,4 @@
-"""What a program may run at on this machine: the processor and what kernels use of it, cores, libraries, caches."""
+"""What this machine has for programs: the processor and what kernels use of it, cores, libraries, caches."""
 import errno
 import os
 import platform

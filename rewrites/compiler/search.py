@@ -16,8 +16,8 @@ from rewrites.compiler.emit import AS_ROWS, Buffer, ConstantKey, Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.substitutions import BlockSubstitution
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
-from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Explorer, Model, Segment, outputs, parts, spine, states
+from rewrites.graph.borders import FULL
+from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.law import Law
 from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
 from rewrites.lower.mixed import Mean, Mix, priced
@@ -37,7 +37,7 @@ class Structure:
     lowerings: list[Lowering]
     extractions: list[Extraction]
     path: list[tuple[str, str]]
-    parts: list[Segment]
+    parts: list[Part]
     time: float
     cost: float
     bound: float
@@ -169,7 +169,7 @@ class SearchSpace:
     fusion: bool = True
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    found: Sequence[dict[str, Segment]] = ()
+    found: Sequence[dict[str, Part]] = ()
     like: "SearchSpace | None" = None
     substitutions: Sequence[BlockSubstitution] = ()         # numbered behind the parts, for searches within budgets
 
@@ -186,7 +186,7 @@ class SearchSpace:
         """The leaves that stand in several places, with how many."""
         return places(self.found)
 
-    def behind(self, number: int) -> Mapping[str, Segment]:
+    def behind(self, number: int) -> Mapping[str, Part]:
         """A part, or a substitution, by the state of the border before it."""
         own = number - len(self.found)
         return self.found[number] if own < 0 else {FULL: self.substitutions[own].part}
@@ -249,7 +249,7 @@ class SearchSpace:
 def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[TimeModel], extents: Extents | Mix, *,
            fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
-           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Segment]] = ()) -> Structure:
+           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
     """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may
     be stored in: by default every one that holds it exactly. With `along`, the cheapest that hands on these border
     states."""
@@ -306,7 +306,7 @@ def input_buffer(port: Port) -> Buffer:
     return Buffer({AS_ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
 
 
-def sizes(part: Segment) -> tuple[Hashable, ...]:
+def sizes(part: Part) -> tuple[Hashable, ...]:
     """What a price depends on beside the signature."""
     return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port)
                  else value

@@ -15,8 +15,8 @@ from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern
 from rewrites.flat import factors as spine
 from rewrites.flat import flat
-from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Model, Segment, group_factors
+from rewrites.graph.borders import FULL
+from rewrites.graph.layers import Model, Part, group_factors
 from rewrites.graph.template import Template
 
 LAYER_DROPPED, BLOCK_DROPPED, PARALLEL = "layer dropped", "block dropped", "side by side"
@@ -39,10 +39,10 @@ class BlockSubstitution:
     def term(self) -> Operator: return reduce(matmul, self.factors, I)
 
     @cached_property
-    def part(self) -> Segment:
+    def part(self) -> Part:
         """A part between full border states."""
         x = symbol("border", rows := Shape(1, T, self.width), rows)
-        return Segment(Template.of({FULL: flat(self.term, x), "border": x}, [x]), "$border", {FULL: f"${FULL}"})
+        return Part(Template.of({FULL: flat(self.term, x), "border": x}, [x]), "$border", {FULL: f"${FULL}"})
 
     def __str__(self) -> str:
         where = f"part {self.first + 1}" + f" to {self.last + 1}" * (self.last > self.first)

@@ -11,9 +11,9 @@ from rewrites.derivations.derivation import Application
 from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, Tree, match_trees
 from rewrites.derivations.wording import occurrences
+from rewrites.graph.borders import FULL
 from rewrites.graph.egraph import ENGINES, EgglogEngine, Graph, engine, freeze, keep_imported
-from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Segment
+from rewrites.graph.layers import Part
 from rewrites.graph.match import Binding
 from rewrites.graph.template import Template
 from rewrites.law import MARK, Law
@@ -47,7 +47,7 @@ class Applied:
     """One part of a model behind stages of laws: its program, the steps that led there, and how often each law of each
     stage was applied."""
 
-    part: Segment
+    part: Part
     number: int
     forest: Forest
     start: Tree
@@ -55,7 +55,7 @@ class Applied:
     steps: list[Application]
     counts: list[dict[str, int]]
 
-    def over(self, part: Segment) -> "Applied":
+    def over(self, part: Part) -> "Applied":
         """What these stages make of another part of equal structure."""
         if part is self.part:
             return self
@@ -114,7 +114,7 @@ def reached(template: Template, stages: Stages) -> Graph:
     return graph
 
 
-def apply_stages(part: Segment, number: int, stages: Stages) -> Applied:
+def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
     """The import of a part behind these stages."""
     graph = reached(part.template, stages)
     forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here

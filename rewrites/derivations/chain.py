@@ -9,7 +9,7 @@ from rewrites.derivations import wording
 from rewrites.derivations.derivation import Derivation, Otherwise
 from rewrites.derivations.finding import derive
 from rewrites.extraction import Extraction
-from rewrites.graph.interfaces import FULL
+from rewrites.graph.borders import FULL
 from rewrites.law import APPROXIMATE, Law
 from rewrites.lower.lower import KernelCall, Method, Stored, Use
 

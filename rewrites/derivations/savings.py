@@ -1,4 +1,4 @@
-"""What laws save, by leaving them out: in one entry those that save nothing without one another."""
+"""What each law saves, by leaving it out; laws that only save together are one entry."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby

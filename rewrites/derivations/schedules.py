@@ -32,8 +32,8 @@ from rewrites.derivations.stages import ScheduleStage, Store, TileStage, find_la
 from rewrites.derivations.trees import READ, Tree
 from rewrites.derivations.wording import TRUST, TreeWriter
 from rewrites.extraction import Extraction, Infeasible, extract
-from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Segment, check_possible, parts
+from rewrites.graph.borders import FULL
+from rewrites.graph.layers import Part, check_possible, parts
 from rewrites.law import PARTITION, Law, apart
 from rewrites.lower.lower import KernelCall, Lowering, Method, Use, plainly
 from rewrites.lower.price import Prices, TimeModel
@@ -96,7 +96,7 @@ class HandSchedule:
     def extents(self) -> Extents: return self.batch.extents(*collect_needs(self.model))
 
     @cached_property
-    def split(self) -> list[Segment]:
+    def split(self) -> list[Part]:
         return [states[FULL] for states in parts(self.model)]
 
     @cached_property

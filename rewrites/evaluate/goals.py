@@ -129,6 +129,9 @@ def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path
     in `file`. The error is the first: where nothing says what it may be, ERROR, or ANY beside other goals. A perplexity
     is of the lines of `text` that nothing is fitted to or chosen by. Raises InputError for two goals of one measure,
     and for one without its data."""
+    if error is not None and (isinstance(error, bool) or not isinstance(error, int | float)):
+        raise InputError(f"error {error!r:.40}: give a number from 0 to 0.999, such as 0.02")
+    if isinstance(keep, str): raise InputError(f"keep {keep!r:.40}: give several goals, such as (\"error<=2%\",)")
     asked = [] if error is None else [Goal(MEASURES["error"], error).checked(f"--error {error}")]
     if drop is not None: asked.append(Goal(MEASURES["spearman"], 0.0 - drop).checked(f"--drop {drop}"))
     asked += [Goal.parsed(each) for each in keep]

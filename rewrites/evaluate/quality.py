@@ -1,4 +1,4 @@
-"""What smaller models and their programs have to keep, looked at before they are verified."""
+"""The goals of a run as one value: whether a program keeps them, and its memory."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

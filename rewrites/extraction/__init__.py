@@ -1,7 +1,8 @@
 """Extraction: the cheapest program of an e-graph, with a proof, from plain data.
 
 `extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a
-linear relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of the best program (search.py).
+linear relaxation with cuts and the 0/1 program (exact.py, cuts.py), and neighbourhoods of the best program
+(bounding.py, anneal.py); solve.py runs them in order.
 """
 from .pareto import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify

@@ -1,6 +1,6 @@
-"""A model as segments with interfaces between them: one graph for each distinct signature, one small program for each
-pair of interface states, joined by a shortest path. A state is the name of what is handed on: the full value, or a form
-of it (rewrites/graph/interfaces.py)."""
+"""A model as parts with borders between them: one graph for each distinct signature, one small program for each
+pair of border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a form
+of it (rewrites/graph/borders.py)."""
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ from opmatrix.relations import SLOTS
 from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
+from rewrites.graph.borders import FULL, border, split_forms
 from rewrites.graph.egraph import EgglogEngine, Graph, engine, saturate
-from rewrites.graph.interfaces import FULL, border, split_forms
 from rewrites.graph.template import Template
 from rewrites.law import Law
 
@@ -29,8 +29,8 @@ Model = Operator | Mapping[str, Operator]                   # one output, or sev
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One segment of a model behind one interface state: its template, and the class names of what enters, of its
+class Part:
+    """One part of a model behind one border state: its template, and the class names of what enters, of its
     results by state, and of the model's further outputs that it gives."""
 
     template: Template
@@ -106,10 +106,10 @@ def find_vocabulary(model: Model) -> int | None:
     return next((columns for term in outputs(model).values() if isinstance(columns := term.into.cols, int)), None)
 
 
-def parts(model: Model) -> list[dict[str, Segment]]:
+def parts(model: Model) -> list[dict[str, Part]]:
     """Every part of a model, by the state of the border before it. Raises as `check_possible` does."""
     check_possible(model)
-    found: list[dict[str, Segment]] = []
+    found: list[dict[str, Part]] = []
     starts: dict[str, Operator] = {}
     named, last = outputs(model), spine(model)
     groups = group_factors([*factors(named[last])])
@@ -128,7 +128,7 @@ def parts(model: Model) -> list[dict[str, Segment]]:
             for root in (full, *more.values()): check_order(root)
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
             leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
-            states[state] = Segment(
+            states[state] = Part(
                 Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
                 {name: f"${label}" for name, label in zip(also, more, strict=True)})
@@ -199,7 +199,7 @@ class Explorer:
         self.prepared = time.perf_counter() - start
         return made
 
-    def graph(self, part: Segment) -> Graph:
+    def graph(self, part: Part) -> Graph:
         if part.template.text not in self.graphs:
             self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=self.engine)
         return self.graphs[part.template.text]
@@ -213,7 +213,7 @@ class Explorer:
         return total
 
 
-def states(parts: Sequence[dict[str, Segment]]) -> Iterator[tuple[int, str, str]]:
+def states(parts: Sequence[dict[str, Part]]) -> Iterator[tuple[int, str, str]]:
     """Every part with every pair of states that it can stand between; the last hands on the full value."""
     for number, by_state in enumerate(parts):
         after: Mapping[str, object] = parts[number + 1] if number + 1 < len(parts) else {FULL: None}

@@ -1,4 +1,6 @@
-"""Every law, one file for each kind of algebra it belongs to. Rulesets are tuples that add."""
+"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, ring, spaces);
+what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues). Rulesets are
+tuples that add."""
 from collections.abc import Sequence
 from difflib import get_close_matches
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from opmatrix.algebra.data import Data
 from rewrites.extraction import Extraction, Node, Problem
-from rewrites.graph.layers import Segment
+from rewrites.graph.layers import Part
 from rewrites.lower.lower import Angles, Content, Lowering, Stored, Use, leaf
 
 
@@ -23,7 +23,7 @@ def contents(lowering: Lowering, extraction: Extraction) -> dict[Use, Content | 
             if isinstance(node.cls, Use)}
 
 
-def places(found: Sequence[dict[str, Segment]]) -> dict[Data, int]:
+def places(found: Sequence[dict[str, Part]]) -> dict[Data, int]:
     """The leaves that a model has as weights in several places, with how many: in several parts, or as they are and
     turned."""
     seen: dict[Data, set[tuple[int, Data]]] = {}

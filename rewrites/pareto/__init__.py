@@ -1,1 +1,1 @@
-"""The Pareto front of time, memory and error: columns, budgets, levels of error, errors of substituted blocks."""
+"""The Pareto front of time, memory and error: proposals, columns, budgets, levels of error."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, order
-from rewrites.graph.interfaces import FULL
+from rewrites.graph.borders import FULL
 from rewrites.lower.lower import Lowering, Stored, Use
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What each means saved: programs of one measurement, each with one means more than the one before it."""
+"""What fusion, laws, number types and sparsity each saved: programs of one measurement, each with one more of them."""
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Work whose result is needed later, done in a forked process while this one goes on."""
+"""Verification whose result is needed later, done in a forked process while this one goes on."""
 import json
 import os
 import select

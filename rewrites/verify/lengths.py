@@ -1,6 +1,6 @@
-"""The lengths that programs are looked at, beside the sentences that they are judged by: what is timed, one token, one
-less and one more than whatever crosses a tile of a kernel or a group of rows, and the longest that is ever given, alone
-and behind another one.
+"""The lengths at which programs are looked at, beside the sentences that they are judged by: what is timed, one token,
+one less and one more than whatever crosses a tile of a kernel or a group of rows, and the longest that is ever given,
+alone and behind another one.
 
 Batches are made of the tokens of the sentences that a certificate holds, so that their lengths say all of them."""
 import math

@@ -1,5 +1,5 @@
-"""Laws and approximations from a user's own Python file. The file is run, as any module that is imported is; nothing in
-it takes part before it was tried: a wrong law is refused with an example."""
+"""Laws and approximations of a user's own Python file, tried before they take part. The file is run, as any module that
+is imported is; nothing in it takes part before it was tried: a wrong law is refused with an example."""
 import sys
 import traceback
 from collections.abc import Sequence

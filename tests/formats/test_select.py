@@ -184,3 +184,8 @@ def test_rows_and_errors_that_are_none(asked):
     name = [*asked][-1]
     with pytest.raises(ValueError, match=f"select: {name}={asked[name]}: a (whole number|relative error)"):
         choose(normal(32, 32), machine=MACHINE, **asked)
+
+
+def test_a_format_that_is_not_there():
+    with pytest.raises(FormatError, match="select: there is no format 'csrr'; there are dense, packed"):
+        select.select(np.eye(4), 1, machine=MACHINE, formats=["csrr"])

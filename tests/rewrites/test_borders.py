@@ -14,8 +14,8 @@ from opmatrix.models import build
 from opmatrix.patterns import sequence
 from rewrites.compiler.search import search
 from rewrites.flat import flat
-from rewrites.graph import interfaces as borders
-from rewrites.graph.interfaces import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
+from rewrites.graph import borders as borders
+from rewrites.graph.borders import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
 from rewrites.graph.layers import parts
 from rewrites.law import SAMPLE, drawn, n, value
 from rewrites.laws import EXACT_LAWS

@@ -9,7 +9,7 @@ from searched import RAGGED, Round, model, relative
 from opmatrix.algebra.oracles import dense
 from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
-from rewrites.graph.interfaces import FULL
+from rewrites.graph.borders import FULL
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import EXACT, Method
 from rewrites.pareto import budgets

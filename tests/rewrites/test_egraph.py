@@ -35,8 +35,8 @@ from opmatrix.batch import Batch
 from opmatrix.extents import counted
 from opmatrix.patterns import causal, everyone, sequence
 from rewrites.flat import factors, flat
+from rewrites.graph.borders import FULL, normed
 from rewrites.graph.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
-from rewrites.graph.interfaces import FULL, normed
 from rewrites.graph.layers import Explorer, parts
 from rewrites.graph.template import Template
 from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value

@@ -80,6 +80,13 @@ def test_pairs_alone_ask_for_their_ranking(pairs):
     assert [*map(str, goals(file=pairs, drop=0.0))] == [f"error<={100 * ANY:g}%", "spearman>=0"]
 
 
+@pytest.mark.parametrize("asked, words", [(dict(error="2%"), "error '2%': give a number"), (dict(error=True), "True"),
+                                          (dict(keep="error<=2%"), "keep 'error<=2%': give several goals")])
+def test_words_in_place_of_numbers_and_of_goals(asked, words):
+    with pytest.raises(InputError, match=words): goals(**asked)
+
+
+
 @pytest.mark.parametrize("options, words", [
     ({"keep": ["spearman>=-1"]}, "--keep spearman>=-1: .* give --pairs CSV"),
     ({"drop": 1.0}, "--keep spearman>=-1: .* --pairs"),

@@ -34,9 +34,9 @@ from opmatrix.patterns import causal, sequence
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Problem, extract
 from rewrites.flat import flat
+from rewrites.graph.borders import FULL
 from rewrites.graph.egraph import engine, saturate
-from rewrites.graph.interfaces import FULL
-from rewrites.graph.layers import Segment
+from rewrites.graph.layers import Part
 from rewrites.graph.template import Template
 from rewrites.law import (
     FLAGS,
@@ -240,7 +240,7 @@ def forced(implementation, rng):
     lowering = Lowering(graph, template, Prices(Flat(), ragged().extents(*collect_needs(full))))
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
-    part = Segment(template, None, {FULL: "$full"})
+    part = Part(template, None, {FULL: "$full"})
     return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound,
                      found.greedy), full
 

@@ -11,7 +11,7 @@ from opmatrix.patterns import everyone, mask, sequence
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import shortest
 from rewrites.extraction import Infeasible, verify
-from rewrites.graph.interfaces import FULL, normed
+from rewrites.graph.borders import FULL, normed
 from rewrites.graph.layers import Explorer, parts, states
 from rewrites.law import find
 from rewrites.laws import EXACT_LAWS

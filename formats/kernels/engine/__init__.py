@@ -1,1 +1,1 @@
-"""How kernels are compiled, kept, launched and recorded, and the vectors that they are written in."""
+"""How kernels are compiled, kept, launched and recorded, and the pool of threads that runs them."""

@@ -1,6 +1,7 @@
 """Tiles of matrix registers (Intel AMX): 32 rows by 32 columns of sums from narrow numbers in words of 32 bits.
 
-A tile of W is 16 words of depth by 16 columns, so the panels of panels.py serve these instructions as they lie."""
+A tile of W is 16 words of depth by 16 columns, so the panels of formats/core/layout.py serve these instructions as they
+lie."""
 import ctypes
 import sys
 

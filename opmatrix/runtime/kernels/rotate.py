@@ -1,4 +1,4 @@
-"""PatternPairs of columns turned by angles that the position chooses (Su et al. 2021, RoPE)."""
+"""Pairs of columns turned by angles that the position chooses (Su et al. 2021, RoPE)."""
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +59,7 @@ class rotate(Arguments):
     def limits(a) -> dict[str, int]: return {"positions": len(a.cos)}
 
     def reference(a) -> Doubles:
-        """PatternPairs of columns as complex numbers, times what lies on the unit circle."""
+        """Pairs of columns as complex numbers, times what lies on the unit circle."""
         at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
         pairs = (a.x[..., :k] + 1j * a.x[..., k:2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
         return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)

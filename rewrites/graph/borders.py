@@ -1,4 +1,4 @@
-"""Interface forms: what a segment may hand on in place of its full value, from which the next one makes the full value
+"""Border forms: what a segment may hand on in place of its full value, from which the next one makes the full value
 where it likes. A form is one function in this file: what it gives is handed on, what may still follow is in
 `pending`."""
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from rewrites.flat import flat
 from rewrites.graph.match import Matches
 from rewrites.law import FunctionDeclaration, Sort, constant, n, scalar, stand_in, value
 
-FULL = "full"                                               # the state of an interface that hands on the value as it is
+FULL = "full"                                               # the state of a border that hands on the value as it is
 
 
 # ---- what makes the full value of a normed one, which may lack its gain or its shift
@@ -31,8 +31,8 @@ HANDED = stand_in("y", value[n])
 
 
 @dataclass(frozen=True)
-class InterfaceForm(FunctionDeclaration):
-    """One interface form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full
+class BorderForm(FunctionDeclaration):
+    """One border form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full
     value of what is handed on."""
 
     body: Callable[..., Operator]
@@ -67,13 +67,13 @@ def match_terms() -> Matches[Operator]:
                    fits=lambda symbol, term: all(getattr(term, fact) for fact in symbol.args[3]))
 
 
-FORMS: list[InterfaceForm] = []
+FORMS: list[BorderForm] = []
 
 
-def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]], InterfaceForm]:
+def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]], BorderForm]:
     """Enter a form into the table by what it hands on; those that stand first are tried first."""
-    def enter(body: Callable[..., Operator]) -> InterfaceForm:
-        FORMS.append(InterfaceForm(body, pending))
+    def enter(body: Callable[..., Operator]) -> BorderForm:
+        FORMS.append(BorderForm(body, pending))
         return FORMS[-1]
     return enter
 
