@@ -1,6 +1,6 @@
 """Activations: functions of single numbers that products end with, a record each. Operators, what checkpoints call
 them, what laws are checked with, passes of kernels, and tests are made from these records alone."""
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, 
     """Declares a function as an activation: `slope` is the largest size of its derivative, or how it spreads an error;
     the others are fields of Activation."""
     spread = slope if callable(slope) else steepest(slope)
+    if isinstance(called, str): raise TypeError(f"activation called {called!r}: give a tuple of names, ({called!r},)")
     return lambda function: Activation(function, spread, operations, properties, vector, rough, called, everywhere)
 
 
@@ -99,6 +100,16 @@ def rsqrt(u: Reals) -> Reals:
 def softplus(u: Reals) -> Reals:
     """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
     return np.logaddexp(0, u)
+
+
+def names_called(records: Iterable[Activation]) -> dict[str, str]:
+    """The names that configurations use, each with its activation's. TypeError where two activations have one."""
+    names: dict[str, str] = {}
+    for name, called in ((each.name, called) for each in records for called in each.called):
+        if called in names:
+            raise TypeError(f"activation {name}: {called} is already what checkpoints call {names[called]}")
+        names[called] = name
+    return names
 
 
 ACTIVATIONS = {each.name: each for each in vars().copy().values() if isinstance(each, Activation)}

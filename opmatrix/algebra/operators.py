@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from formats.core.activation import ACTIVATIONS as RECORDS
+from formats.core.activation import names_called
 from formats.core.errors import InputError
 from opmatrix.algebra import nodes
 from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, whole_of
@@ -63,7 +64,7 @@ gelu, gelu_tanh, relu, rsqrt, silu, softplus, square, tanh = map(nodes.SCALAR_FU
     "gelu", "gelu_tanh", "relu", "rsqrt", "silu", "softplus", "square", "tanh"))
 globals().update(nodes.SCALAR_FUNCTIONS)                    # and whatever else has a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
-ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for name, each in RECORDS.items() for called in each.called}
+ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for called, name in names_called(RECORDS.values()).items()}
 
 
 def compose(first: object, *rest: object) -> Any:

@@ -5,7 +5,7 @@ from arrays import room
 from scipy.special import ndtr
 
 from formats import kernels
-from formats.core.activation import COMPILED
+from formats.core.activation import ACTIVATIONS, COMPILED, activation, names_called
 from formats.core.epilogue import ROUGH_ERROR, Epilogue
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.launch import address
@@ -106,3 +106,26 @@ def test_activations_over_their_whole_range(activation):
     if activation in EXACT:
         ends = kernels.pointwise(np.array([[-np.inf, np.inf]], np.float32), room(1, 2), alone)[0].tolist()
         assert ends == ([-1, 1] if activation == "tanh" else [0, np.inf])
+
+
+@pytest.mark.parametrize("record", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_an_error_spreads_no_further_than_is_said(record, rng):
+    """|f(y + e) - f(y)| of random numbers, small errors and large ones, where f has values."""
+    y = rng.normal(size=20000) * 10.0 ** rng.integers(-3, 2, 20000)
+    e = rng.normal(size=20000) * 10.0 ** rng.integers(-6, 1, 20000)
+    if not record.everywhere: y, e = abs(y) + 2, np.clip(e, -1, 1)
+    with np.errstate(all="ignore"):
+        off, said = abs(record.function(y + e) - record.function(y)), record.spread(y, abs(e))
+    known = np.isfinite(off)
+    assert known.mean() > 0.9 and (off[known] <= said[known] * (1 + 1e-9) + 1e-9).all()
+
+
+def test_two_activations_of_one_name_in_configurations():
+    @activation(1.0, 1, called=("one", "other"))
+    def first(u): return u
+    @activation(1.0, 1, called=("other",))
+    def second(u): return u
+    assert names_called([first]) == {"one": "first", "other": "first"}
+    with pytest.raises(TypeError, match="activation second: other is already what checkpoints call first"):
+        names_called([first, second])
+    with pytest.raises(TypeError, match="give a tuple of names"): activation(1.0, 1, called="hardswish")

@@ -296,7 +296,9 @@ def test_the_table_of_implementations():
 
 def test_stages_follow_in_the_order_of_the_kernel():
     """Any of them may be left out; sums commute, so a residual may come before a bias, but not behind an activation."""
-    bias, activate, times, residual, norm, rms, gained, affine = STAGES
+    each = {stage.name.removeprefix("_"): stage for stage in STAGES}
+    bias, activate, times, residual = (each[name] for name in ("bias", "activate", "times", "residual"))
+    norm, rms, gained, affine = (each[name] for name in ("norm", "rms", "gained", "affine"))
     found = {*epilogues()}
     assert (bias, activate, times, residual, rms, affine) in found and (residual, bias, norm) in found
     assert not found & {(activate, residual, bias), (residual, activate), (norm, rms), (gained, affine), (bias, bias)}

@@ -55,8 +55,8 @@ def pass_of(declared: Activation, name: str, code: str) -> Function:
     """The pass by the function that a record names, of this module or of maths; TypeError where there is none."""
     of = globals().get(code) or getattr(maths, code, None)
     if of is None:
-        raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code}: write it "
-                        "there, or leave it out of the record, and it runs as a term")
+        raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code} before "
+                        "PASSES: write it there, or leave it out of the record, and it runs as a term")
     each = each_number if code in BY_NUMBER else each_vector
     return passing(name, of, each, rare=declared.name != TIMED)
 
