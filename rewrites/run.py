@@ -112,7 +112,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
              adapter: str | Path | None = None, remove: Sequence[str] = (),
              calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
              laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (),
-             machine: TimeModel | None = None, rounds: int = 11, report: Report | None = None) -> "Result":
+             machine: "TimeModel | None" = None, rounds: int = 11, report: "Report | None" = None) -> "Result":
     """The fastest verified program of a model on this machine within the budgets; `best.program` of the result runs.
 
     model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or
