@@ -108,11 +108,12 @@ def __getattr__(name: str) -> Any:
         return sorted({"monoids", *DOOR,
                        *(each for module in MODULES for each in import_module(f"opmatrix.{module}").__all__)})
     if not name.startswith("_"):
+        if name == "monoids": return import_module("opmatrix.algebra.monoids")
         if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
-        for inner in (f"opmatrix.{name}", f"opmatrix.algebra.{name}"):
-            if find_spec(inner): return import_module(inner)
+        if find_spec(f"opmatrix.{name}"): return import_module(f"opmatrix.{name}")
         for module in MODULES:
             if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
+        if find_spec(f"opmatrix.algebra.{name}"): return import_module(f"opmatrix.algebra.{name}")
     raise AttributeError(f"module 'opmatrix' has no attribute {name!r}: `help(opmatrix)` lists what there is")
 
 

@@ -17,7 +17,7 @@ from opmatrix.program import Program
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.approximate import trials
-from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, join_batches, sample, try_steps
+from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, Trials, join_batches, sample, try_steps
 from rewrites.compiler.sparse_attention import sparse_attention_candidates
 from rewrites.compiler.substitutions import LAYER_DROPPED, BlockSubstitution, list_substitutions
 from rewrites.lower.mixed import Mean
@@ -42,7 +42,7 @@ def with_error(tried: BlockSubstitution, change: float, most: float) -> list[Blo
 
 
 @dataclass
-class BlockTrials:
+class BlockTrials(Trials[BlockSubstitution]):
     """Layers left out and side by side, tried on the rows of a batch by the factors of a model's parts. Of a large
     program only layers may be left out, as the residual stream says at once which."""
 
@@ -98,7 +98,7 @@ def apply_factors(factors: Sequence[Operator], x: DenseReading) -> DenseReading:
 
 
 @dataclass
-class SparseAttentionTrials:
+class SparseAttentionTrials(Trials[BlockSubstitution]):
     """Attention that sees fewer keys, tried in an exact program, for what its workload times: `parts` has the part of
     each step's output. Errors are measured on sentences that choose, and will be stated of those that state."""
 

@@ -14,7 +14,7 @@ from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.propose import Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
-from rewrites.approximate.trials import FloatRows, try_weights
+from rewrites.approximate.trials import FloatRows, Trials, try_weights
 from rewrites.compiler.fit import Fitter
 from rewrites.lower.lower import Method
 from rewrites.lower.mixed import Mean
@@ -27,7 +27,7 @@ COLUMNS = 4096                                              # of a wide weight t
 
 
 @dataclass
-class WeightTrials:
+class WeightTrials(Trials[Method]):
     """The methods of one weight, tried on a batch in the program that reads it. `wanted` is the program's output,
     `values` are those of the steps before the first that reads the weight."""
 

@@ -75,9 +75,6 @@ def binary(emit: Emit) -> Callable[..., Vectors]:
     return apply
 
 
-def vector_of(number: float) -> ir.Constant: return ir.Constant(VECTOR, [number] * LANES)
-
-
 def shift_exponent(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """The low bits of x as an exponent: x is 1.5 2^23 + 127 + n, so this is 2^n, and 0 for n of -127."""
     return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * LANES)), VECTOR)
