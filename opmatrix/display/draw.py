@@ -115,7 +115,8 @@ def save_figure(figure: "Figure", path: Path) -> Path:
 def shade(index: int, count: int) -> tuple[float, float, float, float]:
     """A colour of the viridis map, which stays in order for every kind of eye; its pale end is left out."""
     from matplotlib import colormaps
-    return colormaps["viridis"](0.92 * index / max(count - 1, 1))
+    red, green, blue, alpha = colormaps["viridis"](0.92 * index / max(count - 1, 1))
+    return red, green, blue, alpha
 
 
 def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, float]) -> None:
