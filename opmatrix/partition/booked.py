@@ -1,0 +1,202 @@
+"""What steps cost, as formulas: operations, what crosses, what is stored and what is held at most. They are exact for
+any cut: `cuts.Piece` is what a rank holds."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import sympy
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.partition.carrying import contracts
+from opmatrix.partition.cuts import Cut, Dims, Partial, State, carried_columns, piece
+from opmatrix.partition.lies import Spread, local
+from opmatrix.partition.mesh import Axis, Mesh
+from opmatrix.partition.spreading import Step
+from opmatrix.partition.visible import seen_blocks, sees_all, sent_blocks
+
+
+class Crossing(NamedTuple):
+    """What crosses on an axis in a step, of one rank, in numbers: `payload` is what it hands over, `wire` what leaves
+    it, `whole` the value that its group makes of them. `messages` are those of a ring, `supersteps` the times that all
+    wait for each other."""
+    op: str
+    axis: str
+    payload: sympy.Expr
+    wire: sympy.Expr
+    whole: sympy.Expr
+    messages: sympy.Expr
+    supersteps: sympy.Expr
+    at: int
+
+
+class ByRank(sympy.Function):                               # type: ignore[misc]
+    """One of several expressions, by the coordinate of a rank."""
+    @classmethod
+    def eval(cls, r: Any, *each: Any) -> Any:
+        if len({*each}) == 1: return each[0]
+        return each[int(r)] if r.is_Integer else None
+
+
+def on_rank(axis: Axis, e: LiveSize, r: LiveSize) -> sympy.Expr:
+    """An expression for another coordinate of an axis."""
+    return sympy.sympify(e).xreplace({axis.at: sympy.sympify(r)})
+
+
+class Booked:
+    """The formulas of steps on a mesh."""
+    def __init__(self, steps: Sequence[Step], mesh: Mesh, out: int) -> None:
+        self.steps, self.mesh, self.out = steps, mesh, out
+        self.held_dims = [local(step.dims, step.lie, mesh) for step in steps]
+
+    def numbers(self, at: int) -> sympy.Expr:
+        """Numbers that a rank holds of a value: of one-hot rows a number each, of a part the carrier."""
+        step, dims = self.steps[at], self.held_dims[at]
+        if step.selects: return sympy.sympify(dims.batch * dims.rows)
+        return sympy.sympify(self.carrier(step.lie, dims).numbers)
+
+    @staticmethod
+    def carrier(lie: Spread, dims: Dims) -> Dims:
+        for _, state in lie.cuts:
+            if isinstance(state, Partial): dims = dims._replace(cols=carried_columns(state.over, dims.cols))
+        return dims
+
+    def flops(self, at: int) -> sympy.Expr:
+        """Multiplications and additions of the products of a step."""
+        step = self.steps[at]
+        if step.op == "ring": return self.ring_flops(at)
+        if not step.args or step.op not in ("act", "product"): return sympy.Integer(0)
+        x, own = self.held_dims[step.args[0]], self.held_dims[at]
+        if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return sympy.Integer(0)
+        cols = own.cols if step.op == "act" else self.held_dims[step.args[1]].cols
+        return sympy.sympify(2 * own.batch * own.heads * own.rows * x.cols * cols)
+
+    def ring_flops(self, at: int) -> sympy.Expr:
+        step = self.steps[at]
+        q, v = (self.held_dims[a] for a in (step.args[0], step.args[2]))
+        return sympy.sympify(2 * q.batch * q.heads * q.rows * (q.cols + v.cols)) * self.keys_seen(at)
+
+    def keys_seen(self, at: int) -> sympy.Expr:
+        """Keys of the blocks that a rank sees."""
+        axis, where, whole = self.ring_of(self.steps[at])
+        if not isinstance(axis.ranks, int): return sympy.sympify(self.all_seen(axis, where, whole))
+        seen = seen_blocks(where, whole, axis.ranks)
+        return ByRank(axis.at, *(total(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees) for row in seen))
+
+    def ring_of(self, step: Step) -> tuple[Axis, Any, LiveSize]:
+        """The axis of a ring, its pattern and the keys that go round in it."""
+        cut = self.steps[step.args[0]].lie.on(step.more[0])
+        assert isinstance(cut, Cut)
+        return self.mesh.axes[step.more[0]], step.where, cut.units
+
+    @staticmethod
+    def all_seen(axis: Axis, where: Any, whole: LiveSize) -> LiveSize:
+        """All keys. Raises InputError where ranks are a symbol and a rank does not see all."""
+        if sees_all(where): return whole
+        raise InputError(f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give the "
+                         f"ranks of {axis.name} as a number")
+
+    def crossing(self, at: int) -> Crossing | None:
+        """What a step sends; None for one that stays."""
+        step = self.steps[at]
+        if step.op == "ring": return self.ring_crossing(at)
+        if step.op != "move": return None
+        k, own, state = step.more
+        axis, n = self.mesh.axes[k], sympy.sympify(self.mesh.axes[k].ranks)
+        before, after = self.steps[step.args[0]], step
+        handed = sympy.sympify(self.carrier(before.lie, self.held_dims[step.args[0]]).numbers)
+        kept = self.stays(before, k, own, state)
+        match after.why:
+            case "all_gather":
+                whole = sympy.sympify(self.held_dims[at].numbers)
+                return Crossing("all_gather", axis.name, handed, whole - handed, whole, n - 1, sympy.Integer(1), at)
+            case "all_reduce":
+                wire = 2 * (handed - piece(handed, axis.ranks, axis.at))
+                return Crossing("all_reduce", axis.name, handed, wire, handed, 2 * (n - 1), sympy.Integer(2), at)
+            case "reduce_scatter":
+                return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
+        return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
+
+    def stays(self, step: Step, k: int, own: State, state: State) -> sympy.Expr:
+        """Numbers of what a rank hands over that it keeps."""
+        if not isinstance(state, Cut): return sympy.Integer(0)
+        dims = local(step.dims, Spread((*step.lie.cuts, (k, state))), self.mesh)
+        return sympy.sympify(self.carrier(step.lie, dims).numbers)
+
+    def ring_crossing(self, at: int) -> Crossing:
+        """Keys and values of a block, as they were before heads were repeated, go on as long as somebody sees them."""
+        axis, where, whole = self.ring_of(self.steps[at])
+        block, n = self.block(at), axis.ranks
+        every = block.xreplace({sympy.sympify(piece(whole, n, axis.at)): sympy.sympify(whole)})
+        if isinstance(n, int):
+            hops = [sent_blocks(seen_blocks(where, whole, n), r) for r in range(n)]
+            sent = ByRank(axis.at, *(total(on_rank(axis, block, j) for j in js) for js in hops))
+            messages = ByRank(axis.at, *(sympy.Integer(len(js)) for js in hops))
+        else:
+            self.all_seen(axis, where, whole)
+            sent, messages = every - block, sympy.sympify(n) - 1
+        return Crossing("send", axis.name, sent, sent, every, messages, sympy.sympify(n) - 1, at)
+
+    def block(self, at: int) -> sympy.Expr:
+        """Numbers of the keys and values that a rank begins with."""
+        return total(self.numbers(a) for a in {*self.steps[at].args[3:5]})
+
+    def crossings(self) -> Iterator[Crossing]:
+        return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
+
+    def stored(self) -> dict[tuple[str, Spread], tuple[Data, sympy.Expr]]:
+        """Numbers that a rank stores of each array, once however often it is read; single numbers are none."""
+        found: dict[tuple[str, Spread], tuple[Data, sympy.Expr]] = {}
+        for step in self.steps:
+            if step.op != "act": continue
+            for data in (each for each in step.more[0].args if isinstance(each, Data)):
+                dims = stored_dims(data)
+                if dims.numbers != 1:
+                    found[data.key, step.stored] = data, sympy.sympify(local(dims, step.stored, self.mesh).numbers)
+        return found
+
+    def lasts(self) -> list[int]:
+        """The last step that reads each value; a result is read at the end."""
+        found = list(range(len(self.steps)))
+        for at, step in enumerate(self.steps):
+            for arg in step.args: found[arg] = at
+        found[self.out] = len(self.steps)
+        return found
+
+    def held(self) -> Iterator[sympy.Expr]:
+        """Numbers that are held while each step runs: what is read later, what it reads, what it makes."""
+        lasts, now = self.lasts(), sympy.Integer(0)
+        ending: dict[int, list[int]] = {}
+        for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
+        for at, step in enumerate(self.steps):
+            now += self.numbers(at)
+            yield now + (self.ring_room(at) if step.op == "ring" else 0)
+            for done in ending.get(at, ()): now -= self.numbers(done)
+
+    def ring_room(self, at: int) -> sympy.Expr:
+        """Beside its operands a ring holds a carrier, and the block that came with its scores."""
+        step, block = self.steps[at], self.block(at)
+        axis, where, whole = self.ring_of(step)
+        q, v = (self.held_dims[a] for a in (step.args[0], step.args[2]))
+        rows = sympy.sympify(q.batch * q.heads * q.rows)
+        carrier = q._replace(cols=carried_columns(step.more[2], v.cols)).numbers
+        if not isinstance(axis.ranks, int): return block + rows * piece(whole, axis.ranks, axis.at) + carrier
+        seen, n = seen_blocks(where, whole, axis.ranks), axis.ranks
+        return carrier + ByRank(axis.at, *(largest(
+            (on_rank(axis, block, j) if j != r else sympy.Integer(0)) + rows * piece(whole, n, j)
+            for j in range(n) if seen[r][j]) for r in range(n)))
+
+
+def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))
+
+
+def largest(each: Iterable[sympy.Expr]) -> sympy.Expr: return sympy.Max(*each)
+
+
+def stored_dims(data: Data) -> Dims:
+    """Heads x rows x columns of an array of a model."""
+    shape = (1, 1, 1, *data.shape)
+    return Dims(1, prod(shape[:-2], start=1), shape[-2], shape[-1])

@@ -1,0 +1,119 @@
+"""Which weights may be cut by columns: where what they give goes, column by column or head by head, to the next weight,
+which is then cut by rows. It is read off the lines of a term, so a gate, grouped keys or a missing projection change
+it."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.term import Operator
+from opmatrix.partition.traced import Line
+
+
+def contracts(matrix: Operator) -> bool:
+    """Whether an operator is a stored matrix whose rows may be cut: it merges what comes in."""
+    return not matrix.constant and not matrix.diagonal and not matrix.entrywise and any(
+        isinstance(each, Data) for each in matrix.args)
+
+
+def divisible(matrix: Operator) -> bool:
+    """Whether columns of it can be left out: no whole number of it says which they are."""
+    return not any(type(each) is int or hasattr(each, "is_Symbol") for each in matrix.attributes)
+
+
+@dataclass(frozen=True)
+class Grain:
+    """Heads that a value's were split into; fewer than it has where groups share them."""
+    heads: LiveSize
+    shared: bool = False
+
+
+class Carried:
+    """Of each line: whether its columns, or its heads, can stay cut until a weight merges them, and by which units."""
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+        self.readers: list[list[int]] = [[] for _ in lines]
+        for at, line in enumerate(lines):
+            for arg in line.args: self.readers[arg].append(at)
+        self.grain: list[Grain | None] = []
+        self.opened: list[bool] = []
+        for line in lines:
+            self.grain.append(self.find_grain(line))
+            self.opened.append(self.opens(line))
+        self.carry = [False] * len(lines)
+        self.units: list[LiveSize | None] = [None] * len(lines)
+        for at in range(len(lines) - 1, -1, -1):
+            self.carry[at] = bool(self.readers[at]) and all(self.passes(lines[r], r, at) for r in self.readers[at])
+            self.units[at] = self.demand(at)
+
+    def units_for(self, at: int, ranks: LiveSize) -> LiveSize:
+        """Units of the columns of a line for so many ranks: groups that share heads where there are enough of them,
+        else its own heads, else columns."""
+        units = self.units[at]
+        if isinstance(units, int) and isinstance(ranks, int) and units < ranks: units = self.own_heads(at)
+        return self.lines[at].shape.cols if units is None else units
+
+    def own_heads(self, at: int) -> LiveSize | None:
+        """Heads that the columns of a line are split into."""
+        for reader in self.readers[at]:
+            line = self.lines[reader]
+            found = line.more[0] if line.op == "split" else self.own_heads(reader)
+            if found is not None: return found
+        return None
+
+    def headed(self, at: int) -> bool: return bool(self.lines[at].shape.heads != 1)
+
+    def find_grain(self, line: Line) -> Grain | None:
+        if line.op == "split": return Grain(line.more[0])
+        found = [g for g in (self.grain[a] for a in line.args) if g]
+        if line.op == "repeat": return Grain(found[0].heads, True) if found else None
+        if line.shape.heads == 1 and line.op != "join": return None
+        return next((g for g in found if g.shared), found[0] if found else None)
+
+    def opens(self, line: Line) -> bool:
+        """Whether its columns, or heads, are those of weights that may be cut."""
+        if line.op == "act":
+            matrix = line.more[0]
+            if not line.args: return False
+            own = self.opened[line.args[0]]
+            return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else own
+        if line.op in ("add", "mul"): return any(self.opened[a] for a in line.args)
+        return line.op in ("split", "join", "repeat", "turn", "product", "beside") and all(
+            self.opened[a] for a in line.args)
+
+    def passes(self, reader: Line, at: int, of: int) -> bool:
+        """Whether a reader takes a line cut."""
+        heads, on = self.headed(of), self.carry[at]
+        match reader.op:
+            case "act":
+                matrix = reader.more[0]
+                if heads or matrix.entrywise or matrix.diagonal: return on
+                return contracts(matrix) and divisible(matrix)
+            case "add" | "mul":
+                other = next((a for a in reader.args if a != of), of)
+                beside = self.lines[other]
+                if beside.level or beside.shape.cols == 1: return on
+                if heads != self.headed(other): return on and heads
+                return on and self.opened[other]
+            case "split" | "join" | "repeat": return on
+            case "turn": return on and heads
+            case "beside": return on and heads and all(self.opened[a] for a in reader.args)
+            case "product": return on and heads and all(map(self.headed, reader.args))
+            case "total": return True
+        return False
+
+    def demand(self, at: int) -> LiveSize | None:
+        """Units of which columns or heads may be cut: as many as every reader can take."""
+        if not self.carry[at]: return None
+        wanted = [self.wanted(r) for r in self.readers[at]]
+        return next((each for each in wanted if each is not None), None)
+
+    def wanted(self, reader: int) -> LiveSize | None:
+        line = self.lines[reader]
+        if line.op in ("product", "join"):
+            grain = self.grain[reader]
+            return grain.heads if grain else None
+        if line.op == "act" and contracts(line.more[0]) and not self.headed(reader): return None
+        return self.units[reader]

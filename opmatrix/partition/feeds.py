@@ -1,0 +1,48 @@
+"""What a batch of sequences of one length gives to a rank: rows of tokens, positions and kinds, inputs, relations."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.algebra.data import Numeric
+from opmatrix.partition.cuts import Dims, Role
+
+
+class OneHot(NamedTuple):
+    """Rows that select, as numbers: sequences x rows of columns `lo` to `hi` of all that may be selected."""
+    ids: NDArray[np.int64]
+    lo: int
+    hi: int
+
+    @property
+    def rows(self) -> Numeric:
+        """As a matrix, with a row of zeros for what other ranks select."""
+        found: Numeric = (self.ids[:, None, :, None] == np.arange(self.lo, self.hi)).astype(np.float64)
+        return found
+
+
+@dataclass(frozen=True)
+class Feed:
+    """`x`: what a term is read at, sequences x rows x columns, or sequences x rows of token ids. `fields`: ids by the
+    names of fields, positions counted from 0 unless they are there. `inputs`: heads x rows x columns by name.
+    `relations`: dense matrices by name."""
+    x: Numeric
+    fields: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    inputs: Mapping[str, Numeric] = field(default_factory=dict)
+    relations: Mapping[str, Numeric] = field(default_factory=dict)
+
+    def ids(self, name: str) -> NDArray[np.int64]:
+        """Sequences x rows of a field."""
+        batch, rows = self.x.shape[:2]
+        if name in self.fields: return self.fields[name]
+        if name == "tokens": return self.x
+        return np.broadcast_to(np.arange(rows) if name == "positions" else np.zeros(rows, np.int64), (batch, rows))
+
+
+def window(dims: Dims, at: Mapping[Role, tuple[int, int]]) -> tuple[slice, ...]:
+    """Slices of sequences x heads x rows x columns."""
+    return tuple(slice(*at.get(role, (0, int(size)))) for role, size in zip(dims._fields, dims, strict=True))

@@ -1,0 +1,80 @@
+"""How a value lies on all axes of a mesh: the axes that do not hold it whole, in the order in which they cut it, so a
+cut of what is cut already nests."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.partition.cuts import Cut, Dims, Role, State, bounds, piece
+from opmatrix.partition.mesh import Mesh
+
+Place: TypeAlias = Sequence[int]                            # the coordinates of a rank
+
+
+class Spread(NamedTuple):
+    """States by the number of the axis; whole where there is none."""
+    cuts: tuple[tuple[int, State], ...] = ()
+
+    def on(self, axis: int) -> State: return next((state for k, state in self.cuts if k == axis), None)
+
+    def but(self, axis: int, state: State) -> Spread:
+        """With that state on an axis: in its place where one of the same dimension was there, else as the innermost."""
+        own = self.on(axis)
+        if own == state: return self
+        if own is not None and state is not None and role_of(own) == role_of(state):
+            return Spread(tuple((k, state if k == axis else s) for k, s in self.cuts))
+        rest = tuple((k, s) for k, s in self.cuts if k != axis)
+        return Spread(rest if state is None else (*rest, (axis, state)))
+
+    def turned(self, roles: dict[Role, Role]) -> Spread:
+        """With dimensions exchanged."""
+        return Spread(tuple((k, s._replace(role=roles.get(s.role, s.role)) if isinstance(s, Cut) else s)
+                            for k, s in self.cuts))
+
+    def inner(self, axis: int) -> list[int]:
+        """The axes that cut further what an axis has cut."""
+        own = self.on(axis)
+        behind = [k for k, _ in self.cuts]
+        behind = behind[behind.index(axis) + 1:] if axis in behind else []
+        return [k for k in behind if isinstance(own, Cut) and role_of(self.on(k)) == own.role]
+
+    def reading(self, dims: Dims) -> Spread:
+        """What matters of it to a value of which some dimensions are one, since they spread."""
+        return Spread(tuple((k, s) for k, s in self.cuts
+                            if not isinstance(s, Cut) or getattr(dims, s.role) != 1))
+
+
+def role_of(state: State) -> Role | None: return state.role if isinstance(state, Cut) else None
+
+
+def local(dims: Dims, lie: Spread, mesh: Mesh) -> Dims:
+    """The sizes that a rank holds, by its coordinates as symbols."""
+    held: dict[Role, tuple[LiveSize, LiveSize]] = {}        # units there are, and in all
+    for k, state in lie.cuts:
+        if not isinstance(state, Cut): continue
+        count, whole = held.get(state.role, (state.units, state.units))
+        if whole != state.units: count = count * state.units / whole
+        held[state.role] = piece(count, mesh.axes[k].ranks, mesh.axes[k].at), state.units
+    return dims._replace(**{role: scaled(getattr(dims, role), count, units) for role, (count, units) in held.items()})
+
+
+def scaled(size: LiveSize, count: LiveSize, units: LiveSize) -> LiveSize:
+    """So many of the units that a size has."""
+    if all(isinstance(each, int) for each in (size, count, units)): return size * count // units  # type: ignore[operator]
+    return size * count / units
+
+
+def found_at(dims: Dims, lie: Spread, mesh: Mesh, place: Place) -> dict[Role, tuple[int, int]]:
+    """From where to where a rank holds each dimension that is cut."""
+    held: dict[Role, tuple[int, int, int]] = {}             # from, to, of so many units
+    for k, state in lie.cuts:
+        if not isinstance(state, Cut): continue
+        units = int(state.units)
+        lo, hi, of = held.get(state.role, (0, units, units))
+        lo, hi = lo * units // of, hi * units // of
+        first, last = bounds(hi - lo, int(mesh.axes[k].ranks), place[k])
+        held[state.role] = lo + first, lo + last, units
+    return {role: (lo * getattr(dims, role) // of, hi * getattr(dims, role) // of)
+            for role, (lo, hi, of) in held.items()}
+

@@ -1,0 +1,123 @@
+"""A mesh of ranks: axes with a name, a number of ranks and a strategy each. A strategy says how values lie between the
+operators, and what is cut; what crosses follows."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Literal, TypeAlias
+
+import sympy
+
+from formats.core.errors import InputError
+from opmatrix.algebra.shapes import LiveSize, size
+from opmatrix.partition.cuts import Role
+
+Mixing: TypeAlias = Literal["ring", "heads", "keys", "gather"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How one axis of a mesh splits a model.
+
+    `home`: the dimension along which values between operators are cut, None for whole ones. `weights`: weights are cut
+    by columns and rows in turns (Shoeybi et al. 2019). `vocabulary`: tables are cut by rows of tokens, heads of the
+    vocabulary by columns. `mixing`: how attention meets rows that are cut: keys go round in a ring (Liu et al. 2023),
+    rows change with heads (Jacobs et al. 2023, Ulysses), keys stay and queries come (each rank merges a carrier), keys
+    are gathered. `layers`: stages of layers, one after the other. `stored`: what is stored once over the axis: 1
+    optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et al. 2020, ZeRO)."""
+    name: str
+    home: Role | None = None
+    weights: bool = False
+    vocabulary: bool = False
+    mixing: Mixing | None = None
+    layers: bool = False
+    stored: int = 0
+
+
+STRATEGIES = {each.name: each for each in (
+    Strategy("data", home="batch"),
+    Strategy("zero1", home="batch", stored=1),
+    Strategy("zero2", home="batch", stored=2),
+    Strategy("zero3", home="batch", stored=3),
+    Strategy("tensor", weights=True),
+    Strategy("tensor-vocabulary", weights=True, vocabulary=True),
+    Strategy("sequence", home="rows", weights=True),
+    Strategy("sequence-vocabulary", home="rows", weights=True, vocabulary=True),
+    Strategy("vocabulary", vocabulary=True),
+    Strategy("ring", home="rows", mixing="ring"),
+    Strategy("ulysses", home="rows", mixing="heads"),
+    Strategy("keys", home="rows", mixing="keys"),
+    Strategy("gather", home="rows", mixing="gather"),
+    Strategy("rows", home="rows", mixing="gather"),
+    Strategy("pipeline", layers=True))}
+
+
+def strategy_named(name: str) -> Strategy:
+    """Raises InputError for a strategy that there is not."""
+    if name in STRATEGIES: return STRATEGIES[name]
+    raise InputError(f"strategy {name!r}: there is none of this name: {', '.join(STRATEGIES)}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """So many ranks that split a model by one strategy. Where the number is a symbol, sizes are taken to divide."""
+    name: str
+    ranks: LiveSize
+    strategy: Strategy
+
+    @property
+    def at(self) -> sympy.Symbol:
+        """The coordinate of a rank on the axis, from 0 on."""
+        return sympy.Symbol(f"r_{self.name}", integer=True, nonnegative=True)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes, the outermost first: ranks of the last one are neighbours. Raises InputError for ranks that are none."""
+    axes: tuple[Axis, ...] = ()
+    by_name: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
+        """`Mesh.of(dp=(2, "data"), tp=(4, "tensor"))`: the ranks of an axis and its strategy."""
+        made = []
+        for name, (ranks, strategy) in axes.items():
+            if isinstance(ranks, str): ranks = size(ranks)
+            if isinstance(ranks, bool) or (not isinstance(ranks, sympy.Expr) and (
+                    not isinstance(ranks, int) or ranks < 1)):
+                raise InputError(f"mesh: axis {name} has {ranks!r} ranks: give a whole number from 1 on, or a name")
+            made.append(Axis(name, ranks, strategy_named(strategy) if isinstance(strategy, str) else strategy))
+        return cls(tuple(made))
+
+    def __post_init__(self) -> None:
+        for number, axis in enumerate(self.axes):
+            twin = next((each for each in self.axes[:number] if meet(each.strategy, axis.strategy)), None)
+            if twin is not None:
+                raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {axis.strategy.name}: make them "
+                                 "one axis, of as many ranks as both")
+
+    @property
+    def ranks(self) -> LiveSize: return prod((axis.ranks for axis in self.axes), start=1)
+    def __iter__(self) -> Iterator[Axis]: return iter(self.axes)
+    def __len__(self) -> int: return len(self.axes)
+    def index(self, name: str) -> int: return next(k for k, axis in enumerate(self.axes) if axis.name == name)
+
+    @property
+    def flat(self) -> Mesh:
+        """Without its axes of stages, which cut layers and no value."""
+        return replace(self, axes=tuple(axis for axis in self.axes if not axis.strategy.layers))
+
+    @property
+    def stages(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.layers), None)
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        """The coordinates of every rank, the last axis fastest."""
+        return product(*(range(int(axis.ranks)) for axis in self.axes))
+
+
+def meet(one: Strategy, other: Strategy) -> bool:
+    """Whether two strategies cut the same things, so that a mesh has one of them."""
+    return one.name == other.name or (one.weights and other.weights) or (one.layers and other.layers) or (
+        one.mixing is not None and one.mixing == other.mixing)

@@ -1,0 +1,263 @@
+"""A rank: a generator that runs its steps in float64 and yields what crosses. It counts what it computes, hands over and
+holds at the arrays themselves, so a formula is compared with what happened."""
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.oracles import DenseReading, reduced
+from opmatrix.algebra.term import Operator
+from opmatrix.partition.booked import stored_dims
+from opmatrix.partition.carrying import contracts
+from opmatrix.partition.cuts import Cut, Dims, Partial, bounds
+from opmatrix.partition.feeds import Feed, OneHot, window
+from opmatrix.partition.lies import Spread, found_at
+from opmatrix.partition.mesh import Mesh
+from opmatrix.partition.spreading import Step
+from opmatrix.partition.traced import sliced
+from opmatrix.partition.visible import seen_blocks, sent_blocks, visibility
+
+Carriers: TypeAlias = tuple[Numeric, ...]
+Held: TypeAlias = "Numeric | OneHot | Carriers"
+
+
+class Message(NamedTuple):
+    """What a rank hands over on an axis, and waits for. `cut` is how it lies now, `then` how it shall; sizes of a unit
+    of each."""
+    op: str
+    axis: int
+    arrays: Carriers
+    at: int
+    over: type[Monoid] | None = None
+    cut: Cut | None = None
+    then: Cut | None = None
+    unit: int = 1
+    units: int = 0
+
+    @property
+    def numbers(self) -> int: return sum(each.size for each in self.arrays)
+
+
+@dataclass
+class Meter:
+    """What one rank did, in numbers; payload and wire by operation and axis."""
+    flops: int = 0
+    peak: int = 0
+    stored: int = 0
+    payload: dict[tuple[str, str], int] = field(default_factory=dict)
+    wire: dict[tuple[str, str], int] = field(default_factory=dict)
+    messages: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def sent(self, key: tuple[str, str], payload: int, wire: int, messages: int) -> None:
+        for table, more in ((self.payload, payload), (self.wire, wire), (self.messages, messages)):
+            table[key] = table.get(key, 0) + more
+
+
+def size(held: Held) -> int:
+    """Numbers that are held."""
+    if isinstance(held, OneHot): return int(held.ids.size)
+    return sum(each.size for each in held) if isinstance(held, tuple) else int(held.size)
+
+
+class Rank:
+    """The steps of a term at one place of a mesh."""
+    def __init__(self, steps: Sequence[Step], out: int, mesh: Mesh, place: Sequence[int], feed: Feed) -> None:
+        self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
+        self.values: dict[int, Held] = {}
+        self.meter, self.kept = Meter(), dict[Any, Data]()
+
+    def run(self) -> Generator[Message, Any, Numeric]:
+        """Runs all steps; the result is what this rank holds of it."""
+        lasts = {}
+        for at, step in enumerate(self.steps):
+            for arg in step.args: lasts[arg] = at
+        lasts[self.out] = len(self.steps)
+        for at, step in enumerate(self.steps):
+            room = 0
+            if step.op == "move": self.values[at] = yield self.message(at, step)
+            elif step.op == "ring": self.values[at], room = yield from self.ring(at, step)
+            else: self.values[at] = getattr(self, step.op)(step, *(self.values[a] for a in step.args))
+            held = sum(map(size, self.values.values())) + room
+            self.meter.peak = max(self.meter.peak, held)
+            for done in [v for v in self.values if lasts.get(v, v) <= at]: del self.values[done]
+        found = self.values[self.out]
+        assert isinstance(found, np.ndarray)
+        return found
+
+    # What the batch gives.
+
+    def window(self, dims: Dims, lie: Spread) -> tuple[slice, ...]:
+        return window(dims, found_at(dims, lie, self.mesh, self.place))
+
+    def selecting(self, step: Step, ids: Numeric) -> OneHot:
+        batch, _, rows, cols = self.window(step.dims, step.lie)
+        return OneHot(ids[batch, rows], cols.start, cols.stop)
+    def input(self, step: Step) -> Held:
+        if step.selects: return self.selecting(step, self.feed.x)
+        return self.feed.x[:, None][self.window(step.dims, step.lie)]
+    def given(self, step: Step) -> Held: return self.selecting(step, self.feed.ids(step.more[0]))
+    def entered(self, step: Step) -> Held:
+        return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.lie)]
+    def related(self, step: Step) -> Held:
+        return self.feed.relations[step.more[0].name][None, None][self.window(step.dims, step.lie)]
+
+    # What is computed.
+
+    def narrowed(self, step: Step) -> Operator:
+        """The matrix of a step with the numbers that this rank stores."""
+        matrix: Operator = step.more[0]
+        def own(each: Any) -> Any:
+            if not isinstance(each, Data): return each
+            key = each.key, step.stored
+            if key not in self.kept:
+                dims = stored_dims(each)
+                places = found_at(dims, step.stored, self.mesh, self.place)
+                found = each
+                for role, axis in (("cols", -1), ("rows", -2), ("heads", -3)):
+                    if role in places and len(each.shape) >= -axis: found = sliced(found, axis, *places[role])
+                self.kept[key] = found
+                if dims.numbers != 1: self.meter.stored += int(np.prod(found.shape))
+            return self.kept[key]
+        return matrix if not any(isinstance(a, Data) for a in matrix.args) else matrix.kind(*map(own, matrix.args))
+
+    def act(self, step: Step, x: Held | None = None) -> Held:
+        matrix = self.narrowed(step)
+        if x is None: return np.atleast_2d(matrix.args[0].array)[None, None, -1:].astype(np.float64)
+        if isinstance(x, OneHot): return self.chosen(matrix, x)
+        assert isinstance(x, np.ndarray)
+        partial = next((s for k, s in step.lie.cuts if isinstance(s, Partial)
+                        and not isinstance(self.steps[step.args[0]].lie.on(k), Partial)), None)
+        if partial is not None and not partial.over.plain(): return self.carrier(matrix, x)
+        found = DenseReading(x).act(matrix).array
+        if contracts(matrix): self.meter.flops += 2 * found.size * x.shape[-1]
+        return found
+
+    def chosen(self, matrix: Operator, x: OneHot) -> Held:
+        """Rows of a table; zeros where other ranks have them."""
+        table = matrix.args[0].array
+        inside = (x.ids >= x.lo) & (x.ids < x.hi)
+        rows = table[np.where(inside, x.ids - x.lo, 0)] * inside[..., None]
+        return rows[:, None].astype(np.float64)
+
+    def carrier(self, matrix: Operator, x: Numeric) -> Carriers:
+        """What a matrix over a monoid carries of the columns that are here."""
+        a, over = reduced(matrix)
+        return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
+
+    def add(self, step: Step, u: Numeric, v: Numeric) -> Held: return u + v
+    def mul(self, step: Step, u: Numeric, v: Numeric) -> Held: return u * v
+    def turn(self, step: Step, x: Numeric) -> Held: return x.swapaxes(-1, -2)
+    def beside(self, step: Step, u: Numeric, v: Numeric) -> Held:
+        shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
+        return np.concatenate([np.broadcast_to(each, (*shape, each.shape[-1])) for each in (u, v)], -1)
+
+    def local_heads(self, step: Step) -> int:
+        lo, hi = found_at(step.dims, step.lie, self.mesh, self.place).get("heads", (0, int(step.dims.heads)))
+        return hi - lo
+    def split(self, step: Step, x: Numeric) -> Held:
+        b, _, s, c = x.shape
+        h = self.local_heads(step)
+        return x.reshape(b, s, h, c // h).swapaxes(1, 2)
+    def join(self, step: Step, x: Numeric) -> Held:
+        b, h, s, c = x.shape
+        return x.swapaxes(1, 2).reshape(b, 1, s, h * c)
+    def repeat(self, step: Step, x: Numeric) -> Held: return x.repeat(self.local_heads(step) // x.shape[1], 1)
+    def total(self, step: Step, x: Numeric) -> Held: return x.sum(1, keepdims=True)
+    def slice(self, step: Step, x: Numeric) -> Held:
+        k, state = step.more
+        return cut_piece(x, state, unit_size(step.dims, state), int(self.mesh.axes[k].ranks), self.place[k])
+
+    def product(self, step: Step, u: Numeric, v: Numeric) -> Held:
+        over, where = step.more
+        partial = next((s for k, s in step.lie.cuts if isinstance(s, Partial)), None)
+        self.meter.flops += 2 * int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1)))) * u.shape[-1] * v.shape[-1]
+        left = self.steps[step.args[0]]
+        seen = None if where.name == "everyone" else visibility(where, *self.positions(left))
+        if partial is not None and not over.plain(): return carried(over, u, v, seen)
+        return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
+
+    def positions(self, scores: Step) -> tuple[Numeric, Numeric]:
+        """Which positions the rows and columns of scores are here."""
+        _, _, rows, cols = self.window(scores.dims, scores.lie)
+        return np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
+
+    # What crosses.
+
+    def message(self, at: int, step: Step) -> Message:
+        k, own, state = step.more
+        held = self.values[step.args[0]]
+        arrays = held if isinstance(held, tuple) and not isinstance(held, OneHot) else (held,)
+        dims = self.steps[step.args[0]].dims
+        return Message(step.why, k, arrays, at, own.over if isinstance(own, Partial) else None,      # type: ignore[arg-type]
+                       own if isinstance(own, Cut) else None, state,
+                       unit_size(dims, state) if state is not None else 1,
+                       int(own.units) if isinstance(own, Cut) else 0)
+
+    def ring(self, at: int, step: Step) -> Generator[Message, Any, tuple[Numeric, int]]:
+        """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""
+        k, body, over, where = step.more
+        q, keys, values = (self.values[a] for a in step.args[:3])
+        sources = [*dict.fromkeys(step.args[3:5])]
+        n, r = int(self.mesh.axes[k].ranks), self.place[k]
+        cut = self.steps[step.args[0]].lie.on(k)
+        assert isinstance(cut, Cut)
+        seen = seen_blocks(where, int(cut.units), n)
+        carrier, room, block = over.unit(), 0, tuple(self.values[a] for a in sources)
+        for d in range(n):
+            j = (r - d) % n
+            if d:
+                hands = block if (j + 1) % n in sent_blocks(seen, r) else ()
+                block = yield Message("send", k, hands, at)                                # type: ignore[arg-type]
+            if not seen[r][j]: continue
+            if d: keys, values = (self.rewound(step, a, dict(zip(sources, block, strict=True))) for a in (1, 2))
+            z = q @ keys
+            self.meter.flops += 2 * z.size * (q.shape[-1] + values.shape[-1])              # type: ignore[union-attr]
+            for op, other in body:
+                if op == "act": z = DenseReading(z).act(other).array
+                else: z = z + self.values[other] if op == "add" else z * self.values[other]
+            near = visibility(where, np.arange(*bounds(int(cut.units), n, r)), np.arange(*bounds(int(cut.units), n, j)))
+            carrier = over.merged(carrier, carried(over, z, values, near))
+            came = sum(map(size, block)) if d else 0
+            room = max(room, came + z.size)
+        shape = (*z.shape[:-1], values.shape[-1])                                          # type: ignore[union-attr]
+        return np.asarray(over.finished(carrier, shape), np.float64), room + sum(map(size, carrier))
+
+    def rewound(self, step: Step, which: int, came: dict[int, Numeric]) -> Numeric:
+        """Keys or values of a block, from what came: heads repeated, turned."""
+        source, path, at = step.args[2 + which], [], step.args[which]
+        while at != source:
+            path.append(self.steps[at])
+            at = self.steps[at].args[0]
+        found = came[source]
+        for each in reversed(path): found = getattr(self, each.op)(each, found)
+        return found
+
+
+def unit_size(dims: Dims, state: Cut) -> int: return int(getattr(dims, state.role)) // int(state.units)
+
+
+AXES = {"batch": 0, "heads": 1, "rows": 2, "cols": 3}
+
+
+def cut_piece(x: Numeric, state: Cut, unit: int, n: int, r: int) -> Numeric:
+    """What rank r of n holds of an array that is cut."""
+    axis = AXES[state.role]
+    if x.shape[axis] == 1 and unit != 1: return x
+    lo, hi = bounds(x.shape[axis] // unit, n, r)
+    return x[(slice(None),) * axis + (slice(lo * unit, hi * unit),)]
+
+
+def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | None = None) -> Carriers:
+    """What a product over a monoid carries before it is finished: the components that depend on the left alone have one
+    column."""
+    total = over.unit()
+    for i in range(left.shape[-1]):
+        part = over.lifted(left[..., i, None], right[..., i, None, :], i)
+        if seen is not None: part = over.masked(part, seen[..., i, None])
+        total = over.merged(total, part)
+    return tuple(np.asarray(each, np.float64) for each in total)

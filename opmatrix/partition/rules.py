@@ -1,0 +1,190 @@
+"""How each operation is split, on one axis at a time: what its operands must be, what comes out, how its numbers are
+stored. A rule asks what an operator declares (entrywise, diagonal, its numbers), never for its name."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from formats.core.errors import InputError
+from opmatrix.algebra import monoids
+from opmatrix.algebra.oracles import reduced
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.partition.carrying import contracts, divisible
+from opmatrix.partition.cuts import Cut, Partial, State
+from opmatrix.partition.mesh import Axis
+from opmatrix.partition.spreading import KNOWN, TURNED, Rule, Split
+from opmatrix.partition.traced import Line
+
+RULES: dict[str, Rule] = {}
+Found = tuple[list[State], State, State, str]
+
+
+def rule(*ops: str) -> Callable[[Rule], Rule]:
+    """Declares how operations are split."""
+    def enter(f: Rule) -> Rule:
+        for op in ops: RULES[op] = f
+        return f
+    return enter
+
+
+def states(split: Split, k: int, args: Sequence[int]) -> list[State]: return [split.steps[a].lie.on(k) for a in args]
+
+
+@rule("act")
+def act(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """x @ A: rows, sequences and heads pass; columns pass what is diagonal, and are merged by a matrix whose rows are
+    cut."""
+    matrix, x, [own] = line.more[0], split.steps[args[0]], states(split, k, args)
+    if isinstance(own, Partial): own = split.home(k, args[0])
+    entrywise = matrix.entrywise or matrix.diagonal
+    stack = len(matrix.args[0].shape) == 3 if contracts(matrix) else False
+    if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
+    if isinstance(own, Cut) and own.role == "cols":
+        if entrywise: return [own], own, own, "columns"
+        if divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+            over = reduced(matrix)[1]
+            return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
+        home = split.home(k, args[0])
+        return [home], home, None, ""
+    if contracts(matrix) and not stack:
+        if axis.strategy.vocabulary and x.op == "input" and x.selects:
+            return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
+        asked = split.cuts.get(str(matrix.args[0]))
+        if asked == "rows":
+            return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
+        if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
+            cut = Cut("cols", heads_fit(split, at, axis))
+            return [None], cut, cut, "columns of a matrix"
+    return [own], own, None, ""
+
+
+def columns_cut(split: Split, axis: Axis, at: int, line: Line) -> bool:
+    """Whether a weight is cut by columns: what it gives goes on to another, or it is what scores the vocabulary."""
+    strategy = axis.strategy
+    if strategy.weights and split.carried.carry[at]: return True
+    return strategy.vocabulary and at == split.result and len(split.lines) == 2 and not split.steps[0].selects
+
+
+def heads_fit(split: Split, at: int, axis: Axis) -> LiveSize:
+    """Units of a weight's columns; raises InputError for ranks that neither divide nor are divided by groups."""
+    units, n = split.carried.units_for(at, axis.ranks), axis.ranks
+    if isinstance(units, int) and isinstance(n, int) and units < n and (
+            n % units or split.lines[at].shape.cols % units):
+        fit = max(d for d in range(1, n + 1) if units % d == 0 or d % units == 0)
+        raise InputError(f"mesh: {axis.name} has {n} ranks and {split.lines[at].more[0]} has {units} heads: neither "
+                         f"divides the other; the nearest that does is {fit}")
+    return units
+
+
+@rule("add", "mul")
+def pointwise(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Entry by entry: both are cut alike. Two parts of one sum are added as they are."""
+    u, v = states(split, k, args)
+    if isinstance(u, Partial) and u == v and line.op == "add" and u.over.ordinary: return [u, v], u, None, "sums"
+    cuts = [s for s in (u, v) if isinstance(s, Cut)]
+    dims = split.sizes.dims(line.shape, line.level)
+    home = split.home_of(k, dims)
+    if isinstance(u, Partial) or isinstance(v, Partial): target: State = home
+    elif cuts and all(each == cuts[0] for each in cuts): target = cuts[0]
+    else: target = home if cuts else None
+    return [target, target], target, None, "entry by entry"
+
+
+@rule("turn")
+def turn(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Rows are columns."""
+    [own] = states(split, k, args)
+    if isinstance(own, Partial): own = split.home(k, args[0])
+    out = own._replace(role=TURNED.get(own.role, own.role)) if isinstance(own, Cut) else own
+    return [own], out, None, ""
+
+
+@rule("beside")
+def beside(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Columns side by side are whole; whatever else is cut is so in both."""
+    found = states(split, k, args)
+    kept = next((s for s in found if isinstance(s, Cut) and s.role != "cols"), None)
+    return [kept] * 2, kept, None, ""
+
+
+@rule("split")
+def heads(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Columns that are cut between heads are heads that are cut."""
+    [own], h = states(split, k, args), line.more[0]
+    if isinstance(own, Partial): own = split.home(k, args[0])
+    if isinstance(own, Cut) and own.role == "cols":
+        whole = isinstance(h, int) and isinstance(own.units, int)
+        if whole and h % own.units: return [split.home(k, args[0])], split.home(k, args[0]), None, ""
+        return [own], Cut("heads", own.units), None, "heads"
+    return [own], own, None, ""
+
+
+@rule("join")
+def join(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Heads are columns again."""
+    [own] = states(split, k, args)
+    if isinstance(own, Partial): own = split.home(k, args[0])
+    return [own], Cut("cols", own.units) if isinstance(own, Cut) and own.role == "heads" else own, None, ""
+
+
+@rule("repeat")
+def repeat(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Heads of groups: a rank repeats those that it holds; of one that ranks copy, each takes its share."""
+    [own], h = states(split, k, args), line.more[0]
+    if isinstance(own, Partial): own = split.home(k, args[0])
+    if isinstance(own, Cut) and own.role == "heads" and isinstance(own.units, int) and isinstance(
+            axis.ranks, int) and own.units < axis.ranks: return [own], Cut("heads", h), None, "copies of heads"
+    return [own], own, None, ""
+
+
+@rule("total")
+def total(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """The sum of heads, of which a rank has some."""
+    [own] = states(split, k, args)
+    if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
+    return [own], own, None, ""
+
+
+@rule("pick")
+def pick(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """Rows of a sequence lie with their sequence; rows that are cut are gathered."""
+    [own] = states(split, k, args)
+    if isinstance(own, Partial) or (isinstance(own, Cut) and own.role == "rows"): own = None
+    return [own], own, None, ""
+
+
+@rule("product")
+def product(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+    """u · v over a monoid: where the contracted axis is cut, each rank merges its part, and the carrier is partial."""
+    over = line.more[0]
+    u, v = (split.home(k, a) if isinstance(s, Partial) else s
+            for s, a in zip(states(split, k, args), args, strict=True))
+    known = split.steps[args[0]].op in KNOWN
+    match role(u), role(v), axis.strategy.mixing:
+        case "batch", _, _: return [u, u if v is not None else None], u, None, "sequences"
+        case None, "batch", _: return [v, v], v, None, "sequences"
+        case "heads", _, _: return [u, u], u, None, "heads"
+        case _, "heads", _: return [v, v], v, None, "heads"
+        case "rows", "cols", "heads": return by_heads(split, axis, line, args)
+        case "rows", "cols", "keys": return [None, v], v, None, "columns of the product"
+        case "rows" | None, "rows", _ if known:
+            return [Cut("cols", v.units), v], Partial(over), None, "contraction"    # type: ignore[union-attr]
+        case ("rows", None | "rows" | "cols", _): return [u, None], u, None, "rows"
+        case None, "cols", _: return [None, v], v, None, "columns of the product"
+        case "cols", "rows" | None, _:
+            return [u, Cut("rows", u.units)], Partial(over), None, "contraction"    # type: ignore[union-attr]
+        case None, "rows", _: return [Cut("cols", v.units), v], Partial(over), None, "contraction"  # type: ignore[union-attr]
+        case "cols", "cols", _: return [None, v], v, None, "columns of the product"
+    return [None, None], None, None, ""
+
+
+def role(state: State) -> str | None: return state.role if isinstance(state, Cut) else None
+
+
+def by_heads(split: Split, axis: Axis, line: Line, args: Sequence[int]) -> Found:
+    """Rows that are cut change with heads, so every rank has all rows of some."""
+    h, n = split.steps[args[0]].dims.heads, axis.ranks
+    if isinstance(h, int) and isinstance(n, int) and h < n:
+        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at most "
+                         f"{h} ranks, or strategy ring")
+    cut = Cut("heads", h)
+    return [cut, cut], cut, None, "heads for rows"

@@ -1,0 +1,126 @@
+"""The reading of a term that writes down what it does: a line for each operation, in order, with the shape that comes
+out. Any other reading can take the lines one by one, so a term is split, counted and run from them."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.nodes import weight
+from opmatrix.algebra.shapes import LiveSize, Shape
+from opmatrix.algebra.term import Operator, read
+from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation
+from opmatrix.signature import Port
+
+
+class Line(NamedTuple):
+    """One operation: a method of readings, the lines that it takes, its attributes, and the shape that it gives.
+    `level`: one row whatever x is, as a bias gives."""
+    op: str
+    args: tuple[int, ...]
+    more: tuple[Any, ...]
+    shape: Shape
+    level: bool = False
+
+
+@dataclass
+class Trace:
+    """The lines of a term, equal ones once."""
+    lines: list[Line] = field(default_factory=list)
+    known: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def write(self, op: str, args: tuple[int, ...], more: tuple[Any, ...], shape: Shape, level: bool = False) -> Traced:
+        key = op, args, more, shape
+        if key not in self.known:
+            self.known[key] = len(self.lines)
+            self.lines.append(Line(op, args, more, shape, level))
+        return Traced(self, self.known[key])
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A value of a trace."""
+    trace: Trace
+    at: int
+
+    @property
+    def line(self) -> Line: return self.trace.lines[self.at]
+    @property
+    def shape(self) -> Shape: return self.line.shape
+    @property
+    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
+
+    def then(self, op: str, *others: Traced, more: tuple[Any, ...] = (), shape: Shape) -> Traced:
+        """The line of an operation on this value and others; one row where all of them are."""
+        taken = (self, *others)
+        return self.trace.write(op, tuple(each.at for each in taken), more, shape, all(each.line.level for each in taken))
+
+    def act(self, matrix: Operator) -> Traced:
+        shape = self.shape.act(matrix)
+        if matrix.kind.name == "I": return self
+        if matrix.constant: return self.trace.write("act", (), (matrix,), shape, True)
+        if matrix.kind.name == "cols" and (narrowed := narrow_columns(self, *matrix.args[:2])): return narrowed
+        return self.then("act", more=(matrix,), shape=shape)
+
+    def __add__(self, other: Traced) -> Traced: return self.then("add", other, shape=self.shape + other.shape)
+    def __mul__(self, other: Traced) -> Traced: return self.then("mul", other, shape=self.shape * other.shape)
+    def turn(self) -> Traced: return self.then("turn", shape=self.shape.turn())
+    def beside(self, other: Traced) -> Traced: return self.then("beside", other, shape=self.shape.beside(other.shape))
+    def split(self, h: LiveSize) -> Traced: return self.then("split", more=(h,), shape=self.shape.split(h))
+    def join(self, h: LiveSize) -> Traced: return self.then("join", more=(h,), shape=self.shape.join(h))
+    def repeat(self, h: LiveSize) -> Traced:
+        return self if self.shape.heads == h else self.then("repeat", more=(h,), shape=self.shape.repeat(h))
+    def total(self) -> Traced: return self.then("total", shape=self.shape.total())
+    def spread(self, rows: LiveSize, cols: LiveSize) -> Traced: return self
+    def pick(self, relation: Relation) -> Traced:
+        return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
+
+    def given(self, field: str, cols: LiveSize) -> Traced:
+        return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))
+    def related(self, relation: Relation) -> Traced:
+        return self.trace.write("related", (), (relation,), self.shape.related(relation))
+    def entered(self, port: Port) -> Traced:
+        return self.trace.write("entered", (), (port,), self.shape.entered(port))
+    def symbol(self, name: str, into: Shape, out: Shape) -> Traced:
+        return self.then("symbol", more=(name, into, out), shape=self.shape.symbol(name, into, out))
+    def product(self, other: Traced, over: type[Monoid], where: Pattern) -> Traced:
+        return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
+
+
+def narrow_columns(value: Traced, lo: LiveSize, hi: LiveSize) -> Traced | None:
+    """Columns of x @ W + b are those of W and of b, x @ W[:, lo:hi] + b[lo:hi]; None where they are of neither."""
+    line = value.line
+    if line.op == "add":
+        parts = [narrow_columns(Traced(value.trace, at), lo, hi) for at in line.args]
+        return parts[0] + parts[1] if parts[0] and parts[1] else None
+    if line.op != "act" or line.more[0].kind.matrix is None: return None
+    matrix = line.more[0]
+    if matrix.constant and matrix.args[0].shape and matrix.args[0].shape[-1] != 1:
+        shape = line.shape._replace(cols=hi - lo)
+        return value.trace.write("act", (), (matrix.kind(sliced(matrix.args[0], -1, lo, hi)),), shape, True)
+    if matrix.kind is weight: return Traced(value.trace, line.args[0]).act(weight(sliced(matrix.args[0], -1, lo, hi)))
+    return None
+
+
+def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
+    """Rows, columns or heads lo to hi of an array, without hi."""
+    axis %= len(data.shape)
+    if (lo, hi) == (0, data.shape[axis]): return data
+    if isinstance(data, Promised):
+        shape = (*data.shape[:axis], hi - lo, *data.shape[axis + 1:])
+        return Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
+    return Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
+
+
+def trace(term: Operator, x: Shape) -> tuple[list[Line], int]:
+    """The lines of a term at x, those alone that its result takes, and the line of the result. Line 0 is x."""
+    start = Trace().write("input", (), (), x)
+    found: Traced = read(term, start, {})
+    lines, needed = found.trace.lines, {0, found.at}
+    for at in range(len(lines) - 1, -1, -1):
+        if at in needed: needed |= {*lines[at].args}
+    place = {at: k for k, at in enumerate(sorted(needed))}
+    kept = [lines[at]._replace(args=tuple(place[a] for a in lines[at].args)) for at in place]
+    return kept, place[found.at]
