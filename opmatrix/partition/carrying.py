@@ -43,17 +43,10 @@ class Carried:
             self.grain.append(self.find_grain(line))
             self.opened.append(self.opens(line))
         self.carry = [False] * len(lines)
-        self.units: list[LiveSize | None] = [None] * len(lines)
+        self.units: list[Grain | None] = [None] * len(lines)
         for at in range(len(lines) - 1, -1, -1):
             self.carry[at] = bool(self.readers[at]) and all(self.passes(lines[r], r, at) for r in self.readers[at])
             self.units[at] = self.demand(at)
-
-    def units_for(self, at: int, ranks: LiveSize) -> LiveSize:
-        """Units of the columns of a line for so many ranks: groups that share heads where there are enough of them,
-        else its own heads, else columns."""
-        units = self.units[at]
-        if isinstance(units, int) and isinstance(ranks, int) and units < ranks: units = self.own_heads(at)
-        return self.lines[at].shape.cols if units is None else units
 
     def own_heads(self, at: int) -> LiveSize | None:
         """Heads that the columns of a line are split into."""
@@ -104,16 +97,14 @@ class Carried:
             case "total": return True
         return False
 
-    def demand(self, at: int) -> LiveSize | None:
+    def demand(self, at: int) -> Grain | None:
         """Units of which columns or heads may be cut: as many as every reader can take."""
         if not self.carry[at]: return None
         wanted = [self.wanted(r) for r in self.readers[at]]
         return next((each for each in wanted if each is not None), None)
 
-    def wanted(self, reader: int) -> LiveSize | None:
+    def wanted(self, reader: int) -> Grain | None:
         line = self.lines[reader]
-        if line.op in ("product", "join"):
-            grain = self.grain[reader]
-            return grain.heads if grain else None
+        if line.op in ("product", "join"): return self.grain[reader]
         if line.op == "act" and contracts(line.more[0]) and not self.headed(reader): return None
         return self.units[reader]

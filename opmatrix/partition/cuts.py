@@ -1,9 +1,7 @@
 """How a value lies on an axis of a mesh: whole, cut along one of its dimensions, or as a part of a sum that is not
-merged yet. Sizes are numbers or expressions; `Piece` is the one that a rank holds of a cut, `Before` what lies
-before it."""
+merged yet. Sizes are numbers or expressions; `Piece` is what a rank holds of a cut."""
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,12 +27,17 @@ class Dims(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Cut along a dimension into pieces of neighbours, of whole units: as many heads as columns lie in, say. Units that
-    are fewer than ranks are copied: each rank holds one."""
+    """Cut along a dimension into pieces of neighbours, of whole units: as many heads as columns lie in, say. `copied`:
+    there are fewer units than ranks, and each rank holds one, as key heads are that groups of queries share."""
     role: Role
     units: LiveSize
+    copied: bool = False
 
-    def __str__(self) -> str: return f"{self.role} of {self.units}"
+    def bounds(self, n: int, r: int, units: int) -> Bounds:
+        """From which to which of so many units rank `r` of `n` holds."""
+        return (r * units // n, r * units // n + 1) if self.copied else bounds(units, n, r)
+
+    def __str__(self) -> str: return f"{self.role} of {self.units}" + " copied" * self.copied
 
 
 class Partial(NamedTuple):
@@ -51,8 +54,7 @@ def describe(state: State) -> str: return "whole" if state is None else str(stat
 
 
 class Piece(sympy.Function):                                # type: ignore[misc]
-    """Units that rank `r` of `n` holds of `units`: as many each, the first ranks one more; of fewer units than ranks,
-    one, which the ranks of a group copy."""
+    """Units that rank `r` of `n` holds of `units`: as many each, the first ranks one more."""
     @classmethod
     def eval(cls, units: Any, n: Any, r: Any) -> Any:
         if n == 1: return units
@@ -69,26 +71,8 @@ class Piece(sympy.Function):                                # type: ignore[misc]
     def _latex(self, printer: Any, **_: object) -> str: return str(printer.doprint(self.even()))
 
 
-class Before(sympy.Function):                               # type: ignore[misc]
-    """Units that ranks before `r` of `n` hold of `units`."""
-    @classmethod
-    def eval(cls, units: Any, n: Any, r: Any) -> Any:
-        if r == 0: return sympy.Integer(0)
-        if r == n: return units
-        if all(each.is_Integer for each in (units, n, r)): return sympy.Integer(bounds(int(units), int(n), int(r))[0])
-        return None
-
-    def even(self) -> sympy.Expr:
-        """Where ranks divide units."""
-        units, n, r = self.args
-        return units * r / n
-
-    def _latex(self, printer: Any, **_: object) -> str: return str(printer.doprint(self.even()))
-
-
 def bounds(units: int, n: int, r: int) -> Bounds:
     """From which unit to which rank `r` of `n` holds."""
-    if units < n: return r * units // n, r * units // n + 1
     each, more = divmod(units, n)
     lo = r * each + min(r, more)
     return lo, lo + each + (r < more)
@@ -99,32 +83,26 @@ def piece(units: LiveSize, n: LiveSize, r: LiveSize) -> LiveSize:
     return as_int(Piece(units, n, r))
 
 
-def before(units: LiveSize, n: LiveSize, r: LiveSize) -> LiveSize:
-    """Units that lie before a rank's."""
-    return as_int(Before(units, n, r))
-
-
 def even(e: LiveSize) -> sympy.Expr:
     """An expression where all cuts are even."""
     found = sympy.sympify(e)
-    while held := found.atoms(Piece, Before): found = found.xreplace({each: each.even() for each in held})
+    while held := found.atoms(Piece): found = found.xreplace({each: each.even() for each in held})
     return found
 
 
+def widths(over: type[Monoid], cols: LiveSize) -> list[LiveSize]:
+    """Columns of each component that a monoid carries for a product of so many columns: what depends on the left
+    operand alone, as softmax's maximum and mass do, is one column."""
+    parts = over.lifted(np.ones((1, 1)), np.ones((1, 3)), 0)
+    return [cols if np.shape(each)[-1:] == (3,) else 1 for each in parts]
+
+
 def carried_columns(over: type[Monoid], cols: LiveSize) -> LiveSize:
-    """Columns of what a monoid carries for a product of so many columns: a component that depends on the left operand
-    alone, as softmax's maximum and mass do, is one column."""
-    if over.indexed: parts = [np.shape(each) for each in over.lifted(np.ones((1, 1)), np.ones((1, 3)), 0)]
-    else: parts = [np.shape(each) for each in over.lifted(np.ones((1, 1)), np.ones((1, 3)))]
-    wide = sum(shape[-1:] == (3,) for shape in parts)
-    return wide * cols + (len(parts) - wide)
+    """Columns of all that a monoid carries."""
+    return sum(widths(over, cols))
 
 
 def pieces(units: int, n: int) -> list[Bounds]:
     """The bounds of all ranks."""
     return [bounds(units, n, r) for r in range(n)]
 
-
-def ends(at: list[int]) -> list[Bounds]:
-    """Neighbouring bounds."""
-    return [*pairwise(at)]

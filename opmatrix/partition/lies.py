@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partition.cuts import Cut, Dims, Role, State, bounds, piece
+from opmatrix.partition.cuts import Cut, Dims, Role, State, piece
 from opmatrix.partition.mesh import Mesh
 
 Place: TypeAlias = Sequence[int]                            # the coordinates of a rank
@@ -55,7 +55,8 @@ def local(dims: Dims, lie: Spread, mesh: Mesh) -> Dims:
         if not isinstance(state, Cut): continue
         count, whole = held.get(state.role, (state.units, state.units))
         if whole != state.units: count = count * state.units / whole
-        held[state.role] = piece(count, mesh.axes[k].ranks, mesh.axes[k].at), state.units
+        own = 1 if state.copied else piece(count, mesh.axes[k].ranks, mesh.axes[k].at)
+        held[state.role] = own, state.units
     return dims._replace(**{role: scaled(getattr(dims, role), count, units) for role, (count, units) in held.items()})
 
 
@@ -73,7 +74,7 @@ def found_at(dims: Dims, lie: Spread, mesh: Mesh, place: Place) -> dict[Role, tu
         units = int(state.units)
         lo, hi, of = held.get(state.role, (0, units, units))
         lo, hi = lo * units // of, hi * units // of
-        first, last = bounds(hi - lo, int(mesh.axes[k].ranks), place[k])
+        first, last = state.bounds(int(mesh.axes[k].ranks), place[k], hi - lo)
         held[state.role] = lo + first, lo + last, units
     return {role: (lo * getattr(dims, role) // of, hi * getattr(dims, role) // of)
             for role, (lo, hi, of) in held.items()}

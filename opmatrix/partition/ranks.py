@@ -14,7 +14,7 @@ from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import stored_dims
 from opmatrix.partition.carrying import contracts
-from opmatrix.partition.cuts import Cut, Dims, Partial, bounds
+from opmatrix.partition.cuts import Cut, Dims, Partial, bounds, widths
 from opmatrix.partition.feeds import Feed, OneHot, window
 from opmatrix.partition.lies import Spread, found_at
 from opmatrix.partition.mesh import Mesh
@@ -248,14 +248,15 @@ def cut_piece(x: Numeric, state: Cut, unit: int, n: int, r: int) -> Numeric:
     """What rank r of n holds of an array that is cut."""
     axis = AXES[state.role]
     if x.shape[axis] == 1 and unit != 1: return x
-    lo, hi = bounds(x.shape[axis] // unit, n, r)
+    lo, hi = state.bounds(n, r, x.shape[axis] // unit)
     return x[(slice(None),) * axis + (slice(lo * unit, hi * unit),)]
 
 
 def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | None = None) -> Carriers:
     """What a product over a monoid carries before it is finished: the components that depend on the left alone have one
     column."""
-    total = over.unit()
+    rows, cols = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2]), right.shape[-1]
+    total = tuple(np.full((*rows, width), each) for each, width in zip(over.unit(), widths(over, cols), strict=True))
     for i in range(left.shape[-1]):
         part = over.lifted(left[..., i, None], right[..., i, None, :], i)
         if seen is not None: part = over.masked(part, seen[..., i, None])

@@ -52,7 +52,7 @@ def act(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[in
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
-            cut = Cut("cols", heads_fit(split, at, axis))
+            cut = heads_fit(split, at, axis)
             return [None], cut, cut, "columns of a matrix"
     return [own], own, None, ""
 
@@ -64,15 +64,20 @@ def columns_cut(split: Split, axis: Axis, at: int, line: Line) -> bool:
     return strategy.vocabulary and at == split.result and len(split.lines) == 2 and not split.steps[0].selects
 
 
-def heads_fit(split: Split, at: int, axis: Axis) -> LiveSize:
-    """Units of a weight's columns; raises InputError for ranks that neither divide nor are divided by groups."""
-    units, n = split.carried.units_for(at, axis.ranks), axis.ranks
-    if isinstance(units, int) and isinstance(n, int) and units < n and (
-            n % units or split.lines[at].shape.cols % units):
-        fit = max(d for d in range(1, n + 1) if units % d == 0 or d % units == 0)
-        raise InputError(f"mesh: {axis.name} has {n} ranks and {split.lines[at].more[0]} has {units} heads: neither "
-                         f"divides the other; the nearest that does is {fit}")
-    return units
+def heads_fit(split: Split, at: int, axis: Axis) -> Cut:
+    """How the columns of a weight are cut: between groups that share heads where there are enough of them, else between
+    its own heads, of which those that are shared are copied. Raises InputError for ranks that fit neither."""
+    grain, n, carried = split.carried.units[at], axis.ranks, split.carried
+    units = split.lines[at].shape.cols if grain is None else grain.heads
+    if not (isinstance(units, int) and isinstance(n, int)) or n <= units: return Cut("cols", units)
+    own = carried.own_heads(at)
+    def fits(n: int) -> bool:
+        return n <= units or bool(grain and grain.shared and n % units == 0 and (own == units or own % n == 0))
+    if fits(n): return Cut("cols", own, copied=own == units)
+    fit = max(filter(fits, range(1, n)))
+    what = f"{own} heads in groups of {units}" if grain and grain.shared else f"{units} " + ("heads" if grain else "columns")
+    raise InputError(f"mesh: {axis.name} has {n} ranks, and {split.lines[at].more[0]} gives {what}: the nearest that "
+                     f"divides is {fit}")
 
 
 @rule("add", "mul")
@@ -114,7 +119,7 @@ def heads(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[
     if isinstance(own, Cut) and own.role == "cols":
         whole = isinstance(h, int) and isinstance(own.units, int)
         if whole and h % own.units: return [split.home(k, args[0])], split.home(k, args[0]), None, ""
-        return [own], Cut("heads", own.units), None, "heads"
+        return [own], own._replace(role="heads"), None, "heads"
     return [own], own, None, ""
 
 
@@ -123,7 +128,7 @@ def join(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[i
     """Heads are columns again."""
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
-    return [own], Cut("cols", own.units) if isinstance(own, Cut) and own.role == "heads" else own, None, ""
+    return [own], own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own, None, ""
 
 
 @rule("repeat")
@@ -131,8 +136,7 @@ def repeat(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence
     """Heads of groups: a rank repeats those that it holds; of one that ranks copy, each takes its share."""
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
-    if isinstance(own, Cut) and own.role == "heads" and isinstance(own.units, int) and isinstance(
-            axis.ranks, int) and own.units < axis.ranks: return [own], Cut("heads", h), None, "copies of heads"
+    if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
     return [own], own, None, ""
 
 

@@ -95,9 +95,17 @@ class Split:
 
     def home_of(self, k: int, dims: Dims) -> State:
         match self.mesh.axes[k].strategy.home:
-            case "batch" if dims.batch != 1: return Cut("batch", self.sizes.sequences)
-            case "rows" if dims.rows == self.row_units and dims.rows != 1: return Cut("rows", self.row_units)
+            case "batch" if dims.batch != 1: return self.shared(k, Cut("batch", self.sizes.sequences))
+            case "rows" if dims.rows == self.row_units and dims.rows != 1: return self.shared(k, Cut("rows", self.row_units))
         return None
+
+    def shared(self, k: int, cut: Cut) -> Cut:
+        """A cut of which every rank gets something. Raises InputError for more ranks than units."""
+        axis, what = self.mesh.axes[k], "sequences" if cut.role == "batch" else "rows"
+        if isinstance(cut.units, int) and isinstance(axis.ranks, int) and cut.units < axis.ranks:
+            raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there are {cut.units} {what}: at most "
+                             f"{cut.units} ranks")
+        return cut
 
     @property
     def row_units(self) -> LiveSize:

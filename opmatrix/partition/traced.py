@@ -60,7 +60,9 @@ class Traced:
     def act(self, matrix: Operator) -> Traced:
         shape = self.shape.act(matrix)
         if matrix.kind.name == "I": return self
-        if matrix.constant: return self.trace.write("act", (), (matrix,), shape, True)
+        if matrix.constant:                                 # one row, of one head unless it is a stack
+            heads = shape.heads if len(matrix.args[0].shape) == 3 else 1
+            return self.trace.write("act", (), (matrix,), shape._replace(heads=heads), True)
         if matrix.kind.name == "cols" and (narrowed := narrow_columns(self, *matrix.args[:2])): return narrowed
         return self.then("act", more=(matrix,), shape=shape)
 

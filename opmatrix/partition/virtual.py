@@ -11,10 +11,9 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 from opmatrix.partition.cuts import Cut, bounds
-from opmatrix.partition.feeds import Feed
-from opmatrix.partition.mesh import Mesh
+from opmatrix.partition.feeds import Feed, window
 from opmatrix.partition.lies import found_at
-from opmatrix.partition.feeds import window
+from opmatrix.partition.mesh import Mesh
 from opmatrix.partition.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece
 from opmatrix.partition.spreading import Split, Step
 
@@ -77,7 +76,7 @@ def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric:
     """The whole of what is cut; what ranks copy is taken once."""
     n, units = len(sent), sent[0].units
     own = [m.arrays[0] for r, m in enumerate(sent)
-           if not (n > units and r and bounds(units, n, r) == bounds(units, n, r - 1))]
+           if not (cut.copied and r and cut.bounds(n, r, units) == cut.bounds(n, r - 1, units))]
     return np.concatenate(own, AXES[cut.role])
 
 
@@ -102,7 +101,7 @@ def merged(sent: Sequence[Message]) -> Numeric:
 def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
     value, n = merged(sent), len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        lo, hi = bounds(m.numbers, n, r) if m.numbers >= n else (0, 1)
+        lo, hi = bounds(m.numbers, n, r)
         meter.sent((m.op, axis), m.numbers, 2 * (m.numbers - (hi - lo)), 2 * (n - 1))
     return [value] * n
 
