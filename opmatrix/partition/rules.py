@@ -83,7 +83,8 @@ def heads_fit(split: Split, at: int, axis: Axis) -> Cut:
 @rule("add", "mul")
 def pointwise(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Entry by entry: both are cut alike. Two parts of one sum are added as they are."""
-    u, v = states(split, k, args)
+    u, v = (None if split.free(a) and any(not split.free(b) for b in args) else state
+            for a, state in zip(args, states(split, k, args), strict=True))
     if isinstance(u, Partial) and u == v and line.op == "add" and u.over.ordinary: return [u, v], u, None, "sums"
     cuts = [s for s in (u, v) if isinstance(s, Cut)]
     dims = split.sizes.dims(line.shape, line.level)

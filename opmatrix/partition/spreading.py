@@ -67,7 +67,7 @@ class Scores(NamedTuple):
 class Split:
     """The steps of a term on a mesh. Raises InputError naming the operation that no rule splits."""
     def __init__(self, term: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, selects: bool = False,
-                 x: Shape | None = None, cuts: Mapping[str, str] | None = None) -> None:
+                 x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
         self.mesh, self.sizes, self.cuts = mesh, sizes, dict(cuts or {})
         start = x or Shape(1, term.into.rows, term.into.cols)
         self.lines, self.result = trace(term, start)
@@ -77,7 +77,7 @@ class Split:
         for at, line in enumerate(self.lines): self.place[at] = self.split(at, line, selects)
         found = self.settled(self.place[self.result])
         for k in range(len(mesh)):
-            if isinstance(self.steps[found].lie.on(k), Partial): found = self.want(found, k, self.home(k, found))
+            if not last or isinstance(self.steps[found].lie.on(k), Partial): found = self.want(found, k, self.home(k, found))
         self.steps, self.out = live(self.steps, found)
 
     # What there is.
@@ -169,6 +169,7 @@ class Split:
         if own == state: return at
         for inner in reversed(step.lie.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if step.op in KNOWN or (step.op == "act" and not step.args): return self.known(at, k, state)
+        if self.free(at) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
         if own is None: return self.add(Step("slice", (at,), (k, state), step.dims, step.lie.but(k, state), why="slice"))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
         return self.add(Step("move", (at,), (k, own, state), step.dims, step.lie.but(k, state), why=crossing(own, state)))
@@ -178,6 +179,18 @@ class Split:
         step = self.steps[at]
         stored = step.stored.but(k, state) if step.op == "act" else step.stored
         return self.add(step._replace(lie=step.lie.but(k, state), stored=stored))
+
+    def free(self, at: int) -> bool:
+        """Whether a value is made of what every rank knows alone, as the angles of positions are: it is computed where it
+        is wanted, and never sent."""
+        step = self.steps[at]
+        if step.op in KNOWN: return step.op in ("given", "related")
+        return step.op in ("act", "add", "mul") and not step.stored.cuts and all(map(self.free, step.args))
+
+    def again(self, at: int, k: int, state: State) -> int:
+        """Computes a value that is free in another state."""
+        step = self.steps[at]
+        return self.add(step._replace(args=tuple(self.want(a, k, state) for a in step.args), lie=step.lie.but(k, state)))
 
     def through(self, at: int, k: int, state: State) -> int | None:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""

@@ -1,0 +1,74 @@
+"""A model as a chain: what x goes through, one factor after the other, of which many are alike. Those are split once.
+Layers begin where rows are mixed, and stages of a pipeline are runs of layers."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.term import Operator
+
+
+class Factor(NamedTuple):
+    """One factor of a model: its term, what it looks like without the names of its arrays, and these arrays."""
+    term: Operator
+    signature: tuple[Any, ...]
+    arrays: tuple[str, ...]
+
+
+def chain(model: Operator) -> list[Factor]:
+    """The factors of a model, from its input on."""
+    return [Factor(term, *signed(term)) for term in factors(model)]
+
+
+def signed(term: Operator) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """The nodes of a term with shapes in place of arrays, and the keys of the arrays in order."""
+    places, nodes, arrays = dict[Operator, int](), list[Any](), list[str]()
+    for node in term.walk():
+        places[node] = len(places)
+        attributes = []
+        for each in node.attributes:
+            if isinstance(each, Data):
+                arrays.append((each.base or each).key)
+                single = each.array.item() if each.shape and set(each.shape) == {1} and hasattr(
+                    each, "base") and not hasattr(each, "promise") else None
+                attributes.append(("array", each.shape, each.base is not None, single))
+            else: attributes.append(each)
+        nodes.append((node.kind, tuple(places[c] for c in node.children), tuple(attributes)))
+    return tuple(nodes), tuple(arrays)
+
+
+def mixes(term: Operator) -> bool:
+    """Whether rows of x meet each other in it."""
+    return any(node.kind.name == "product" and not all(c.constant for c in node.children) for node in term.walk())
+
+
+def layers(model: Sequence[Factor]) -> list[tuple[int, int]]:
+    """From which factor to which each layer is: from one that mixes rows up to the next. The last is as long as the one
+    before it, and what is left belongs to no layer."""
+    starts = [at for at, factor in enumerate(model) if mixes(factor.term)]
+    found = [(lo, hi) for lo, hi in zip(starts, [*starts[1:], len(model)], strict=True)]
+    if len(found) > 1:
+        lo, hi = found[-1]
+        found[-1] = lo, min(hi, lo + found[-2][1] - found[-2][0])
+    return found
+
+
+def cut_stages(model: Sequence[Factor], count: int, given: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """From which factor to which each stage is: as many layers each, the first ones one more, or as many as are given;
+    what comes before the first layer is of the first stage, what comes behind the last of the last. Raises InputError
+    for more stages than layers."""
+    if count == 1 and given is None: return [(0, len(model))]
+    found = layers(model)
+    if given is not None and (len(given) != count or sum(given) != len(found) or min(given) < 1):
+        raise InputError(f"stages {[*given]}: give {count} numbers of layers, each from 1 on, {len(found)} in all")
+    if count > len(found):
+        raise InputError(f"mesh: {count} stages of {len(found)} layers: at most {len(found)} stages, of a layer each")
+    each, more = divmod(len(found), count)
+    sizes = given or [each + (k < more) for k in range(count)]
+    ends = [0]
+    for number in sizes: ends.append(ends[-1] + number)
+    cuts = [0, *(found[end][0] for end in ends[1:-1]), len(model)]
+    return [*zip(cuts, cuts[1:], strict=False)]
