@@ -20,7 +20,8 @@ class Data:
     A single number is kept as float64. The array is a read-only view of what was given: do not write to that later.
     `name` is what it is called where it comes from, `label` that name as a Python identifier. `blocks` (rows, groups)
     are those of its file that its numbers were widened from, where a format holds such."""
-    base: Data | None = None
+    base: Data | None = None                                # what it is the transpose of
+    cut_of: Data | None = None                              # what it is rows or columns of
     blocks: Numeric | None = None
 
     def __init__(self, array: object, name: str | None = None, blocks: Numeric | None = None) -> None:

@@ -147,15 +147,15 @@ class Booked:
     def crossings(self) -> Iterator[Crossing]:
         return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
 
-    def stored(self) -> dict[tuple[str, Spread], tuple[Data, sympy.Expr]]:
-        """Numbers that a rank stores of each array, once however often it is read; single numbers are none."""
-        found: dict[tuple[str, Spread], tuple[Data, sympy.Expr]] = {}
+    def stored(self) -> dict[Any, tuple[Data, sympy.Expr]]:
+        """Numbers that a rank stores of each array, once however often it is read, and turned or not; single numbers
+        are none."""
+        found: dict[Any, tuple[Data, sympy.Expr]] = {}
         for step in self.steps:
             if step.op != "act": continue
             for data in (each for each in step.more[0].args if isinstance(each, Data)):
-                dims = stored_dims(data)
-                if dims.numbers != 1:
-                    found[data.key, step.stored] = data, sympy.sympify(local(dims, step.stored, self.mesh).numbers)
+                if (dims := stored_dims(data)).numbers == 1: continue
+                found[stored_key(data, step.stored)] = data, sympy.sympify(local(dims, step.stored, self.mesh).numbers)
         return found
 
     def lasts(self) -> list[int]:
@@ -194,6 +194,12 @@ def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify,
 
 
 def largest(each: Iterable[sympy.Expr]) -> sympy.Expr: return sympy.Max(*each)
+
+
+def stored_key(data: Data, stored: Spread) -> tuple[str, Spread]:
+    """What is stored once: an array, however it is turned, and how it lies."""
+    if data.base is None: return data.key, stored
+    return data.base.key, stored.turned({"rows": "cols", "cols": "rows"})
 
 
 def stored_dims(data: Data) -> Dims:

@@ -83,7 +83,7 @@ class Carried:
             case "act":
                 matrix = reader.more[0]
                 if heads or matrix.entrywise or matrix.diagonal: return on
-                return contracts(matrix) and divisible(matrix)
+                return contracts(matrix) and divisible(matrix) and not on       # of two in a row the second is cut
             case "add" | "mul":
                 other = next((a for a in reader.args if a != of), of)
                 beside = self.lines[other]

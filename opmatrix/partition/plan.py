@@ -9,9 +9,10 @@ from typing import Any
 
 import sympy
 
+from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import Booked, Crossing
+from opmatrix.partition.booked import Booked, Crossing, total
 from opmatrix.partition.cuts import piece
 from opmatrix.partition.lies import local
 from opmatrix.partition.mesh import Axis, Mesh
@@ -21,13 +22,21 @@ from opmatrix.partition.stages import Factor, chain, cut_stages
 
 @dataclass(frozen=True)
 class Part:
-    """Factors of one stage that are split alike: the split of the first, its formulas, how many there are, and how many
-    of these have arrays of their own."""
+    """Factors of one stage that are split alike: the split of the first, its formulas, its
+    arrays, and those of each."""
     split: Split
     booked: Booked
-    count: int
-    distinct: int
-    factors: tuple[int, ...]
+    own: tuple[str, ...]
+    arrays: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> int: return len(self.arrays)
+
+    def distinct(self, data: Data) -> set[str]:
+        """The arrays that stand in the place of one in the factors: shared ones are one."""
+        source = data.cut_of or data
+        at = self.own.index((source.base or source).key)
+        return {each[at] for each in self.arrays}
 
     @cached_property
     def flops(self) -> sympy.Expr:
@@ -37,7 +46,7 @@ class Part:
     @cached_property
     def held(self) -> list[sympy.Expr]: return [*dict.fromkeys(self.booked.held())]
     @cached_property
-    def stored(self) -> sympy.Expr: return sum((e for _, e in self.booked.stored().values()), sympy.Integer(0))
+    def stored(self) -> list[sympy.Expr]: return [numbers for _, numbers in self.booked.stored().values()]
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,16 @@ class Partition:
         axis = self.mesh.stages
         return 0 if axis is None else place[self.mesh.index(axis.name)]
 
+    def flat(self, place: Sequence[int]) -> tuple[int, ...]:
+        """The coordinates of a rank within its stage."""
+        return tuple(r for axis, r in zip(self.mesh.axes, place, strict=True) if not axis.strategy.layers)
+
+    def split_of(self, at: int) -> Split:
+        """The split of one factor with its own arrays."""
+        known = self.splits[at]
+        return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
+                     last=known.last)
+
     def flops(self, stage: int = 0) -> sympy.Expr:
         """Multiplications and additions of one batch on a rank of a stage."""
         return sum((part.count * part.flops for part in self.stages[stage]), sympy.Integer(0))
@@ -64,10 +83,92 @@ class Partition:
         """What crosses, and how often."""
         for part in self.stages[stage]:
             for found in part.crossings: yield part.count, found
+            arrays = part.stored
             for axis in self.stored_over(3):
-                whole = part.stored
-                own = piece(whole, axis.ranks, axis.at)
-                yield part.count, Crossing("all_gather", axis.name, sympy.sympify(own), whole - own, whole,
+                whole, arrays = total(arrays), [sympy.sympify(piece(each, axis.ranks, axis.at)) for each in arrays]
+                own = total(arrays)
+                yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
+                                           sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
+        if stage < len(self.stages) - 1:
+            sent, axis = self.handed(stage), self.mesh.stages
+            assert axis is not None
+            yield 1, Crossing("send", axis.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), -1)
+
+    def handed(self, stage: int) -> sympy.Expr:
+        """Numbers that a rank hands to the next stage."""
+        split = self.splits[self.cuts[stage][1] - 1]
+        return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].lie, split.mesh).numbers)
+
+    def stored_over(self, level: int) -> list[Axis]:
+        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights."""
+        return [axis for axis in self.mesh if axis.strategy.stored >= level]
+
+    def arrays(self, stage: int = 0) -> list[sympy.Expr]:
+        """Numbers of each weight that a rank computes with, in all parts of its stage; what two parts read is one."""
+        found: dict[Any, sympy.Expr] = {}
+        for part in self.stages[stage]:
+            for (key, stored), (data, numbers) in part.booked.stored().items():
+                for name in part.distinct(data): found[name, key if data.cut_of else "", stored] = numbers
+        return [*found.values()]
+
+    def parameters(self, stage: int = 0) -> sympy.Expr:
+        """Numbers of the weights that a rank computes with."""
+        return total(self.arrays(stage))
+
+    def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
+        """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with
+        Adam 2, 2 and 12 (Rajbhandari et al. 2020, section 3.1). An axis that stores them once divides each array."""
+        found = sympy.Integer(0)
+        for level, size in ((3, weights), (2, gradients), (1, optimiser)):
+            arrays = self.arrays(stage) if size else []
+            for axis in self.stored_over(level): arrays = [piece(each, axis.ranks, axis.at) for each in arrays]
+            found += sympy.nsimplify(size) * total(arrays)
+        return found
+
+    def held(self) -> list[sympy.Expr]: return [*dict.fromkeys(self.booked.held())]
+    @cached_property
+    def stored(self) -> list[sympy.Expr]: return [numbers for _, numbers in self.booked.stored().values()]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model on a mesh: parts by stage. Numbers are counted in numbers, not bytes: see `formulas`."""
+    mesh: Mesh
+    sizes: Sizes
+    chain: Sequence[Factor]
+    cuts: Sequence[tuple[int, int]]
+    stages: Sequence[Sequence[Part]]
+    name: str = "model"
+    splits: Mapping[int, Split] = field(default_factory=dict)
+
+    def stage(self, place: Sequence[int]) -> int:
+        """The stage of a rank."""
+        axis = self.mesh.stages
+        return 0 if axis is None else place[self.mesh.index(axis.name)]
+
+    def flat(self, place: Sequence[int]) -> tuple[int, ...]:
+        """The coordinates of a rank within its stage."""
+        return tuple(r for axis, r in zip(self.mesh.axes, place, strict=True) if not axis.strategy.layers)
+
+    def split_of(self, at: int) -> Split:
+        """The split of one factor with its own arrays."""
+        known = self.splits[at]
+        return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
+                     last=known.last)
+
+    def flops(self, stage: int = 0) -> sympy.Expr:
+        """Multiplications and additions of one batch on a rank of a stage."""
+        return sum((part.count * part.flops for part in self.stages[stage]), sympy.Integer(0))
+
+    def crossings(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
+        """What crosses, and how often."""
+        for part in self.stages[stage]:
+            for found in part.crossings: yield part.count, found
+            arrays = part.stored
+            for axis in self.stored_over(3):
+                whole, arrays = total(arrays), [sympy.sympify(piece(each, axis.ranks, axis.at)) for each in arrays]
+                own = total(arrays)
+                yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
         if stage < len(self.stages) - 1:
             sent, axis = self.handed(stage), self.mesh.stages
@@ -89,9 +190,7 @@ class Partition:
         found: dict[Any, sympy.Expr] = {}
         for part in self.stages[stage]:
             for (key, stored), (data, numbers) in part.booked.stored().items():
-                shared = (data.base or data).key if part.count == part.distinct == 1 else key
-                turned = stored.turned({"rows": "cols", "cols": "rows"}) if data.base is not None else stored
-                found.setdefault((shared, turned, None if part.distinct == 1 else part.factors), part.distinct * numbers)
+                for name in part.distinct(data): found[name, key if data.cut_of else "", stored] = numbers
         return sum(found.values(), sympy.Integer(0))
 
     def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
@@ -138,12 +237,13 @@ def partition(model: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, tokens: bo
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
         for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
-        made.append([part_of(splits[own[0]], own, factors) for own in groups.values()])
+        made.append([part_of(splits, own, factors) for own in groups.values()])
     return Partition(mesh, sizes, factors, bounds, made, name, splits)
 
 
-def part_of(split: Split, own: Sequence[int], factors: Sequence[Factor]) -> Part:
-    """Factors that are split alike."""
-    return Part(split, Booked(split.steps, split.mesh, split.out), len(own), len({factors[at].arrays for at in own}),
-                tuple(own))
-
+def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> Part:
+    """Factors of a stage that are split alike."""
+    split = splits[own[0]]
+    first = next(at for at, each in splits.items() if each is split)
+    return Part(split, Booked(split.steps, split.mesh, split.out), factors[first].arrays,
+                tuple(factors[at].arrays for at in own))

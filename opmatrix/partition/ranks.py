@@ -12,7 +12,7 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import stored_dims
+from opmatrix.partition.booked import stored_dims, stored_key
 from opmatrix.partition.carrying import contracts
 from opmatrix.partition.cuts import Cut, Dims, Partial, bounds, widths
 from opmatrix.partition.feeds import Feed, OneHot, window
@@ -66,13 +66,15 @@ def size(held: Held) -> int:
 
 class Rank:
     """The steps of a term at one place of a mesh."""
-    def __init__(self, steps: Sequence[Step], out: int, mesh: Mesh, place: Sequence[int], feed: Feed) -> None:
+    def __init__(self, steps: Sequence[Step], out: int, mesh: Mesh, place: Sequence[int], feed: Feed, meter: Meter,
+                 start: Numeric | None, kept: dict[Any, Data]) -> None:
         self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
         self.values: dict[int, Held] = {}
-        self.meter, self.kept = Meter(), dict[Any, Data]()
+        self.meter, self.start, self.kept = meter, start, kept
 
     def run(self) -> Generator[Message, Any, Numeric]:
         """Runs all steps; the result is what this rank holds of it."""
+        yield from self.fetch()
         lasts = {}
         for at, step in enumerate(self.steps):
             for arg in step.args: lasts[arg] = at
@@ -89,6 +91,42 @@ class Rank:
         assert isinstance(found, np.ndarray)
         return found
 
+    def fetch(self) -> Generator[Message, Any, None]:
+        """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores once
+        it stores a piece of each, and gathers the rest."""
+        found: dict[Any, Data] = {}
+        for step in self.steps:
+            if step.op == "act":
+                for each in (a for a in step.more[0].args if isinstance(a, Data)):
+                    key = stored_key(each, step.stored)
+                    if key not in found: found[key] = self.own(each.base or each, key[1])
+        large = [key for key, data in found.items() if np.prod(data.shape) != 1]
+        flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
+        whole = [*map(len, flat)]
+        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2]
+        levels = []
+        for k in over:
+            levels.append([*map(len, flat)])
+            flat = [each[slice(*bounds(len(each), int(self.mesh.axes[k].ranks), self.place[k]))] for each in flat]
+        self.meter.stored += sum(len(each) for each, new in zip(flat, fresh, strict=True) if new)
+        for k, sizes in zip(reversed(over), reversed(levels), strict=True):
+            n = int(self.mesh.axes[k].ranks)
+            came = yield Message("all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k,
+                                 cut=Cut("batch", sum(sizes)))
+            parts = iter(np.split(came, np.cumsum([b - a for r in range(n) for a, b in (bounds(s, n, r) for s in sizes)])))
+            by_rank = [[next(parts) for _ in sizes] for _ in range(n)]
+            flat = [np.concatenate([ranks[at] for ranks in by_rank]) for at in range(len(sizes))]
+        assert [*map(len, flat)] == whole
+        for key, each in zip(large, flat, strict=True): found[key] = Data.of(each.reshape(found[key].shape))
+        self.kept.update(found)
+
+    def own(self, data: Data, stored: Spread) -> Data:
+        """What a rank stores of an array."""
+        places = found_at(stored_dims(data), stored, self.mesh, self.place)
+        for role, axis in (("cols", -1), ("rows", -2), ("heads", -3)):
+            if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])  # type: ignore[index]
+        return data
+
     # What the batch gives.
 
     def window(self, dims: Dims, lie: Spread) -> tuple[slice, ...]:
@@ -98,6 +136,7 @@ class Rank:
         batch, _, rows, cols = self.window(step.dims, step.lie)
         return OneHot(ids[batch, rows], cols.start, cols.stop)
     def input(self, step: Step) -> Held:
+        if self.start is not None: return self.start
         if step.selects: return self.selecting(step, self.feed.x)
         return self.feed.x[:, None][self.window(step.dims, step.lie)]
     def given(self, step: Step) -> Held: return self.selecting(step, self.feed.ids(step.more[0]))
@@ -111,19 +150,12 @@ class Rank:
     def narrowed(self, step: Step) -> Operator:
         """The matrix of a step with the numbers that this rank stores."""
         matrix: Operator = step.more[0]
-        def own(each: Any) -> Any:
-            if not isinstance(each, Data): return each
-            key = each.key, step.stored
-            if key not in self.kept:
-                dims = stored_dims(each)
-                places = found_at(dims, step.stored, self.mesh, self.place)
-                found = each
-                for role, axis in (("cols", -1), ("rows", -2), ("heads", -3)):
-                    if role in places and len(each.shape) >= -axis: found = sliced(found, axis, *places[role])
-                self.kept[key] = found
-                if dims.numbers != 1: self.meter.stored += int(np.prod(found.shape))
-            return self.kept[key]
-        return matrix if not any(isinstance(a, Data) for a in matrix.args) else matrix.kind(*map(own, matrix.args))
+        if not any(isinstance(a, Data) for a in matrix.args): return matrix
+        def own(data: Data) -> Data:
+            kept = self.kept[stored_key(data, step.stored)]
+            return kept if data.base is None else kept.T
+        made: Operator = matrix.kind(*(own(a) if isinstance(a, Data) else a for a in matrix.args))
+        return made
 
     def act(self, step: Step, x: Held | None = None) -> Held:
         matrix = self.narrowed(step)

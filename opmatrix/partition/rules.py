@@ -11,7 +11,7 @@ from opmatrix.algebra.shapes import LiveSize
 from opmatrix.partition.carrying import contracts, divisible
 from opmatrix.partition.cuts import Cut, Partial, State
 from opmatrix.partition.mesh import Axis
-from opmatrix.partition.spreading import KNOWN, TURNED, Rule, Split
+from opmatrix.partition.spreading import TURNED, Rule, Split
 from opmatrix.partition.traced import Line
 
 RULES: dict[str, Rule] = {}
@@ -163,7 +163,7 @@ def product(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequenc
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
             for s, a in zip(states(split, k, args), args, strict=True))
-    known = split.steps[args[0]].op in KNOWN
+    known = split.is_known(args[0])
     match role(u), role(v), axis.strategy.mixing:
         case "batch", _, _: return [u, u if v is not None else None], u, None, "sequences"
         case None, "batch", _: return [v, v], v, None, "sequences"

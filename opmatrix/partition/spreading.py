@@ -16,7 +16,7 @@ from opmatrix.partition.lies import Spread
 from opmatrix.partition.mesh import Axis, Mesh
 from opmatrix.partition.traced import Line, trace
 
-KNOWN = "input", "given", "related", "entered"              # what the batch gives, to every rank as it wants it
+GIVEN = "input", "given", "related", "entered"              # what the batch gives
 TURNED = {"rows": "cols", "cols": "rows"}
 
 
@@ -68,8 +68,8 @@ class Split:
     """The steps of a term on a mesh. Raises InputError naming the operation that no rule splits."""
     def __init__(self, term: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, selects: bool = False,
                  x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
-        self.mesh, self.sizes, self.cuts = mesh, sizes, dict(cuts or {})
-        start = x or Shape(1, term.into.rows, term.into.cols)
+        self.mesh, self.sizes, self.cuts, self.selects, self.last = mesh, sizes, dict(cuts or {}), selects, last
+        start = self.x = x or Shape(1, term.into.rows, term.into.cols)
         self.lines, self.result = trace(term, start)
         self.carried, self.steps, self.made = Carried(self.lines), list[Step](), dict[Any, int]()
         self.place: dict[int, int | Scores] = {}
@@ -116,7 +116,7 @@ class Split:
     def split(self, at: int, line: Line, selects: bool) -> int | Scores:
         """The step of a line, behind what its operands must cross for it."""
         dims = self.sizes.dims(line.shape, line.level)
-        if line.op in KNOWN:
+        if line.op in GIVEN:
             lie = Spread(tuple((k, s) for k in range(len(self.mesh)) if (s := self.home_of(k, dims)) is not None))
             return self.add(Step(line.op, (), line.more or ((at,) if line.op == "input" else ()), dims, lie,
                                  selects=selects if line.op == "input" else line.op == "given"))
@@ -168,11 +168,15 @@ class Split:
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
         if own == state: return at
         for inner in reversed(step.lie.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
-        if step.op in KNOWN or (step.op == "act" and not step.args): return self.known(at, k, state)
+        if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
         if self.free(at) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
         if own is None: return self.add(Step("slice", (at,), (k, state), step.dims, step.lie.but(k, state), why="slice"))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
         return self.add(Step("move", (at,), (k, own, state), step.dims, step.lie.but(k, state), why=crossing(own, state)))
+
+    def is_known(self, at: int) -> bool:
+        """Whether every rank knows a value whole: ids and relations that the batch gives, no numbers."""
+        return self.steps[at].op in ("given", "related") or (self.steps[at].op == "input" and self.steps[at].selects)
 
     def known(self, at: int, k: int, state: State) -> int:
         """Of what every rank knows, or stores, it takes what it wants."""
@@ -184,7 +188,7 @@ class Split:
         """Whether a value is made of what every rank knows alone, as the angles of positions are: it is computed where it
         is wanted, and never sent."""
         step = self.steps[at]
-        if step.op in KNOWN: return step.op in ("given", "related")
+        if step.op in GIVEN: return step.op in ("given", "related")
         return step.op in ("act", "add", "mul") and not step.stored.cuts and all(map(self.free, step.args))
 
     def again(self, at: int, k: int, state: State) -> int:

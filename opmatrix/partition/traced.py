@@ -112,8 +112,10 @@ def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     if (lo, hi) == (0, data.shape[axis]): return data
     if isinstance(data, Promised):
         shape = (*data.shape[:axis], hi - lo, *data.shape[axis + 1:])
-        return Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
-    return Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
+        found: Data = Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
+    else: found = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
+    found.cut_of = data.cut_of or data
+    return found
 
 
 def trace(term: Operator, x: Shape) -> tuple[list[Line], int]:

@@ -2,22 +2,24 @@
 same numbers come out to the bit whenever they run. What crosses is counted at the arrays."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.data import Data, Numeric
 from opmatrix.partition.cuts import Cut, bounds
 from opmatrix.partition.feeds import Feed, window
 from opmatrix.partition.lies import found_at
 from opmatrix.partition.mesh import Mesh
+from opmatrix.partition.plan import Partition
 from opmatrix.partition.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece
 from opmatrix.partition.spreading import Split, Step
 
 Place = tuple[int, ...]
+STEPS = 100_000                                             # more than a factor has
 
 
 class Stuck(RuntimeError):
@@ -31,13 +33,41 @@ class Ran:
     meters: Mapping[Place, Meter]
 
 
-def run(split: Split, feed: Feed) -> Ran:
-    """Runs every rank of a mesh at the numbers of a batch. Raises Stuck for ranks that wait for ever."""
-    mesh = split.mesh
-    ranks = {place: Rank(split.steps, split.out, mesh, place, feed) for place in mesh.places()}
-    results = drive({place: rank.run() for place, rank in ranks.items()}, mesh,
-                    {place: rank.meter for place, rank in ranks.items()})
-    return Ran(assembled(split.steps[split.out], results, mesh), {place: rank.meter for place, rank in ranks.items()})
+def run(plan: Partition, feed: Feed) -> Ran:
+    """Runs every rank of a partition at the numbers of a batch. Raises Stuck for ranks that wait for ever."""
+    mesh, meters = plan.mesh, {place: Meter() for place in plan.mesh.places()}
+    splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
+    results = drive({place: rank(plan, splits, place, feed, meters[place]) for place in meters}, mesh, meters)
+    final, last = splits[len(plan.chain) - 1], len(plan.stages) - 1
+    ends = {plan.flat(place): value for place, value in results.items() if plan.stage(place) == last}
+    return Ran(assembled(final.steps[final.out], ends, mesh.flat), meters)
+
+
+def rank(plan: Partition, splits: Mapping[int, Split], place: Place, feed: Feed,
+         meter: Meter) -> Generator[Message, Any, Numeric]:
+    """One rank of a partition: the factors of its stage, one after the other, between taking a value and handing one
+    on."""
+    stage, value = plan.stage(place), None
+    lo, hi = plan.cuts[stage]
+    axis = plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
+    stored: dict[Any, Data] = {}
+    if stage: [value] = yield Message("take", axis, (), lo)
+    for at in range(lo, hi):
+        one = Rank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, stored)
+        value = yield from shifted(one.run(), plan, at)
+    assert value is not None
+    if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
+    return value
+
+
+def shifted(running: Generator[Message, Any, Numeric], plan: Partition, at: int) -> Generator[Message, Any, Numeric]:
+    """What a factor sends, with axes of the whole mesh, and steps that are told from those of other factors."""
+    axes = [plan.mesh.index(axis.name) for axis in plan.mesh.flat]
+    value = None
+    while True:
+        try: message = running.send(value)
+        except StopIteration as end: return end.value  # type: ignore[no-any-return]
+        value = yield message._replace(axis=axes[message.axis], at=at * STEPS + message.at)
 
 
 def drive(running: Mapping[Place, Any], mesh: Mesh, meters: Mapping[Place, Meter]) -> dict[Place, Numeric]:
@@ -50,7 +80,7 @@ def drive(running: Mapping[Place, Any], mesh: Mesh, meters: Mapping[Place, Meter
         except StopIteration as end: results[place] = end.value
     for place in running: advance(place, None)
     while waits:
-        groups = {group_of(place, message.axis, mesh): message for place, message in waits.items()}
+        groups = {group_of(place, message, mesh): message for place, message in waits.items()}
         ready = [(group, message) for group, message in groups.items()
                  if all(p in waits and alike(waits[p], message) for p in group)]
         if not ready:
@@ -64,12 +94,16 @@ def drive(running: Mapping[Place, Any], mesh: Mesh, meters: Mapping[Place, Meter
 
 
 def alike(one: Message, other: Message) -> bool:
-    return one[:2] + (one.at,) == other[:2] + (other.at,)
+    """Whether two ranks wait for each other: in one operation of one step, or one gives what the other takes."""
+    pair = {one.op, other.op}
+    return (one.axis, one.at) == (other.axis, other.at) and (len(pair) == 1 or pair == {"give", "take"})
 
 
-def group_of(place: Place, axis: int, mesh: Mesh) -> tuple[Place, ...]:
-    """The ranks that differ in one coordinate alone, in order."""
-    return tuple((*place[:axis], r, *place[axis + 1:]) for r in range(int(mesh.axes[axis].ranks)))
+def group_of(place: Place, message: Message, mesh: Mesh) -> tuple[Place, ...]:
+    """The ranks that take part: those that differ in one coordinate alone, in order, or two neighbours."""
+    axis, here = message.axis, place[message.axis]
+    along = {"give": (here, here + 1), "take": (here - 1, here)}.get(message.op, range(int(mesh.axes[axis].ranks)))
+    return tuple((*place[:axis], r, *place[axis + 1:]) for r in along)
 
 
 def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric:
@@ -132,7 +166,14 @@ def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list
     return [sent[r - 1].arrays for r in range(len(sent))]
 
 
-MERGES = dict(all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on)
+def give(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
+    """From one stage to the next."""
+    meters[0].sent(("send", axis), sent[0].numbers, sent[0].numbers, 1)
+    return [(), sent[0].arrays]
+
+
+MERGES = dict(give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all,
+              send=hand_on)
 
 
 def assembled(step: Step, results: Mapping[Place, Numeric], mesh: Mesh) -> Numeric:
