@@ -15,7 +15,7 @@ from opmatrix.partition.carrying import contracts
 from opmatrix.partition.cuts import Cut, Dims, Partial, State, carried_columns, piece
 from opmatrix.partition.lies import Spread, local
 from opmatrix.partition.mesh import Axis, Mesh
-from opmatrix.partition.spreading import Step
+from opmatrix.partition.moving import Step
 from opmatrix.partition.visible import seen_blocks, sees_all, sent_blocks
 
 
@@ -31,6 +31,9 @@ class Crossing(NamedTuple):
     messages: sympy.Expr
     supersteps: sympy.Expr
     at: int
+
+
+NONE = sympy.Integer(0)
 
 
 class ByRank(sympy.Function):                               # type: ignore[misc]
@@ -68,9 +71,9 @@ class Booked:
         """Multiplications and additions of the products of a step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_flops(at)
-        if not step.args or step.op not in ("act", "product"): return sympy.Integer(0)
+        if not step.args or step.op not in ("act", "product"): return NONE
         x, own = self.held_dims[step.args[0]], self.held_dims[at]
-        if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return sympy.Integer(0)
+        if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return NONE
         cols = own.cols if step.op == "act" else self.held_dims[step.args[1]].cols
         return sympy.sympify(2 * own.batch * own.heads * own.rows * x.cols * cols)
 
@@ -84,7 +87,8 @@ class Booked:
         axis, where, whole = self.ring_of(self.steps[at])
         if not isinstance(axis.ranks, int): return sympy.sympify(self.all_seen(axis, where, whole))
         seen = seen_blocks(where, whole, axis.ranks)
-        return ByRank(axis.at, *(total(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees) for row in seen))
+        return ByRank(axis.at, *(total(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees)
+                                 for row in seen))
 
     def ring_of(self, step: Step) -> tuple[Axis, Any, LiveSize]:
         """The axis of a ring, its pattern and the keys that go round in it."""
@@ -96,8 +100,8 @@ class Booked:
     def all_seen(axis: Axis, where: Any, whole: LiveSize) -> LiveSize:
         """All keys. Raises InputError where ranks are a symbol and a rank does not see all."""
         if sees_all(where): return whole
-        raise InputError(f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give the "
-                         f"ranks of {axis.name} as a number")
+        raise InputError(f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give "
+                         f"the ranks of {axis.name} as a number")
 
     def crossing(self, at: int) -> Crossing | None:
         """What a step sends; None for one that stays."""

@@ -11,6 +11,7 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import LiveSize, as_int
 
 Role: TypeAlias = Literal["batch", "heads", "rows", "cols"]
+ROLES: tuple[Role, ...] = ("batch", "heads", "rows", "cols")         # the dimensions of a value, in order
 Bounds: TypeAlias = tuple[int, int]
 
 

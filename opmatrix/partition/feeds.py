@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.partition.cuts import Dims, Role
+from opmatrix.partition.cuts import ROLES, Dims, Role
 
 
 class OneHot(NamedTuple):
@@ -45,4 +45,4 @@ class Feed:
 
 def window(dims: Dims, at: Mapping[Role, tuple[int, int]]) -> tuple[slice, ...]:
     """Slices of sequences x heads x rows x columns."""
-    return tuple(slice(*at.get(role, (0, int(size)))) for role, size in zip(dims._fields, dims, strict=True))
+    return tuple(slice(*at.get(role, (0, int(size)))) for role, size in zip(ROLES, dims, strict=True))

@@ -62,7 +62,7 @@ def local(dims: Dims, lie: Spread, mesh: Mesh) -> Dims:
 
 def scaled(size: LiveSize, count: LiveSize, units: LiveSize) -> LiveSize:
     """So many of the units that a size has."""
-    if all(isinstance(each, int) for each in (size, count, units)): return size * count // units  # type: ignore[operator]
+    if all(isinstance(each, int) for each in (size, count, units)): return size * count // units
     return size * count / units
 
 

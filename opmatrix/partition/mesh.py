@@ -95,8 +95,8 @@ class Mesh:
         for number, axis in enumerate(self.axes):
             twin = next((each for each in self.axes[:number] if meet(each.strategy, axis.strategy)), None)
             if twin is not None:
-                raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {axis.strategy.name}: make them "
-                                 "one axis, of as many ranks as both")
+                raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {axis.strategy.name}: make "
+                                 "them one axis, of as many ranks as both")
 
     @property
     def ranks(self) -> LiveSize: return prod((axis.ranks for axis in self.axes), start=1)

@@ -1,5 +1,5 @@
-"""`partition`: a model on a mesh. From the split follow the formulas of what each rank computes, sends, stores and holds,
-exact for any cut, and the steps that virtual ranks run."""
+"""`partition`: a model on a mesh. From the split follow the formulas of what each rank computes, sends, stores and
+holds, exact for any cut, and the steps that virtual ranks run."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,8 @@ from opmatrix.partition.booked import Booked, Crossing, total
 from opmatrix.partition.cuts import piece
 from opmatrix.partition.lies import local
 from opmatrix.partition.mesh import Axis, Mesh
-from opmatrix.partition.spreading import Sizes, Split
+from opmatrix.partition.moving import Sizes
+from opmatrix.partition.spreading import Split
 from opmatrix.partition.stages import Factor, chain, cut_stages
 
 
@@ -90,9 +91,9 @@ class Partition:
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
         if stage < len(self.stages) - 1:
-            sent, axis = self.handed(stage), self.mesh.stages
-            assert axis is not None
-            yield 1, Crossing("send", axis.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), -1)
+            sent, along = self.handed(stage), self.mesh.stages
+            assert along is not None
+            yield 1, Crossing("send", along.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), -1)
 
     def handed(self, stage: int) -> sympy.Expr:
         """Numbers that a rank hands to the next stage."""
@@ -125,84 +126,6 @@ class Partition:
             found += sympy.nsimplify(size) * total(arrays)
         return found
 
-    def held(self) -> list[sympy.Expr]: return [*dict.fromkeys(self.booked.held())]
-    @cached_property
-    def stored(self) -> list[sympy.Expr]: return [numbers for _, numbers in self.booked.stored().values()]
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A model on a mesh: parts by stage. Numbers are counted in numbers, not bytes: see `formulas`."""
-    mesh: Mesh
-    sizes: Sizes
-    chain: Sequence[Factor]
-    cuts: Sequence[tuple[int, int]]
-    stages: Sequence[Sequence[Part]]
-    name: str = "model"
-    splits: Mapping[int, Split] = field(default_factory=dict)
-
-    def stage(self, place: Sequence[int]) -> int:
-        """The stage of a rank."""
-        axis = self.mesh.stages
-        return 0 if axis is None else place[self.mesh.index(axis.name)]
-
-    def flat(self, place: Sequence[int]) -> tuple[int, ...]:
-        """The coordinates of a rank within its stage."""
-        return tuple(r for axis, r in zip(self.mesh.axes, place, strict=True) if not axis.strategy.layers)
-
-    def split_of(self, at: int) -> Split:
-        """The split of one factor with its own arrays."""
-        known = self.splits[at]
-        return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
-                     last=known.last)
-
-    def flops(self, stage: int = 0) -> sympy.Expr:
-        """Multiplications and additions of one batch on a rank of a stage."""
-        return sum((part.count * part.flops for part in self.stages[stage]), sympy.Integer(0))
-
-    def crossings(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
-        """What crosses, and how often."""
-        for part in self.stages[stage]:
-            for found in part.crossings: yield part.count, found
-            arrays = part.stored
-            for axis in self.stored_over(3):
-                whole, arrays = total(arrays), [sympy.sympify(piece(each, axis.ranks, axis.at)) for each in arrays]
-                own = total(arrays)
-                yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
-                                           sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
-        if stage < len(self.stages) - 1:
-            sent, axis = self.handed(stage), self.mesh.stages
-            assert axis is not None
-            yield 1, Crossing("send", axis.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), -1)
-
-    def handed(self, stage: int) -> sympy.Expr:
-        """Numbers that a rank hands to the next stage."""
-        split = self.splits[self.cuts[stage][1] - 1]
-        return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].lie, split.mesh).numbers)
-
-    def stored_over(self, level: int) -> list[Axis]:
-        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights."""
-        return [axis for axis in self.mesh if axis.strategy.stored >= level]
-
-    def parameters(self, stage: int = 0) -> sympy.Expr:
-        """Numbers of the weights that a rank computes with, in all parts of its stage; arrays that two parts read are
-        counted once."""
-        found: dict[Any, sympy.Expr] = {}
-        for part in self.stages[stage]:
-            for (key, stored), (data, numbers) in part.booked.stored().items():
-                for name in part.distinct(data): found[name, key if data.cut_of else "", stored] = numbers
-        return sum(found.values(), sympy.Integer(0))
-
-    def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
-        """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with
-        Adam 2, 2 and 12 (Rajbhandari et al. 2020, section 3.1). An axis that stores them once divides them."""
-        found = sympy.Integer(0)
-        for level, size in ((3, weights), (2, gradients), (1, optimiser)):
-            over = self.parameters(stage)
-            for axis in self.stored_over(level): over = piece(over, axis.ranks, axis.at)
-            found += sympy.nsimplify(size) * over
-        return found
-
     def held(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of values that a rank holds at a time, step by step: the largest is the peak."""
         return [*dict.fromkeys(e for part in self.stages[stage] for e in part.held)]
@@ -222,8 +145,8 @@ def partition(model: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, tokens: bo
     numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut, "columns" or "rows", by their
     names; the rest follows. Raises InputError for a mesh that the model does not fit and for operators that no rule
     splits."""
-    factors, axis = chain(model), mesh.stages
-    bounds = cut_stages(factors, int(axis.ranks) if axis else 1, stages)
+    factors, along = chain(model), mesh.stages
+    bounds = cut_stages(factors, int(along.ranks) if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
     shape = Shape(1, model.into.rows, model.into.cols)

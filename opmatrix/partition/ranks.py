@@ -1,5 +1,5 @@
-"""A rank: a generator that runs its steps in float64 and yields what crosses. It counts what it computes, hands over and
-holds at the arrays themselves, so a formula is compared with what happened."""
+"""A rank: a generator that runs its steps in float64 and yields what crosses. It counts what it computes, hands over
+and holds at the arrays themselves, so a formula is compared with what happened."""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -14,11 +14,11 @@ from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import stored_dims, stored_key
 from opmatrix.partition.carrying import contracts
-from opmatrix.partition.cuts import Cut, Dims, Partial, bounds, widths
+from opmatrix.partition.cuts import Cut, Dims, Partial, Role, bounds, widths
 from opmatrix.partition.feeds import Feed, OneHot, window
 from opmatrix.partition.lies import Spread, found_at
 from opmatrix.partition.mesh import Mesh
-from opmatrix.partition.spreading import Step
+from opmatrix.partition.moving import Step
 from opmatrix.partition.traced import sliced
 from opmatrix.partition.visible import seen_blocks, sent_blocks, visibility
 
@@ -60,8 +60,8 @@ class Meter:
 
 def size(held: Held) -> int:
     """Numbers that are held."""
-    if isinstance(held, OneHot): return int(held.ids.size)
-    return sum(each.size for each in held) if isinstance(held, tuple) else int(held.size)
+    if isinstance(held, OneHot): return held.ids.size
+    return held.size if isinstance(held, np.ndarray) else sum(int(each.size) for each in held)
 
 
 class Rank:
@@ -92,8 +92,8 @@ class Rank:
         return found
 
     def fetch(self) -> Generator[Message, Any, None]:
-        """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores once
-        it stores a piece of each, and gathers the rest."""
+        """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores
+        once it stores a piece of each, and gathers the rest."""
         found: dict[Any, Data] = {}
         for step in self.steps:
             if step.op == "act":
@@ -113,19 +113,25 @@ class Rank:
             n = int(self.mesh.axes[k].ranks)
             came = yield Message("all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k,
                                  cut=Cut("batch", sum(sizes)))
-            parts = iter(np.split(came, np.cumsum([b - a for r in range(n) for a, b in (bounds(s, n, r) for s in sizes)])))
+            ends = np.cumsum([b - a for r in range(n) for a, b in (bounds(s, n, r) for s in sizes)])
+            parts = iter(np.split(came, ends))
             by_rank = [[next(parts) for _ in sizes] for _ in range(n)]
             flat = [np.concatenate([ranks[at] for ranks in by_rank]) for at in range(len(sizes))]
         assert [*map(len, flat)] == whole
-        for key, each in zip(large, flat, strict=True): found[key] = Data.of(each.reshape(found[key].shape))
+        for key, numbers in zip(large, flat, strict=True): found[key] = Data.of(numbers.reshape(found[key].shape))
         self.kept.update(found)
 
     def own(self, data: Data, stored: Spread) -> Data:
         """What a rank stores of an array."""
         places = found_at(stored_dims(data), stored, self.mesh, self.place)
-        for role, axis in (("cols", -1), ("rows", -2), ("heads", -3)):
-            if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])  # type: ignore[index]
+        for role, axis in MATRIX_AXES:
+            if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])
         return data
+
+    def array(self, at: int) -> Numeric:
+        held = self.values[at]
+        assert isinstance(held, np.ndarray)
+        return held
 
     # What the batch gives.
 
@@ -167,14 +173,14 @@ class Rank:
         if partial is not None and not partial.over.plain(): return self.carrier(matrix, x)
         found = DenseReading(x).act(matrix).array
         if contracts(matrix): self.meter.flops += 2 * found.size * x.shape[-1]
-        return found
+        return np.asarray(found)
 
     def chosen(self, matrix: Operator, x: OneHot) -> Held:
         """Rows of a table; zeros where other ranks have them."""
         table = matrix.args[0].array
         inside = (x.ids >= x.lo) & (x.ids < x.hi)
         rows = table[np.where(inside, x.ids - x.lo, 0)] * inside[..., None]
-        return rows[:, None].astype(np.float64)
+        return np.asarray(rows[:, None], np.float64)
 
     def carrier(self, matrix: Operator, x: Numeric) -> Carriers:
         """What a matrix over a monoid carries of the columns that are here."""
@@ -198,8 +204,9 @@ class Rank:
     def join(self, step: Step, x: Numeric) -> Held:
         b, h, s, c = x.shape
         return x.swapaxes(1, 2).reshape(b, 1, s, h * c)
-    def repeat(self, step: Step, x: Numeric) -> Held: return x.repeat(self.local_heads(step) // x.shape[1], 1)
-    def total(self, step: Step, x: Numeric) -> Held: return x.sum(1, keepdims=True)
+    def repeat(self, step: Step, x: Numeric) -> Held:
+        return np.repeat(x, self.local_heads(step) // x.shape[1], 1)
+    def total(self, step: Step, x: Numeric) -> Held: return np.asarray(x.sum(1, keepdims=True))
     def slice(self, step: Step, x: Numeric) -> Held:
         k, state = step.more
         return cut_piece(x, state, unit_size(step.dims, state), int(self.mesh.axes[k].ranks), self.place[k])
@@ -207,7 +214,8 @@ class Rank:
     def product(self, step: Step, u: Numeric, v: Numeric) -> Held:
         over, where = step.more
         partial = next((s for k, s in step.lie.cuts if isinstance(s, Partial)), None)
-        self.meter.flops += 2 * int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1)))) * u.shape[-1] * v.shape[-1]
+        rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
+        self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
         left = self.steps[step.args[0]]
         seen = None if where.name == "everyone" else visibility(where, *self.positions(left))
         if partial is not None and not over.plain(): return carried(over, u, v, seen)
@@ -233,30 +241,30 @@ class Rank:
     def ring(self, at: int, step: Step) -> Generator[Message, Any, tuple[Numeric, int]]:
         """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""
         k, body, over, where = step.more
-        q, keys, values = (self.values[a] for a in step.args[:3])
+        q, keys, values = (self.array(a) for a in step.args[:3])
         sources = [*dict.fromkeys(step.args[3:5])]
         n, r = int(self.mesh.axes[k].ranks), self.place[k]
         cut = self.steps[step.args[0]].lie.on(k)
         assert isinstance(cut, Cut)
         seen = seen_blocks(where, int(cut.units), n)
-        carrier, room, block = over.unit(), 0, tuple(self.values[a] for a in sources)
+        carrier, room, block = over.unit(), 0, tuple(self.array(a) for a in sources)
         for d in range(n):
             j = (r - d) % n
             if d:
                 hands = block if (j + 1) % n in sent_blocks(seen, r) else ()
-                block = yield Message("send", k, hands, at)                                # type: ignore[arg-type]
+                block = yield Message("send", k, hands, at)
             if not seen[r][j]: continue
             if d: keys, values = (self.rewound(step, a, dict(zip(sources, block, strict=True))) for a in (1, 2))
             z = q @ keys
-            self.meter.flops += 2 * z.size * (q.shape[-1] + values.shape[-1])              # type: ignore[union-attr]
+            self.meter.flops += 2 * z.size * (q.shape[-1] + values.shape[-1])
             for op, other in body:
                 if op == "act": z = DenseReading(z).act(other).array
-                else: z = z + self.values[other] if op == "add" else z * self.values[other]
+                else: z = z + self.array(other) if op == "add" else z * self.array(other)
             near = visibility(where, np.arange(*bounds(int(cut.units), n, r)), np.arange(*bounds(int(cut.units), n, j)))
             carrier = over.merged(carrier, carried(over, z, values, near))
             came = sum(map(size, block)) if d else 0
             room = max(room, came + z.size)
-        shape = (*z.shape[:-1], values.shape[-1])                                          # type: ignore[union-attr]
+        shape = (*q.shape[:-1], values.shape[-1])
         return np.asarray(over.finished(carrier, shape), np.float64), room + sum(map(size, carrier))
 
     def rewound(self, step: Step, which: int, came: dict[int, Numeric]) -> Numeric:
@@ -273,6 +281,7 @@ class Rank:
 def unit_size(dims: Dims, state: Cut) -> int: return int(getattr(dims, state.role)) // int(state.units)
 
 
+MATRIX_AXES: tuple[tuple[Role, int], ...] = ("cols", -1), ("rows", -2), ("heads", -3)
 AXES = {"batch": 0, "heads": 1, "rows": 2, "cols": 3}
 
 

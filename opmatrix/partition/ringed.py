@@ -1,18 +1,22 @@
-"""Attention over rows that are cut alike with their keys: scores are left until the values come, then keys and values go
-round in a ring, and each rank merges a carrier for every block that it sees (Liu et al. 2023)."""
+"""Attention over rows that are cut alike with their keys: scores are left until the values come, then keys and values
+go round in a ring, and each rank merges a carrier for every block that it sees (Liu et al. 2023)."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.cuts import Cut, Dims
 from opmatrix.partition.lies import Spread
-from opmatrix.partition.spreading import Scores, Split, Step
+from opmatrix.partition.moving import Ground, Scores, Step
 from opmatrix.partition.traced import Line
+from opmatrix.patterns import everyone
 
 
-def deferred(split: Split, at: int, line: Line, dims: Dims) -> int | Scores | None:
-    """What a line makes of scores that wait, or scores that shall; None where it has to do with none."""
-    held = [split.place[a] for a in line.args]
-    if line.op == "product" and not any(isinstance(each, Scores) for each in held): return begun(split, line, dims, held)
+def deferred(split: Ground, held: Sequence[int | Scores], line: Line, dims: Dims) -> int | Scores | None:
+    """What a line makes of scores that wait, or scores that shall; None where it has to do with none. `held`: the
+    values that the line takes."""
+    if line.op == "product" and not any(isinstance(each, Scores) for each in held): return begun(split, dims, held)
     scores = next((each for each in held if isinstance(each, Scores)), None)
     if scores is None: return None
     if line.op == "act" and (line.more[0].entrywise and not line.more[0].args):
@@ -22,11 +26,11 @@ def deferred(split: Split, at: int, line: Line, dims: Dims) -> int | Scores | No
         if isinstance(other, int) and split.steps[other].dims.numbers == 1:
             return scores._replace(body=(*scores.body, (line.op, other)))
     if line.op == "product" and held[0] is scores and isinstance(held[1], int):
-        return ring(split, at, line, dims, scores, held[1])
+        return ring(split, line, dims, scores, held[1])
     return None
 
 
-def begun(split: Split, line: Line, dims: Dims, held: list[int | Scores]) -> Scores | None:
+def begun(split: Ground, dims: Dims, held: Sequence[int | Scores]) -> Scores | None:
     """Scores of queries and keys that one axis cuts alike, where its strategy is a ring."""
     u, v = held
     assert isinstance(u, int) and isinstance(v, int)
@@ -37,7 +41,7 @@ def begun(split: Split, line: Line, dims: Dims, held: list[int | Scores]) -> Sco
     return None
 
 
-def ring(split: Split, at: int, line: Line, dims: Dims, scores: Scores, values: int) -> int | None:
+def ring(split: Ground, line: Line, dims: Dims, scores: Scores, values: int) -> int | None:
     """The step in which keys and values go round; None where the values are not cut as the keys are."""
     k = scores.axis
     cut = split.steps[scores.queries].lie.on(k)
@@ -57,7 +61,7 @@ def ring(split: Split, at: int, line: Line, dims: Dims, scores: Scores, values: 
                           Spread(), "ring of keys", where=line.more[1]))
 
 
-def unwound(split: Split, at: int) -> tuple[int, tuple[int, ...]]:
+def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
     """What a value is a turn or a repetition of: it goes round in place of it. Behind it, the steps from there on."""
     path: list[int] = []
     while split.steps[at].op in ("turn", "repeat"):
@@ -66,19 +70,13 @@ def unwound(split: Split, at: int) -> tuple[int, tuple[int, ...]]:
     return at, tuple(reversed(path))
 
 
-def computed(split: Split, scores: Scores) -> int:
+def computed(split: Ground, scores: Scores) -> int:
     """Scores that something else reads: keys are gathered first."""
     keys = split.want(scores.keys, scores.axis, None)
     lie = split.steps[scores.queries].lie
-    at = split.add(Step("product", (scores.queries, keys), split_sum(), scores.dims, lie, why="rows"))
+    at = split.add(Step("product", (scores.queries, keys), (monoids.sum, everyone), scores.dims, lie, why="rows"))
     for op, other in scores.body:
         if isinstance(other, Operator): at = split.add(Step("act", (at,), (other,), scores.dims, lie))
         else: at = split.add(Step(op, (at, other), (), scores.dims, lie))
     return at
 
-
-def split_sum() -> tuple[object, ...]:
-    """The attributes of an ordinary product."""
-    from opmatrix.algebra import monoids
-    from opmatrix.patterns import everyone
-    return monoids.sum, everyone

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.oracles import reduced
-from opmatrix.algebra.shapes import LiveSize
 from opmatrix.partition.carrying import contracts, divisible
 from opmatrix.partition.cuts import Cut, Partial, State
 from opmatrix.partition.mesh import Axis
-from opmatrix.partition.spreading import TURNED, Rule, Split
+from opmatrix.partition.moving import TURNED, Ground, Rule
 from opmatrix.partition.traced import Line
 
 RULES: dict[str, Rule] = {}
@@ -26,11 +25,11 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def states(split: Split, k: int, args: Sequence[int]) -> list[State]: return [split.steps[a].lie.on(k) for a in args]
+def states(split: Ground, k: int, args: Sequence[int]) -> list[State]: return [split.steps[a].lie.on(k) for a in args]
 
 
 @rule("act")
-def act(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def act(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """x @ A: rows, sequences and heads pass; columns pass what is diagonal, and are merged by a matrix whose rows are
     cut."""
     matrix, x, [own] = line.more[0], split.steps[args[0]], states(split, k, args)
@@ -57,14 +56,14 @@ def act(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[in
     return [own], own, None, ""
 
 
-def columns_cut(split: Split, axis: Axis, at: int, line: Line) -> bool:
+def columns_cut(split: Ground, axis: Axis, at: int, line: Line) -> bool:
     """Whether a weight is cut by columns: what it gives goes on to another, or it is what scores the vocabulary."""
     strategy = axis.strategy
     if strategy.weights and split.carried.carry[at]: return True
-    return strategy.vocabulary and at == split.result and len(split.lines) == 2 and not split.steps[0].selects
+    return strategy.vocabulary and at == len(split.lines) - 1 == 1 and not split.steps[0].selects
 
 
-def heads_fit(split: Split, at: int, axis: Axis) -> Cut:
+def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
     """How the columns of a weight are cut: between groups that share heads where there are enough of them, else between
     its own heads, of which those that are shared are copied. Raises InputError for ranks that fit neither."""
     grain, n, carried = split.carried.units[at], axis.ranks, split.carried
@@ -72,16 +71,18 @@ def heads_fit(split: Split, at: int, axis: Axis) -> Cut:
     if not (isinstance(units, int) and isinstance(n, int)) or n <= units: return Cut("cols", units)
     own = carried.own_heads(at)
     def fits(n: int) -> bool:
-        return n <= units or bool(grain and grain.shared and n % units == 0 and (own == units or own % n == 0))
-    if fits(n): return Cut("cols", own, copied=own == units)
+        if n <= units or own is None: return n <= units
+        return bool(grain and grain.shared and n % units == 0 and (own == units or own % n == 0))
+    if own is not None and fits(n): return Cut("cols", own, copied=own == units)
     fit = max(filter(fits, range(1, n)))
-    what = f"{own} heads in groups of {units}" if grain and grain.shared else f"{units} " + ("heads" if grain else "columns")
+    what = f"{units} " + ("heads" if grain else "columns")
+    if grain and grain.shared: what = f"{own} heads in groups of {units}"
     raise InputError(f"mesh: {axis.name} has {n} ranks, and {split.lines[at].more[0]} gives {what}: the nearest that "
                      f"divides is {fit}")
 
 
 @rule("add", "mul")
-def pointwise(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def pointwise(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Entry by entry: both are cut alike. Two parts of one sum are added as they are."""
     u, v = (None if split.free(a) and any(not split.free(b) for b in args) else state
             for a, state in zip(args, states(split, k, args), strict=True))
@@ -96,7 +97,7 @@ def pointwise(split: Split, k: int, axis: Axis, at: int, line: Line, args: Seque
 
 
 @rule("turn")
-def turn(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def turn(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Rows are columns."""
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -105,7 +106,7 @@ def turn(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[i
 
 
 @rule("beside")
-def beside(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def beside(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Columns side by side are whole; whatever else is cut is so in both."""
     found = states(split, k, args)
     kept = next((s for s in found if isinstance(s, Cut) and s.role != "cols"), None)
@@ -113,7 +114,7 @@ def beside(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence
 
 
 @rule("split")
-def heads(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def heads(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Columns that are cut between heads are heads that are cut."""
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -125,7 +126,7 @@ def heads(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[
 
 
 @rule("join")
-def join(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def join(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Heads are columns again."""
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -133,7 +134,7 @@ def join(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[i
 
 
 @rule("repeat")
-def repeat(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def repeat(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Heads of groups: a rank repeats those that it holds; of one that ranks copy, each takes its share."""
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -142,7 +143,7 @@ def repeat(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence
 
 
 @rule("total")
-def total(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def total(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """The sum of heads, of which a rank has some."""
     [own] = states(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
@@ -150,7 +151,7 @@ def total(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[
 
 
 @rule("pick")
-def pick(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def pick(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """Rows of a sequence lie with their sequence; rows that are cut are gathered."""
     [own] = states(split, k, args)
     if isinstance(own, Partial) or (isinstance(own, Cut) and own.role == "rows"): own = None
@@ -158,7 +159,7 @@ def pick(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[i
 
 
 @rule("product")
-def product(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def product(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
     """u · v over a monoid: where the contracted axis is cut, each rank merges its part, and the carrier is partial."""
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
@@ -185,11 +186,11 @@ def product(split: Split, k: int, axis: Axis, at: int, line: Line, args: Sequenc
 def role(state: State) -> str | None: return state.role if isinstance(state, Cut) else None
 
 
-def by_heads(split: Split, axis: Axis, line: Line, args: Sequence[int]) -> Found:
+def by_heads(split: Ground, axis: Axis, line: Line, args: Sequence[int]) -> Found:
     """Rows that are cut change with heads, so every rank has all rows of some."""
     h, n = split.steps[args[0]].dims.heads, axis.ranks
     if isinstance(h, int) and isinstance(n, int) and h < n:
-        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at most "
-                         f"{h} ranks, or strategy ring")
+        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at "
+                         f"most {h} ranks, or strategy ring")
     cut = Cut("heads", h)
     return [cut, cut], cut, None, "heads for rows"

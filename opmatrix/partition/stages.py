@@ -3,6 +3,7 @@ Layers begin where rows are mixed, and stages of a pipeline are runs of layers."
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
@@ -71,4 +72,4 @@ def cut_stages(model: Sequence[Factor], count: int, given: Sequence[int] | None 
     ends = [0]
     for number in sizes: ends.append(ends[-1] + number)
     cuts = [0, *(found[end][0] for end in ends[1:-1]), len(model)]
-    return [*zip(cuts, cuts[1:], strict=False)]
+    return [*pairwise(cuts)]

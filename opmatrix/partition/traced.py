@@ -55,7 +55,8 @@ class Traced:
     def then(self, op: str, *others: Traced, more: tuple[Any, ...] = (), shape: Shape) -> Traced:
         """The line of an operation on this value and others; one row where all of them are."""
         taken = (self, *others)
-        return self.trace.write(op, tuple(each.at for each in taken), more, shape, all(each.line.level for each in taken))
+        level = all(each.line.level for each in taken)
+        return self.trace.write(op, tuple(each.at for each in taken), more, shape, level)
 
     def act(self, matrix: Operator) -> Traced:
         shape = self.shape.act(matrix)

@@ -2,7 +2,7 @@
 same numbers come out to the bit whenever they run. What crosses is counted at the arrays."""
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,9 +14,10 @@ from opmatrix.partition.cuts import Cut, bounds
 from opmatrix.partition.feeds import Feed, window
 from opmatrix.partition.lies import found_at
 from opmatrix.partition.mesh import Mesh
+from opmatrix.partition.moving import Step
 from opmatrix.partition.plan import Partition
-from opmatrix.partition.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece
-from opmatrix.partition.spreading import Split, Step
+from opmatrix.partition.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, size
+from opmatrix.partition.spreading import Split
 
 Place = tuple[int, ...]
 STEPS = 100_000                                             # more than a factor has
@@ -47,7 +48,8 @@ def rank(plan: Partition, splits: Mapping[int, Split], place: Place, feed: Feed,
          meter: Meter) -> Generator[Message, Any, Numeric]:
     """One rank of a partition: the factors of its stage, one after the other, between taking a value and handing one
     on."""
-    stage, value = plan.stage(place), None
+    stage = plan.stage(place)
+    value: Numeric | None = None
     lo, hi = plan.cuts[stage]
     axis = plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
     stored: dict[Any, Data] = {}
@@ -144,7 +146,7 @@ def reduce_scatter(sent: Sequence[Message], meters: Sequence[Meter], axis: str) 
     value, n = merged(sent), len(sent)
     out = [cut_piece(value, m.then, m.unit, n, r) for r, m in enumerate(sent)]             # type: ignore[arg-type]
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        kept = sum(cut_piece(each, m.then, m.unit, n, r).size for each in m.arrays)        # type: ignore[arg-type]
+        kept = size(tuple(cut_piece(each, m.then, m.unit, n, r) for each in m.arrays))     # type: ignore[arg-type]
         meter.sent((m.op, axis), m.numbers, m.numbers - kept, n - 1)
     return out
 
@@ -172,8 +174,9 @@ def give(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Ca
     return [(), sent[0].arrays]
 
 
-MERGES = dict(give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all,
-              send=hand_on)
+MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
+    give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
+    all_to_all=all_to_all, send=hand_on)
 
 
 def assembled(step: Step, results: Mapping[Place, Numeric], mesh: Mesh) -> Numeric:

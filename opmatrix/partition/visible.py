@@ -20,8 +20,8 @@ def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, .
     if isinstance(tokens, int): return blocks(where, tokens, n)
     one, other = (blocks(where, n * each, n) for each in PROBES)
     if one == other: return one
-    raise InputError(f"partition: which blocks of keys are seen under {where} depends on the number of tokens, {tokens}: "
-                     "give it as a number")
+    raise InputError(f"partition: which blocks of keys are seen under {where} depends on the number of tokens, "
+                     f"{tokens}: give it as a number")
 
 
 def blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
