@@ -11,12 +11,12 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partition.carrying import contracts
-from opmatrix.partition.cuts import Cut, Dims, Partial, State, carried_columns, piece
-from opmatrix.partition.lies import Spread, local
-from opmatrix.partition.mesh import Axis, Mesh
-from opmatrix.partition.moving import Step
-from opmatrix.partition.visible import seen_blocks, sees_all, sent_blocks
+from opmatrix.split.carrying import contracts
+from opmatrix.split.cuts import AxisState, Cut, Dims, Partial, carried_columns, piece
+from opmatrix.split.mesh import Axis, Mesh
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import Placement, local
+from opmatrix.split.visible import seen_blocks, sees_all, sent_blocks
 
 
 class Crossing(NamedTuple):
@@ -51,19 +51,19 @@ def on_rank(axis: Axis, e: LiveSize, r: LiveSize) -> sympy.Expr:
 
 class Booked:
     """The formulas of steps on a mesh."""
-    def __init__(self, steps: Sequence[Step], mesh: Mesh, out: int) -> None:
+    def __init__(self, steps: Sequence[RankStep], mesh: Mesh, out: int) -> None:
         self.steps, self.mesh, self.out = steps, mesh, out
-        self.held_dims = [local(step.dims, step.lie, mesh) for step in steps]
+        self.held_dims = [local(step.dims, step.placement, mesh) for step in steps]
 
     def numbers(self, at: int) -> sympy.Expr:
         """Numbers that a rank holds of a value: of one-hot rows a number each, of a part the carrier."""
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
-        return sympy.sympify(self.carrier(step.lie, dims).numbers)
+        return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     @staticmethod
-    def carrier(lie: Spread, dims: Dims) -> Dims:
-        for _, state in lie.cuts:
+    def carrier(placement: Placement, dims: Dims) -> Dims:
+        for _, state in placement.cuts:
             if isinstance(state, Partial): dims = dims._replace(cols=carried_columns(state.over, dims.cols))
         return dims
 
@@ -90,9 +90,9 @@ class Booked:
         return ByRank(axis.at, *(total(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees)
                                  for row in seen))
 
-    def ring_of(self, step: Step) -> tuple[Axis, Any, LiveSize]:
+    def ring_of(self, step: RankStep) -> tuple[Axis, Any, LiveSize]:
         """The axis of a ring, its pattern and the keys that go round in it."""
-        cut = self.steps[step.args[0]].lie.on(step.more[0])
+        cut = self.steps[step.args[0]].placement.on(step.more[0])
         assert isinstance(cut, Cut)
         return self.mesh.axes[step.more[0]], step.where, cut.units
 
@@ -111,7 +111,7 @@ class Booked:
         k, own, state = step.more
         axis, n = self.mesh.axes[k], sympy.sympify(self.mesh.axes[k].ranks)
         before, after = self.steps[step.args[0]], step
-        handed = sympy.sympify(self.carrier(before.lie, self.held_dims[step.args[0]]).numbers)
+        handed = sympy.sympify(self.carrier(before.placement, self.held_dims[step.args[0]]).numbers)
         kept = self.stays(before, k, own, state)
         match after.why:
             case "all_gather":
@@ -124,11 +124,11 @@ class Booked:
                 return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
         return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
 
-    def stays(self, step: Step, k: int, own: State, state: State) -> sympy.Expr:
+    def stays(self, step: RankStep, k: int, own: AxisState, state: AxisState) -> sympy.Expr:
         """Numbers of what a rank hands over that it keeps."""
         if not isinstance(state, Cut): return sympy.Integer(0)
-        dims = local(step.dims, Spread((*step.lie.cuts, (k, state))), self.mesh)
-        return sympy.sympify(self.carrier(step.lie, dims).numbers)
+        dims = local(step.dims, Placement((*step.placement.cuts, (k, state))), self.mesh)
+        return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def ring_crossing(self, at: int) -> Crossing:
         """Keys and values of a block, as they were before heads were repeated, go on as long as somebody sees them."""
@@ -200,7 +200,7 @@ def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify,
 def largest(each: Iterable[sympy.Expr]) -> sympy.Expr: return sympy.Max(*each)
 
 
-def stored_key(data: Data, stored: Spread) -> tuple[str, Spread]:
+def stored_key(data: Data, stored: Placement) -> tuple[str, Placement]:
     """What is stored once: an array, however it is turned, and how it lies."""
     if data.base is None: return data.key, stored
     return data.base.key, stored.turned({"rows": "cols", "cols": "rows"})

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.partition.cuts import ROLES, Dims, Role
+from opmatrix.split.cuts import ROLES, Dims, Role
 
 
 class OneHot(NamedTuple):

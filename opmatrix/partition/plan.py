@@ -13,16 +13,16 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import Booked, Crossing, total
-from opmatrix.partition.cuts import piece
-from opmatrix.partition.lies import local
-from opmatrix.partition.mesh import Axis, Mesh
-from opmatrix.partition.moving import Sizes
-from opmatrix.partition.spreading import Split
 from opmatrix.partition.stages import Factor, chain, cut_stages
+from opmatrix.split.cuts import piece
+from opmatrix.split.mesh import Axis, Mesh
+from opmatrix.split.moving import BatchSizes
+from opmatrix.split.placement import local
+from opmatrix.split.spreading import Split
 
 
 @dataclass(frozen=True)
-class Part:
+class FactorGroup:
     """Factors of one stage that are split alike: the split of the first, its formulas, its
     arrays, and those of each."""
     split: Split
@@ -54,10 +54,10 @@ class Part:
 class Partition:
     """A model on a mesh: parts by stage. Numbers are counted in numbers, not bytes: see `formulas`."""
     mesh: Mesh
-    sizes: Sizes
+    sizes: BatchSizes
     chain: Sequence[Factor]
     cuts: Sequence[tuple[int, int]]
-    stages: Sequence[Sequence[Part]]
+    stages: Sequence[Sequence[FactorGroup]]
     name: str = "model"
     splits: Mapping[int, Split] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class Partition:
     def handed(self, stage: int) -> sympy.Expr:
         """Numbers that a rank hands to the next stage."""
         split = self.splits[self.cuts[stage][1] - 1]
-        return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].lie, split.mesh).numbers)
+        return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].placement, split.mesh).numbers)
 
     def stored_over(self, level: int) -> list[Axis]:
         """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights."""
@@ -139,8 +139,9 @@ class Partition:
         return max(int(self.on(e, place)) for e in self.held(self.stage(place)))
 
 
-def partition(model: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, tokens: bool = True, name: str = "model",
-              stages: Sequence[int] | None = None, cuts: Mapping[str, str] | None = None) -> Partition:
+def partition(model: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
+              name: str = "model", stages: Sequence[int] | None = None,
+              cuts: Mapping[str, str] | None = None) -> Partition:
     """A model on a mesh, for a batch of those sizes, numbers or symbols. `tokens`: it reads one-hot tokens, else x is
     numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut, "columns" or "rows", by their
     names; the rest follows. Raises InputError for a mesh that the model does not fit and for operators that no rule
@@ -156,7 +157,7 @@ def partition(model: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, tokens: bo
         if key not in known:
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
-    made: list[list[Part]] = []
+    made: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
         for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
@@ -164,9 +165,9 @@ def partition(model: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, tokens: bo
     return Partition(mesh, sizes, factors, bounds, made, name, splits)
 
 
-def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> Part:
+def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:
     """Factors of a stage that are split alike."""
     split = splits[own[0]]
     first = next(at for at, each in splits.items() if each is split)
-    return Part(split, Booked(split.steps, split.mesh, split.out), factors[first].arrays,
+    return FactorGroup(split, Booked(split.steps, split.mesh, split.out), factors[first].arrays,
                 tuple(factors[at].arrays for at in own))

@@ -13,14 +13,14 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import stored_dims, stored_key
-from opmatrix.partition.carrying import contracts
-from opmatrix.partition.cuts import Cut, Dims, Partial, Role, bounds, widths
 from opmatrix.partition.feeds import Feed, OneHot, window
-from opmatrix.partition.lies import Spread, found_at
-from opmatrix.partition.mesh import Mesh
-from opmatrix.partition.moving import Step
-from opmatrix.partition.traced import sliced
-from opmatrix.partition.visible import seen_blocks, sent_blocks, visibility
+from opmatrix.split.carrying import contracts
+from opmatrix.split.cuts import Cut, Dims, Partial, Role, bounds, widths
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import Placement, found_at
+from opmatrix.split.traced import sliced
+from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
 
 Carriers: TypeAlias = tuple[Numeric, ...]
 Held: TypeAlias = "Numeric | OneHot | Carriers"
@@ -66,7 +66,7 @@ def size(held: Held) -> int:
 
 class Rank:
     """The steps of a term at one place of a mesh."""
-    def __init__(self, steps: Sequence[Step], out: int, mesh: Mesh, place: Sequence[int], feed: Feed, meter: Meter,
+    def __init__(self, steps: Sequence[RankStep], out: int, mesh: Mesh, place: Sequence[int], feed: Feed, meter: Meter,
                  start: Numeric | None, kept: dict[Any, Data]) -> None:
         self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
         self.values: dict[int, Held] = {}
@@ -121,7 +121,7 @@ class Rank:
         for key, numbers in zip(large, flat, strict=True): found[key] = Data.of(numbers.reshape(found[key].shape))
         self.kept.update(found)
 
-    def own(self, data: Data, stored: Spread) -> Data:
+    def own(self, data: Data, stored: Placement) -> Data:
         """What a rank stores of an array."""
         places = found_at(stored_dims(data), stored, self.mesh, self.place)
         for role, axis in MATRIX_AXES:
@@ -135,25 +135,25 @@ class Rank:
 
     # What the batch gives.
 
-    def window(self, dims: Dims, lie: Spread) -> tuple[slice, ...]:
-        return window(dims, found_at(dims, lie, self.mesh, self.place))
+    def window(self, dims: Dims, placement: Placement) -> tuple[slice, ...]:
+        return window(dims, found_at(dims, placement, self.mesh, self.place))
 
-    def selecting(self, step: Step, ids: Numeric) -> OneHot:
-        batch, _, rows, cols = self.window(step.dims, step.lie)
+    def selecting(self, step: RankStep, ids: Numeric) -> OneHot:
+        batch, _, rows, cols = self.window(step.dims, step.placement)
         return OneHot(ids[batch, rows], cols.start, cols.stop)
-    def input(self, step: Step) -> Held:
+    def input(self, step: RankStep) -> Held:
         if self.start is not None: return self.start
         if step.selects: return self.selecting(step, self.feed.x)
-        return self.feed.x[:, None][self.window(step.dims, step.lie)]
-    def given(self, step: Step) -> Held: return self.selecting(step, self.feed.ids(step.more[0]))
-    def entered(self, step: Step) -> Held:
-        return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.lie)]
-    def related(self, step: Step) -> Held:
-        return self.feed.relations[step.more[0].name][None, None][self.window(step.dims, step.lie)]
+        return self.feed.x[:, None][self.window(step.dims, step.placement)]
+    def given(self, step: RankStep) -> Held: return self.selecting(step, self.feed.ids(step.more[0]))
+    def entered(self, step: RankStep) -> Held:
+        return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
+    def related(self, step: RankStep) -> Held:
+        return self.feed.relations[step.more[0].name][None, None][self.window(step.dims, step.placement)]
 
     # What is computed.
 
-    def narrowed(self, step: Step) -> Operator:
+    def narrowed(self, step: RankStep) -> Operator:
         """The matrix of a step with the numbers that this rank stores."""
         matrix: Operator = step.more[0]
         if not any(isinstance(a, Data) for a in matrix.args): return matrix
@@ -163,13 +163,13 @@ class Rank:
         made: Operator = matrix.kind(*(own(a) if isinstance(a, Data) else a for a in matrix.args))
         return made
 
-    def act(self, step: Step, x: Held | None = None) -> Held:
+    def act(self, step: RankStep, x: Held | None = None) -> Held:
         matrix = self.narrowed(step)
         if x is None: return np.atleast_2d(matrix.args[0].array)[None, None, -1:].astype(np.float64)
         if isinstance(x, OneHot): return self.chosen(matrix, x)
         assert isinstance(x, np.ndarray)
-        partial = next((s for k, s in step.lie.cuts if isinstance(s, Partial)
-                        and not isinstance(self.steps[step.args[0]].lie.on(k), Partial)), None)
+        partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)
+                        and not isinstance(self.steps[step.args[0]].placement.on(k), Partial)), None)
         if partial is not None and not partial.over.plain(): return self.carrier(matrix, x)
         found = DenseReading(x).act(matrix).array
         if contracts(matrix): self.meter.flops += 2 * found.size * x.shape[-1]
@@ -187,33 +187,33 @@ class Rank:
         a, over = reduced(matrix)
         return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
 
-    def add(self, step: Step, u: Numeric, v: Numeric) -> Held: return u + v
-    def mul(self, step: Step, u: Numeric, v: Numeric) -> Held: return u * v
-    def turn(self, step: Step, x: Numeric) -> Held: return x.swapaxes(-1, -2)
-    def beside(self, step: Step, u: Numeric, v: Numeric) -> Held:
+    def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u + v
+    def mul(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u * v
+    def turn(self, step: RankStep, x: Numeric) -> Held: return x.swapaxes(-1, -2)
+    def beside(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
         return np.concatenate([np.broadcast_to(each, (*shape, each.shape[-1])) for each in (u, v)], -1)
 
-    def local_heads(self, step: Step) -> int:
-        lo, hi = found_at(step.dims, step.lie, self.mesh, self.place).get("heads", (0, int(step.dims.heads)))
+    def local_heads(self, step: RankStep) -> int:
+        lo, hi = found_at(step.dims, step.placement, self.mesh, self.place).get("heads", (0, int(step.dims.heads)))
         return hi - lo
-    def split(self, step: Step, x: Numeric) -> Held:
+    def split(self, step: RankStep, x: Numeric) -> Held:
         b, _, s, c = x.shape
         h = self.local_heads(step)
         return x.reshape(b, s, h, c // h).swapaxes(1, 2)
-    def join(self, step: Step, x: Numeric) -> Held:
+    def join(self, step: RankStep, x: Numeric) -> Held:
         b, h, s, c = x.shape
         return x.swapaxes(1, 2).reshape(b, 1, s, h * c)
-    def repeat(self, step: Step, x: Numeric) -> Held:
+    def repeat(self, step: RankStep, x: Numeric) -> Held:
         return np.repeat(x, self.local_heads(step) // x.shape[1], 1)
-    def total(self, step: Step, x: Numeric) -> Held: return np.asarray(x.sum(1, keepdims=True))
-    def slice(self, step: Step, x: Numeric) -> Held:
+    def total(self, step: RankStep, x: Numeric) -> Held: return np.asarray(x.sum(1, keepdims=True))
+    def slice(self, step: RankStep, x: Numeric) -> Held:
         k, state = step.more
         return cut_piece(x, state, unit_size(step.dims, state), int(self.mesh.axes[k].ranks), self.place[k])
 
-    def product(self, step: Step, u: Numeric, v: Numeric) -> Held:
+    def product(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         over, where = step.more
-        partial = next((s for k, s in step.lie.cuts if isinstance(s, Partial)), None)
+        partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)), None)
         rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
         left = self.steps[step.args[0]]
@@ -221,14 +221,14 @@ class Rank:
         if partial is not None and not over.plain(): return carried(over, u, v, seen)
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
-    def positions(self, scores: Step) -> tuple[Numeric, Numeric]:
+    def positions(self, scores: RankStep) -> tuple[Numeric, Numeric]:
         """Which positions the rows and columns of scores are here."""
-        _, _, rows, cols = self.window(scores.dims, scores.lie)
+        _, _, rows, cols = self.window(scores.dims, scores.placement)
         return np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
 
     # What crosses.
 
-    def message(self, at: int, step: Step) -> Message:
+    def message(self, at: int, step: RankStep) -> Message:
         k, own, state = step.more
         held = self.values[step.args[0]]
         arrays = held if isinstance(held, tuple) and not isinstance(held, OneHot) else (held,)
@@ -238,13 +238,13 @@ class Rank:
                        unit_size(dims, state) if state is not None else 1,
                        int(own.units) if isinstance(own, Cut) else 0)
 
-    def ring(self, at: int, step: Step) -> Generator[Message, Any, tuple[Numeric, int]]:
+    def ring(self, at: int, step: RankStep) -> Generator[Message, Any, tuple[Numeric, int]]:
         """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""
         k, body, over, where = step.more
         q, keys, values = (self.array(a) for a in step.args[:3])
         sources = [*dict.fromkeys(step.args[3:5])]
         n, r = int(self.mesh.axes[k].ranks), self.place[k]
-        cut = self.steps[step.args[0]].lie.on(k)
+        cut = self.steps[step.args[0]].placement.on(k)
         assert isinstance(cut, Cut)
         seen = seen_blocks(where, int(cut.units), n)
         carrier, room, block = over.unit(), 0, tuple(self.array(a) for a in sources)
@@ -267,7 +267,7 @@ class Rank:
         shape = (*q.shape[:-1], values.shape[-1])
         return np.asarray(over.finished(carrier, shape), np.float64), room + sum(map(size, carrier))
 
-    def rewound(self, step: Step, which: int, came: dict[int, Numeric]) -> Numeric:
+    def rewound(self, step: RankStep, which: int, came: dict[int, Numeric]) -> Numeric:
         """Keys or values of a block, from what came: heads repeated, turned."""
         source, path, at = step.args[2 + which], [], step.args[which]
         while at != source:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from opmatrix.algebra.data import Data, Numeric
-from opmatrix.partition.cuts import Cut, bounds
 from opmatrix.partition.feeds import Feed, window
-from opmatrix.partition.lies import found_at
-from opmatrix.partition.mesh import Mesh
-from opmatrix.partition.moving import Step
 from opmatrix.partition.plan import Partition
 from opmatrix.partition.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, size
-from opmatrix.partition.spreading import Split
+from opmatrix.split.cuts import Cut, bounds
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import found_at
+from opmatrix.split.spreading import Split
 
-Place = tuple[int, ...]
+Coordinates = tuple[int, ...]
 STEPS = 100_000                                             # more than a factor has
 
 
@@ -31,7 +31,7 @@ class Stuck(RuntimeError):
 class Ran:
     """What came out: the whole value, and what each rank counted."""
     value: Numeric
-    meters: Mapping[Place, Meter]
+    meters: Mapping[Coordinates, Meter]
 
 
 def run(plan: Partition, feed: Feed) -> Ran:
@@ -44,7 +44,7 @@ def run(plan: Partition, feed: Feed) -> Ran:
     return Ran(assembled(final.steps[final.out], ends, mesh.flat), meters)
 
 
-def rank(plan: Partition, splits: Mapping[int, Split], place: Place, feed: Feed,
+def rank(plan: Partition, splits: Mapping[int, Split], place: Coordinates, feed: Feed,
          meter: Meter) -> Generator[Message, Any, Numeric]:
     """One rank of a partition: the factors of its stage, one after the other, between taking a value and handing one
     on."""
@@ -72,12 +72,13 @@ def shifted(running: Generator[Message, Any, Numeric], plan: Partition, at: int)
         value = yield message._replace(axis=axes[message.axis], at=at * STEPS + message.at)
 
 
-def drive(running: Mapping[Place, Any], mesh: Mesh, meters: Mapping[Place, Meter]) -> dict[Place, Numeric]:
+def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
+          meters: Mapping[Coordinates, Meter]) -> dict[Coordinates, Numeric]:
     """Lets ranks run until each is done; a group goes on when all of it hand over the same thing."""
-    results: dict[Place, Numeric] = {}
-    waits: dict[Place, Message] = {}
+    results: dict[Coordinates, Numeric] = {}
+    waits: dict[Coordinates, Message] = {}
 
-    def advance(place: Place, value: Any) -> None:
+    def advance(place: Coordinates, value: Any) -> None:
         try: waits[place] = running[place].send(value)
         except StopIteration as end: results[place] = end.value
     for place in running: advance(place, None)
@@ -101,7 +102,7 @@ def alike(one: Message, other: Message) -> bool:
     return (one.axis, one.at) == (other.axis, other.at) and (len(pair) == 1 or pair == {"give", "take"})
 
 
-def group_of(place: Place, message: Message, mesh: Mesh) -> tuple[Place, ...]:
+def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordinates, ...]:
     """The ranks that take part: those that differ in one coordinate alone, in order, or two neighbours."""
     axis, here = message.axis, place[message.axis]
     along = {"give": (here, here + 1), "take": (here - 1, here)}.get(message.op, range(int(mesh.axes[axis].ranks)))
@@ -179,9 +180,9 @@ MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[A
     all_to_all=all_to_all, send=hand_on)
 
 
-def assembled(step: Step, results: Mapping[Place, Numeric], mesh: Mesh) -> Numeric:
+def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:
     """The whole value of what ranks hold of it: sequences x heads x rows x columns."""
     whole = np.full(tuple(map(int, step.dims)), np.nan)
     for place, value in results.items():
-        whole[window(step.dims, found_at(step.dims, step.lie, mesh, place))] = value
+        whole[window(step.dims, found_at(step.dims, step.placement, mesh, place))] = value
     return whole

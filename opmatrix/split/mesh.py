@@ -12,7 +12,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, size
-from opmatrix.partition.cuts import Role
+from opmatrix.split.cuts import Role
 
 Mixing: TypeAlias = Literal["ring", "heads", "keys", "gather"]
 

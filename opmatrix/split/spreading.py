@@ -8,77 +8,79 @@ from typing import Any
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.carrying import Carried
-from opmatrix.partition.cuts import Dims, Partial, State
-from opmatrix.partition.lies import Spread
-from opmatrix.partition.mesh import Mesh
-from opmatrix.partition.moving import GIVEN, Ground, Scores, Sizes, Step
-from opmatrix.partition.ringed import computed, deferred
-from opmatrix.partition.rules import RULES
-from opmatrix.partition.traced import Line, trace
+from opmatrix.split.carrying import Cuttable
+from opmatrix.split.cuts import AxisState, Dims, Partial
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
+from opmatrix.split.placement import Placement
+from opmatrix.split.ringed import computed, deferred
+from opmatrix.split.rules import RULES
+from opmatrix.split.traced import Operation, trace
 
 
 class Split(Ground):
     """The steps of a term on a mesh. Raises InputError naming the operation that no rule splits."""
-    def __init__(self, term: Operator, mesh: Mesh, sizes: Sizes = Sizes(), *, selects: bool = False,
+    def __init__(self, term: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, selects: bool = False,
                  x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
         self.x, self.selects, self.last = x or Shape(1, term.into.rows, term.into.cols), selects, last
         lines, self.result = trace(term, self.x)
-        super().__init__(mesh, sizes, Carried(lines), dict(cuts or {}))
-        self.place: dict[int, int | Scores] = {}
+        super().__init__(mesh, sizes, Cuttable(lines), dict(cuts or {}))
+        self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.lines)
         for at, line in enumerate(self.lines): self.place[at] = self.split(at, line, selects)
         found = self.settled(self.place[self.result])
         for k in range(len(mesh)):
-            if not last or isinstance(self.steps[found].lie.on(k), Partial):
+            if not last or isinstance(self.steps[found].placement.on(k), Partial):
                 found = self.want(found, k, self.home(k, found))
         self.steps, self.out = live(self.steps, found)
 
-    def split(self, at: int, line: Line, selects: bool) -> int | Scores:
+    def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
         """The step of a line, behind what its operands must cross for it."""
         dims = self.sizes.dims(line.shape, line.level)
         if line.op in GIVEN:
-            lie = Spread(tuple((k, s) for k in range(len(self.mesh)) if (s := self.home_of(k, dims)) is not None))
-            return self.add(Step(line.op, (), line.more or ((at,) if line.op == "input" else ()), dims, lie,
+            homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
+            placement = Placement(tuple((k, s) for k, s in homes if s is not None))
+            return self.add(RankStep(line.op, (), line.more or ((at,) if line.op == "input" else ()), dims, placement,
                                  selects=selects if line.op == "input" else line.op == "given"))
-        if line.op == "act" and not line.args: return self.add(Step("act", (), line.more, dims, Spread()))
+        if line.op == "act" and not line.args: return self.add(RankStep("act", (), line.more, dims, Placement()))
         later = deferred(self, [self.place[a] for a in line.args], line, dims)
         if later is not None: return later
         args = [self.settled(self.place[a]) for a in line.args]
         return self.ruled(at, line, dims, args)
 
-    def ruled(self, at: int, line: Line, dims: Dims, args: list[int]) -> int:
+    def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
         if line.op not in RULES:
             raise InputError(f"partition: no rule splits {line.op} {line.more[0] if line.more else ''}: "
                              "what it does is not known")
-        lie, stored, why = Spread(), Spread(), ""
+        placement, stored, why = Placement(), Placement(), ""
         order: list[int] = []
-        outs: dict[int, State] = {}
+        outs: dict[int, AxisState] = {}
         for k, axis in enumerate(self.mesh.axes):
             demand, out, kept, said = RULES[line.op](self, k, axis, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, kept), why or said
-        for a in args: order += [k for k, _ in self.steps[a].lie.cuts if k not in order]
+        for a in args: order += [k for k, _ in self.steps[a].placement.cuts if k not in order]
         order += [k for k in outs if k not in order]
-        for k in order: lie = lie.but(k, outs[k])
-        for a in args: self.check_nested(a, lie, line)
-        return self.add(Step(line.op, tuple(args), line.more, dims, lie, stored, why, where=self.scored.get(at)))
+        for k in order: placement = placement.but(k, outs[k])
+        for a in args: self.check_nested(a, placement, line)
+        where = self.scored.get(at)
+        return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where))
 
-    def check_nested(self, at: int, lie: Spread, line: Line) -> None:
+    def check_nested(self, at: int, placement: Placement, line: Operation) -> None:
         """Operands that are cut twice along a dimension must be so in one order."""
-        own = [k for k, _ in self.steps[at].lie.cuts if lie.on(k) == self.steps[at].lie.on(k)]
-        if own != [k for k, _ in lie.cuts if k in own]:
+        own = [k for k, _ in self.steps[at].placement.cuts if placement.on(k) == self.steps[at].placement.on(k)]
+        if own != [k for k, _ in placement.cuts if k in own]:
             names = " and ".join(self.mesh.axes[k].name for k in own)
             raise InputError(f"partition: {line.op} meets values that axes {names} cut in different orders: put the "
                              "axis that cuts heads inside the one that cuts rows")
 
-    def settled(self, found: int | Scores) -> int:
+    def settled(self, found: int | WaitingScores) -> int:
         """A step: scores that were to be computed in a ring are computed, of keys that are gathered first."""
         if isinstance(found, int): return found
         return computed(self, found)
 
 
-def live(steps: Sequence[Step], result: int) -> tuple[list[Step], int]:
+def live(steps: Sequence[RankStep], result: int) -> tuple[list[RankStep], int]:
     """The steps that a result takes, and where it is."""
     needed = {result}
     for at in range(len(steps) - 1, -1, -1):
@@ -88,14 +90,14 @@ def live(steps: Sequence[Step], result: int) -> tuple[list[Step], int]:
             for at in place], place[result]
 
 
-def replaced(step: Step, place: Mapping[int, int]) -> tuple[Any, ...]:
+def replaced(step: RankStep, place: Mapping[int, int]) -> tuple[Any, ...]:
     """The attributes of a step; what scores of a ring go through names steps, too."""
     if step.op != "ring": return step.more
     body = tuple((op, place[other] if isinstance(other, int) else other) for op, other in step.more[1])
     return (step.more[0], body, *step.more[2:])
 
 
-def patterns_of_scores(lines: Sequence[Line]) -> dict[int, Any]:
+def patterns_of_scores(lines: Sequence[Operation]) -> dict[int, Any]:
     """The pattern under which each line of scores is read, by the product that reads it."""
     found: dict[int, Any] = {}
     for at in range(len(lines) - 1, -1, -1):

@@ -8,38 +8,38 @@ from typing import Any, NamedTuple, TypeAlias
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.carrying import Carried
-from opmatrix.partition.cuts import Cut, Dims, Partial, Role, State, describe
-from opmatrix.partition.lies import Spread, role_of
-from opmatrix.partition.mesh import Axis, Mesh
-from opmatrix.partition.traced import Line
+from opmatrix.split.carrying import Cuttable
+from opmatrix.split.cuts import AxisState, Cut, Dims, Partial, Role, describe
+from opmatrix.split.mesh import Axis, Mesh
+from opmatrix.split.placement import Placement, role_of
+from opmatrix.split.traced import Operation
 
 GIVEN = "input", "given", "related", "entered"              # what the batch gives
 TURNED: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
 
 
-class Step(NamedTuple):
+class RankStep(NamedTuple):
     """What a rank does: an operation on what it holds, or a move. `dims` are those of the whole value, `lie` says what
     of it the rank holds; `stored` how the numbers of a matrix lie; `why` names the rule."""
     op: str
     args: tuple[int, ...]
     more: tuple[Any, ...]
     dims: Dims
-    lie: Spread
-    stored: Spread = Spread()
+    placement: Placement
+    stored: Placement = Placement()
     why: str = ""
     selects: bool = False                                   # one-hot rows: held as a number each
     where: Any = None                                       # the pattern under which scores are read
 
 
-class Sizes(NamedTuple):
+class BatchSizes(NamedTuple):
     """How large a batch is: so many sequences of so many tokens, and rows of other spaces."""
     sequences: LiveSize = size("b")
     tokens: LiveSize = size("s")
     spaces: Mapping[str, LiveSize] = {}
 
     def rows(self, rows: LiveSize) -> LiveSize:
-        """Of a sequence, or of a space that has no sequences."""
+        """Rows of a sequence, or of a space that has no sequences."""
         if rows is T: return self.tokens
         if rows is S: return 1
         return self.spaces.get(str(rows), rows) if isinstance(rows, Space) else rows
@@ -50,11 +50,11 @@ class Sizes(NamedTuple):
         return Dims(batch, shape.heads, self.rows(shape.rows), self.rows(shape.cols))
 
 
-Demand: TypeAlias = tuple[list[State], State]               # of the operands, of what comes out
+Demand: TypeAlias = tuple[list[AxisState], AxisState]               # of the operands, of what comes out
 
 
-class Scores(NamedTuple):
-    """Scores of rows that are cut the same way as their keys, not computed yet: keys come round in a ring."""
+class WaitingScores(NamedTuple):
+    """WaitingScores of rows that are cut the same way as their keys, not computed yet: keys come round in a ring."""
     axis: int
     queries: int
     keys: int
@@ -64,25 +64,25 @@ class Scores(NamedTuple):
 
 class Ground:
     """The steps on a mesh, for a batch of those sizes."""
-    def __init__(self, mesh: Mesh, sizes: Sizes, carried: Carried, cuts: Mapping[str, str]) -> None:
+    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, cuts: Mapping[str, str]) -> None:
         self.mesh, self.sizes, self.carried, self.cuts = mesh, sizes, carried, cuts
-        self.steps, self.made = list[Step](), dict[Step, int]()
+        self.steps, self.made = list[RankStep](), dict[RankStep, int]()
 
     @property
-    def lines(self) -> Sequence[Line]: return self.carried.lines
+    def lines(self) -> Sequence[Operation]: return self.carried.lines
 
-    def add(self, step: Step) -> int:
+    def add(self, step: RankStep) -> int:
         key = step._replace(why="")
         if key not in self.made:
             self.made[key] = len(self.steps)
             self.steps.append(step)
         return self.made[key]
 
-    def home(self, k: int, at: int) -> State:
+    def home(self, k: int, at: int) -> AxisState:
         """How a value lies on an axis between operators."""
         return self.home_of(k, self.steps[at].dims)
 
-    def home_of(self, k: int, dims: Dims) -> State:
+    def home_of(self, k: int, dims: Dims) -> AxisState:
         match self.mesh.axes[k].strategy.home:
             case "batch" if dims.batch != 1: return self.shared(k, Cut("batch", self.sizes.sequences))
             case "rows" if dims.rows == self.row_units and dims.rows != 1: return self.shared(k, Cut("rows", dims.rows))
@@ -104,29 +104,29 @@ class Ground:
 
     # What crosses.
 
-    def want(self, at: int, k: int, state: State) -> int:
+    def want(self, at: int, k: int, state: AxisState) -> int:
         """The value in that state on an axis: itself, a slice, or what crosses."""
         step = self.steps[at]
-        own = step.lie.on(k)
+        own = step.placement.on(k)
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
         if own == state: return at
-        for inner in reversed(step.lie.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
+        for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
         if self.free(at) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
-        lie = step.lie.but(k, state)
-        if own is None: return self.add(Step("slice", (at,), (k, state), step.dims, lie, why="slice"))
+        placement = step.placement.but(k, state)
+        if own is None: return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice"))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
-        return self.add(Step("move", (at,), (k, own, state), step.dims, lie, why=crossing(own, state)))
+        return self.add(RankStep("move", (at,), (k, own, state), step.dims, placement, why=crossing(own, state)))
 
     def is_known(self, at: int) -> bool:
         """Whether every rank knows a value whole: ids and relations that the batch gives, no numbers."""
         return self.steps[at].op in ("given", "related") or (self.steps[at].op == "input" and self.steps[at].selects)
 
-    def known(self, at: int, k: int, state: State) -> int:
-        """Of what every rank knows, or stores, it takes what it wants."""
+    def known(self, at: int, k: int, state: AxisState) -> int:
+        """A rank takes what it wants of what every rank knows, or stores."""
         step = self.steps[at]
         stored = step.stored.but(k, state) if step.op == "act" else step.stored
-        return self.add(step._replace(lie=step.lie.but(k, state), stored=stored))
+        return self.add(step._replace(placement=step.placement.but(k, state), stored=stored))
 
     def free(self, at: int) -> bool:
         """Whether a value is made of what every rank knows alone, as the angles of positions are: it is computed where
@@ -135,25 +135,25 @@ class Ground:
         if step.op in GIVEN: return step.op in ("given", "related")
         return step.op in ("act", "add", "mul") and not step.stored.cuts and all(map(self.free, step.args))
 
-    def again(self, at: int, k: int, state: State) -> int:
+    def again(self, at: int, k: int, state: AxisState) -> int:
         """Computes a value that is free in another state."""
         step = self.steps[at]
         args = tuple(self.want(a, k, state) for a in step.args)
-        return self.add(step._replace(args=args, lie=step.lie.but(k, state)))
+        return self.add(step._replace(args=args, placement=step.placement.but(k, state)))
 
-    def through(self, at: int, k: int, state: State) -> int | None:
+    def through(self, at: int, k: int, state: AxisState) -> int | None:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""
         step = self.steps[at]
-        own = step.lie.on(k)
+        own = step.placement.on(k)
         if isinstance(own, Partial) or (step.op == "repeat" and "heads" in (role_of(own), role_of(state))): return None
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
-        lie = self.steps[moved].lie.turned(back) if back else self.steps[moved].lie
-        return self.add(step._replace(args=(moved,), lie=lie))
+        placement = self.steps[moved].placement.turned(back) if back else self.steps[moved].placement
+        return self.add(step._replace(args=(moved,), placement=placement))
 
 
-def crossing(own: State, state: State) -> str:
+def crossing(own: AxisState, state: AxisState) -> str:
     """What moves a value from one state to another."""
     match own, state:
         case Partial(), None: return "all_reduce"
@@ -163,4 +163,5 @@ def crossing(own: State, state: State) -> str:
     raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
 
 
-Rule: TypeAlias = Callable[[Ground, int, Axis, int, Line, Sequence[int]], tuple[list[State], State, State, str]]
+SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]],
+                                tuple[list[AxisState], AxisState, AxisState, str]]

@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partition.cuts import Cut, Dims, Role, State, piece
-from opmatrix.partition.mesh import Mesh
+from opmatrix.split.cuts import AxisState, Cut, Dims, Role, piece
+from opmatrix.split.mesh import Mesh
 
-Place: TypeAlias = Sequence[int]                            # the coordinates of a rank
+Coordinates: TypeAlias = Sequence[int]                            # the coordinates of a rank
 
 
-class Spread(NamedTuple):
+class Placement(NamedTuple):
     """States by the number of the axis; whole where there is none."""
-    cuts: tuple[tuple[int, State], ...] = ()
+    cuts: tuple[tuple[int, AxisState], ...] = ()
 
-    def on(self, axis: int) -> State: return next((state for k, state in self.cuts if k == axis), None)
+    def on(self, axis: int) -> AxisState: return next((state for k, state in self.cuts if k == axis), None)
 
-    def but(self, axis: int, state: State) -> Spread:
+    def but(self, axis: int, state: AxisState) -> Placement:
         """With that state on an axis: in its place where one of the same dimension was there, else as the innermost."""
         own = self.on(axis)
         if own == state: return self
         if own is not None and state is not None and role_of(own) == role_of(state):
-            return Spread(tuple((k, state if k == axis else s) for k, s in self.cuts))
+            return Placement(tuple((k, state if k == axis else s) for k, s in self.cuts))
         rest = tuple((k, s) for k, s in self.cuts if k != axis)
-        return Spread(rest if state is None else (*rest, (axis, state)))
+        return Placement(rest if state is None else (*rest, (axis, state)))
 
-    def turned(self, roles: dict[Role, Role]) -> Spread:
+    def turned(self, roles: dict[Role, Role]) -> Placement:
         """With dimensions exchanged."""
-        return Spread(tuple((k, s._replace(role=roles.get(s.role, s.role)) if isinstance(s, Cut) else s)
+        return Placement(tuple((k, s._replace(role=roles.get(s.role, s.role)) if isinstance(s, Cut) else s)
                             for k, s in self.cuts))
 
     def inner(self, axis: int) -> list[int]:
@@ -39,19 +39,19 @@ class Spread(NamedTuple):
         behind = behind[behind.index(axis) + 1:] if axis in behind else []
         return [k for k in behind if isinstance(own, Cut) and role_of(self.on(k)) == own.role]
 
-    def reading(self, dims: Dims) -> Spread:
+    def reading(self, dims: Dims) -> Placement:
         """What matters of it to a value of which some dimensions are one, since they spread."""
-        return Spread(tuple((k, s) for k, s in self.cuts
+        return Placement(tuple((k, s) for k, s in self.cuts
                             if not isinstance(s, Cut) or getattr(dims, s.role) != 1))
 
 
-def role_of(state: State) -> Role | None: return state.role if isinstance(state, Cut) else None
+def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None
 
 
-def local(dims: Dims, lie: Spread, mesh: Mesh) -> Dims:
+def local(dims: Dims, placement: Placement, mesh: Mesh) -> Dims:
     """The sizes that a rank holds, by its coordinates as symbols."""
     held: dict[Role, tuple[LiveSize, LiveSize]] = {}        # units there are, and in all
-    for k, state in lie.cuts:
+    for k, state in placement.cuts:
         if not isinstance(state, Cut): continue
         count, whole = held.get(state.role, (state.units, state.units))
         if whole != state.units: count = count * state.units / whole
@@ -66,10 +66,10 @@ def scaled(size: LiveSize, count: LiveSize, units: LiveSize) -> LiveSize:
     return size * count / units
 
 
-def found_at(dims: Dims, lie: Spread, mesh: Mesh, place: Place) -> dict[Role, tuple[int, int]]:
+def found_at(dims: Dims, placement: Placement, mesh: Mesh, place: Coordinates) -> dict[Role, tuple[int, int]]:
     """From where to where a rank holds each dimension that is cut."""
     held: dict[Role, tuple[int, int, int]] = {}             # from, to, of so many units
-    for k, state in lie.cuts:
+    for k, state in placement.cuts:
         if not isinstance(state, Cut): continue
         units = int(state.units)
         lo, hi, of = held.get(state.role, (0, units, units))

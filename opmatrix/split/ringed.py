@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.cuts import Cut, Dims
-from opmatrix.partition.lies import Spread
-from opmatrix.partition.moving import Ground, Scores, Step
-from opmatrix.partition.traced import Line
 from opmatrix.patterns import everyone
+from opmatrix.split.cuts import Cut, Dims
+from opmatrix.split.moving import Ground, RankStep, WaitingScores
+from opmatrix.split.placement import Placement
+from opmatrix.split.traced import Operation
 
 
-def deferred(split: Ground, held: Sequence[int | Scores], line: Line, dims: Dims) -> int | Scores | None:
+def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation,
+             dims: Dims) -> int | WaitingScores | None:
     """What a line makes of scores that wait, or scores that shall; None where it has to do with none. `held`: the
     values that the line takes."""
-    if line.op == "product" and not any(isinstance(each, Scores) for each in held): return begun(split, dims, held)
-    scores = next((each for each in held if isinstance(each, Scores)), None)
-    if scores is None: return None
+    scores = next((each for each in held if isinstance(each, WaitingScores)), None)
+    if scores is None: return begun(split, dims, held) if line.op == "product" else None
     if line.op == "act" and (line.more[0].entrywise and not line.more[0].args):
         return scores._replace(body=(*scores.body, ("act", line.more[0])))
     if line.op in ("mul", "add") and len(held) == 2:
@@ -30,35 +30,35 @@ def deferred(split: Ground, held: Sequence[int | Scores], line: Line, dims: Dims
     return None
 
 
-def begun(split: Ground, dims: Dims, held: Sequence[int | Scores]) -> Scores | None:
-    """Scores of queries and keys that one axis cuts alike, where its strategy is a ring."""
+def begun(split: Ground, dims: Dims, held: Sequence[int | WaitingScores]) -> WaitingScores | None:
+    """WaitingScores of queries and keys that one axis cuts alike, where its strategy is a ring."""
     u, v = held
     assert isinstance(u, int) and isinstance(v, int)
     for k, axis in enumerate(split.mesh.axes):
-        rows, cols = split.steps[u].lie.on(k), split.steps[v].lie.on(k)
+        rows, cols = split.steps[u].placement.on(k), split.steps[v].placement.on(k)
         if axis.strategy.mixing == "ring" and isinstance(rows, Cut) and isinstance(cols, Cut) and (
-                rows.role, cols.role) == ("rows", "cols"): return Scores(k, u, v, (), dims)
+                rows.role, cols.role) == ("rows", "cols"): return WaitingScores(k, u, v, (), dims)
     return None
 
 
-def ring(split: Ground, line: Line, dims: Dims, scores: Scores, values: int) -> int | None:
+def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, values: int) -> int | None:
     """The step in which keys and values go round; None where the values are not cut as the keys are."""
     k = scores.axis
-    cut = split.steps[scores.queries].lie.on(k)
-    if split.steps[values].lie.on(k) != cut: return None
+    cut = split.steps[scores.queries].placement.on(k)
+    if split.steps[values].placement.on(k) != cut: return None
     args = [scores.queries, scores.keys, values]
     for j in range(len(split.mesh)):                        # the other axes must hold all three alike
         if j == k: continue
-        states = [split.steps[a].lie.on(j) for a in args]
+        states = [split.steps[a].placement.on(j) for a in args]
         head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
         args = [split.want(a, j, head) for a in args]
     queries, keys, values = args
     sources = [unwound(split, keys), unwound(split, values)]
-    lie = split.steps[queries].lie
+    placement = split.steps[queries].placement
     more = (k, scores.body, *line.more)
     taken = [other for _, other in scores.body if isinstance(other, int)]
-    return split.add(Step("ring", (queries, keys, values, *(at for at, _ in sources), *taken), more, dims, lie,
-                          Spread(), "ring of keys", where=line.more[1]))
+    args = queries, keys, values, *(at for at, _ in sources), *taken
+    return split.add(RankStep("ring", args, more, dims, placement, Placement(), "ring of keys", where=line.more[1]))
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
@@ -70,13 +70,14 @@ def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
     return at, tuple(reversed(path))
 
 
-def computed(split: Ground, scores: Scores) -> int:
-    """Scores that something else reads: keys are gathered first."""
+def computed(split: Ground, scores: WaitingScores) -> int:
+    """WaitingScores that something else reads: keys are gathered first."""
     keys = split.want(scores.keys, scores.axis, None)
-    lie = split.steps[scores.queries].lie
-    at = split.add(Step("product", (scores.queries, keys), (monoids.sum, everyone), scores.dims, lie, why="rows"))
+    placement = split.steps[scores.queries].placement
+    both = monoids.sum, everyone
+    at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows"))
     for op, other in scores.body:
-        if isinstance(other, Operator): at = split.add(Step("act", (at,), (other,), scores.dims, lie))
-        else: at = split.add(Step(op, (at, other), (), scores.dims, lie))
+        if isinstance(other, Operator): at = split.add(RankStep("act", (at,), (other,), scores.dims, placement))
+        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement))
     return at
 

@@ -1,5 +1,5 @@
 """How a value lies on an axis of a mesh: whole, cut along one of its dimensions, or as a part of a sum that is not
-merged yet. Sizes are numbers or expressions; `Piece` is what a rank holds of a cut."""
+merged yet. BatchSizes are numbers or expressions; `Piece` is what a rank holds of a cut."""
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -48,10 +48,10 @@ class Partial(NamedTuple):
     def __str__(self) -> str: return f"partial {self.over.__name__}"
 
 
-State: TypeAlias = Cut | Partial | None                     # of one axis; None is whole
+AxisState: TypeAlias = Cut | Partial | None                     # of one axis; None is whole
 
 
-def describe(state: State) -> str: return "whole" if state is None else str(state)
+def describe(state: AxisState) -> str: return "whole" if state is None else str(state)
 
 
 class Piece(sympy.Function):                                # type: ignore[misc]

@@ -15,7 +15,7 @@ from opmatrix.relations import Relation
 from opmatrix.signature import Port
 
 
-class Line(NamedTuple):
+class Operation(NamedTuple):
     """One operation: a method of readings, the lines that it takes, its attributes, and the shape that it gives.
     `level`: one row whatever x is, as a bias gives."""
     op: str
@@ -28,37 +28,38 @@ class Line(NamedTuple):
 @dataclass
 class Trace:
     """The lines of a term, equal ones once."""
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Operation] = field(default_factory=list)
     known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
-    def write(self, op: str, args: tuple[int, ...], more: tuple[Any, ...], shape: Shape, level: bool = False) -> Traced:
+    def write(self, op: str, args: tuple[int, ...], more: tuple[Any, ...], shape: Shape,
+              level: bool = False) -> TracedValue:
         key = op, args, more, shape
         if key not in self.known:
             self.known[key] = len(self.lines)
-            self.lines.append(Line(op, args, more, shape, level))
-        return Traced(self, self.known[key])
+            self.lines.append(Operation(op, args, more, shape, level))
+        return TracedValue(self, self.known[key])
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
+class TracedValue:
     """A value of a trace."""
     trace: Trace
     at: int
 
     @property
-    def line(self) -> Line: return self.trace.lines[self.at]
+    def line(self) -> Operation: return self.trace.lines[self.at]
     @property
     def shape(self) -> Shape: return self.line.shape
     @property
     def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
 
-    def then(self, op: str, *others: Traced, more: tuple[Any, ...] = (), shape: Shape) -> Traced:
+    def then(self, op: str, *others: TracedValue, more: tuple[Any, ...] = (), shape: Shape) -> TracedValue:
         """The line of an operation on this value and others; one row where all of them are."""
         taken = (self, *others)
         level = all(each.line.level for each in taken)
         return self.trace.write(op, tuple(each.at for each in taken), more, shape, level)
 
-    def act(self, matrix: Operator) -> Traced:
+    def act(self, matrix: Operator) -> TracedValue:
         shape = self.shape.act(matrix)
         if matrix.kind.name == "I": return self
         if matrix.constant:                                 # one row, of one head unless it is a stack
@@ -67,44 +68,45 @@ class Traced:
         if matrix.kind.name == "cols" and (narrowed := narrow_columns(self, *matrix.args[:2])): return narrowed
         return self.then("act", more=(matrix,), shape=shape)
 
-    def __add__(self, other: Traced) -> Traced: return self.then("add", other, shape=self.shape + other.shape)
-    def __mul__(self, other: Traced) -> Traced: return self.then("mul", other, shape=self.shape * other.shape)
-    def turn(self) -> Traced: return self.then("turn", shape=self.shape.turn())
-    def beside(self, other: Traced) -> Traced: return self.then("beside", other, shape=self.shape.beside(other.shape))
-    def split(self, h: LiveSize) -> Traced: return self.then("split", more=(h,), shape=self.shape.split(h))
-    def join(self, h: LiveSize) -> Traced: return self.then("join", more=(h,), shape=self.shape.join(h))
-    def repeat(self, h: LiveSize) -> Traced:
+    def __add__(self, other: TracedValue) -> TracedValue: return self.then("add", other, shape=self.shape + other.shape)
+    def __mul__(self, other: TracedValue) -> TracedValue: return self.then("mul", other, shape=self.shape * other.shape)
+    def turn(self) -> TracedValue: return self.then("turn", shape=self.shape.turn())
+    def beside(self, other: TracedValue) -> TracedValue:
+        return self.then("beside", other, shape=self.shape.beside(other.shape))
+    def split(self, h: LiveSize) -> TracedValue: return self.then("split", more=(h,), shape=self.shape.split(h))
+    def join(self, h: LiveSize) -> TracedValue: return self.then("join", more=(h,), shape=self.shape.join(h))
+    def repeat(self, h: LiveSize) -> TracedValue:
         return self if self.shape.heads == h else self.then("repeat", more=(h,), shape=self.shape.repeat(h))
-    def total(self) -> Traced: return self.then("total", shape=self.shape.total())
-    def spread(self, rows: LiveSize, cols: LiveSize) -> Traced: return self
-    def pick(self, relation: Relation) -> Traced:
+    def total(self) -> TracedValue: return self.then("total", shape=self.shape.total())
+    def spread(self, rows: LiveSize, cols: LiveSize) -> TracedValue: return self
+    def pick(self, relation: Relation) -> TracedValue:
         return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
 
-    def given(self, field: str, cols: LiveSize) -> Traced:
+    def given(self, field: str, cols: LiveSize) -> TracedValue:
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))
-    def related(self, relation: Relation) -> Traced:
+    def related(self, relation: Relation) -> TracedValue:
         return self.trace.write("related", (), (relation,), self.shape.related(relation))
-    def entered(self, port: Port) -> Traced:
+    def entered(self, port: Port) -> TracedValue:
         return self.trace.write("entered", (), (port,), self.shape.entered(port))
-    def symbol(self, name: str, into: Shape, out: Shape) -> Traced:
+    def symbol(self, name: str, into: Shape, out: Shape) -> TracedValue:
         return self.then("symbol", more=(name, into, out), shape=self.shape.symbol(name, into, out))
-    def product(self, other: Traced, over: type[Monoid], where: Pattern) -> Traced:
+    def product(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
         return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
 
 
-def narrow_columns(value: Traced, lo: LiveSize, hi: LiveSize) -> Traced | None:
+def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValue | None:
     """Columns of x @ W + b are those of W and of b, x @ W[:, lo:hi] + b[lo:hi]; None where they are of neither."""
     line = value.line
     if line.op == "add":
-        parts = [narrow_columns(Traced(value.trace, at), lo, hi) for at in line.args]
+        parts = [narrow_columns(TracedValue(value.trace, at), lo, hi) for at in line.args]
         return parts[0] + parts[1] if parts[0] and parts[1] else None
     if line.op != "act" or line.more[0].kind.matrix is None: return None
     matrix = line.more[0]
     if matrix.constant and matrix.args[0].shape and matrix.args[0].shape[-1] != 1:
         shape = line.shape._replace(cols=hi - lo)
         return value.trace.write("act", (), (matrix.kind(sliced(matrix.args[0], -1, lo, hi)),), shape, True)
-    if matrix.kind is weight: return Traced(value.trace, line.args[0]).act(weight(sliced(matrix.args[0], -1, lo, hi)))
-    return None
+    if matrix.kind is not weight: return None
+    return TracedValue(value.trace, line.args[0]).act(weight(sliced(matrix.args[0], -1, lo, hi)))
 
 
 def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
@@ -119,10 +121,10 @@ def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     return found
 
 
-def trace(term: Operator, x: Shape) -> tuple[list[Line], int]:
-    """The lines of a term at x, those alone that its result takes, and the line of the result. Line 0 is x."""
+def trace(term: Operator, x: Shape) -> tuple[list[Operation], int]:
+    """The lines of a term at x, those alone that its result takes, and the line of the result. Operation 0 is x."""
     start = Trace().write("input", (), (), x)
-    found: Traced = read(term, start, {})
+    found: TracedValue = read(term, start, {})
     lines, needed = found.trace.lines, {0, found.at}
     for at in range(len(lines) - 1, -1, -1):
         if at in needed: needed |= {*lines[at].args}

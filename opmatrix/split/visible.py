@@ -7,8 +7,8 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partition.cuts import pieces
 from opmatrix.patterns import FAR, Pattern, Positions
+from opmatrix.split.cuts import pieces
 
 PROBES = 4, 12                                              # tokens a rank, where their number is a symbol
 

@@ -7,29 +7,30 @@ from collections.abc import Callable, Sequence
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.oracles import reduced
-from opmatrix.partition.carrying import contracts, divisible
-from opmatrix.partition.cuts import Cut, Partial, State
-from opmatrix.partition.mesh import Axis
-from opmatrix.partition.moving import TURNED, Ground, Rule
-from opmatrix.partition.traced import Line
+from opmatrix.split.carrying import contracts, divisible
+from opmatrix.split.cuts import AxisState, Cut, Partial
+from opmatrix.split.mesh import Axis
+from opmatrix.split.moving import TURNED, Ground, SplitRule
+from opmatrix.split.traced import Operation
 
-RULES: dict[str, Rule] = {}
-Found = tuple[list[State], State, State, str]
+RULES: dict[str, SplitRule] = {}
+Ruling = tuple[list[AxisState], AxisState, AxisState, str]
 
 
-def rule(*ops: str) -> Callable[[Rule], Rule]:
+def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
     """Declares how operations are split."""
-    def enter(f: Rule) -> Rule:
+    def enter(f: SplitRule) -> SplitRule:
         for op in ops: RULES[op] = f
         return f
     return enter
 
 
-def states(split: Ground, k: int, args: Sequence[int]) -> list[State]: return [split.steps[a].lie.on(k) for a in args]
+def states(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
+    return [split.steps[a].placement.on(k) for a in args]
 
 
 @rule("act")
-def act(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """x @ A: rows, sequences and heads pass; columns pass what is diagonal, and are merged by a matrix whose rows are
     cut."""
     matrix, x, [own] = line.more[0], split.steps[args[0]], states(split, k, args)
@@ -56,7 +57,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[i
     return [own], own, None, ""
 
 
-def columns_cut(split: Ground, axis: Axis, at: int, line: Line) -> bool:
+def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
     """Whether a weight is cut by columns: what it gives goes on to another, or it is what scores the vocabulary."""
     strategy = axis.strategy
     if strategy.weights and split.carried.carry[at]: return True
@@ -82,7 +83,7 @@ def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
 
 
 @rule("add", "mul")
-def pointwise(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Entry by entry: both are cut alike. Two parts of one sum are added as they are."""
     u, v = (None if split.free(a) and any(not split.free(b) for b in args) else state
             for a, state in zip(args, states(split, k, args), strict=True))
@@ -90,14 +91,14 @@ def pointwise(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequ
     cuts = [s for s in (u, v) if isinstance(s, Cut)]
     dims = split.sizes.dims(line.shape, line.level)
     home = split.home_of(k, dims)
-    if isinstance(u, Partial) or isinstance(v, Partial): target: State = home
+    if isinstance(u, Partial) or isinstance(v, Partial): target: AxisState = home
     elif cuts and all(each == cuts[0] for each in cuts): target = cuts[0]
     else: target = home if cuts else None
     return [target, target], target, None, "entry by entry"
 
 
 @rule("turn")
-def turn(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows are columns."""
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -106,7 +107,7 @@ def turn(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[
 
 
 @rule("beside")
-def beside(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def beside(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Columns side by side are whole; whatever else is cut is so in both."""
     found = states(split, k, args)
     kept = next((s for s in found if isinstance(s, Cut) and s.role != "cols"), None)
@@ -114,7 +115,7 @@ def beside(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequenc
 
 
 @rule("split")
-def heads(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Columns that are cut between heads are heads that are cut."""
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -126,7 +127,7 @@ def heads(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence
 
 
 @rule("join")
-def join(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads are columns again."""
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -134,7 +135,7 @@ def join(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[
 
 
 @rule("repeat")
-def repeat(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads of groups: a rank repeats those that it holds; of one that ranks copy, each takes its share."""
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
@@ -143,7 +144,7 @@ def repeat(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequenc
 
 
 @rule("total")
-def total(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """The sum of heads, of which a rank has some."""
     [own] = states(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
@@ -151,7 +152,7 @@ def total(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence
 
 
 @rule("pick")
-def pick(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows of a sequence lie with their sequence; rows that are cut are gathered."""
     [own] = states(split, k, args)
     if isinstance(own, Partial) or (isinstance(own, Cut) and own.role == "rows"): own = None
@@ -159,7 +160,7 @@ def pick(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[
 
 
 @rule("product")
-def product(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequence[int]) -> Found:
+def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """u · v over a monoid: where the contracted axis is cut, each rank merges its part, and the carrier is partial."""
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
@@ -183,10 +184,10 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Line, args: Sequen
     return [None, None], None, None, ""
 
 
-def role(state: State) -> str | None: return state.role if isinstance(state, Cut) else None
+def role(state: AxisState) -> str | None: return state.role if isinstance(state, Cut) else None
 
 
-def by_heads(split: Ground, axis: Axis, line: Line, args: Sequence[int]) -> Found:
+def by_heads(split: Ground, axis: Axis, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows that are cut change with heads, so every rank has all rows of some."""
     h, n = split.steps[args[0]].dims.heads, axis.ranks
     if isinstance(h, int) and isinstance(n, int) and h < n:

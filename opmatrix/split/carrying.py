@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.traced import Line
+from opmatrix.split.traced import Operation
 
 
 def contracts(matrix: Operator) -> bool:
@@ -30,9 +30,9 @@ class Grain:
     shared: bool = False
 
 
-class Carried:
-    """Of each line: whether its columns, or its heads, can stay cut until a weight merges them, and by which units."""
-    def __init__(self, lines: Sequence[Line]) -> None:
+class Cuttable:
+    """For each line: whether its columns, or its heads, can stay cut until a weight merges them, and by which units."""
+    def __init__(self, lines: Sequence[Operation]) -> None:
         self.lines = lines
         self.readers: list[list[int]] = [[] for _ in lines]
         for at, line in enumerate(lines):
@@ -58,14 +58,14 @@ class Carried:
 
     def headed(self, at: int) -> bool: return bool(self.lines[at].shape.heads != 1)
 
-    def find_grain(self, line: Line) -> Grain | None:
+    def find_grain(self, line: Operation) -> Grain | None:
         if line.op == "split": return Grain(line.more[0])
         found = [g for g in (self.grain[a] for a in line.args) if g]
         if line.op == "repeat": return Grain(found[0].heads, True) if found else None
         if line.shape.heads == 1 and line.op != "join": return None
         return next((g for g in found if g.shared), found[0] if found else None)
 
-    def opens(self, line: Line) -> bool:
+    def opens(self, line: Operation) -> bool:
         """Whether its columns, or heads, are those of weights that may be cut."""
         if line.op == "act":
             matrix = line.more[0]
@@ -76,7 +76,7 @@ class Carried:
         return line.op in ("split", "join", "repeat", "turn", "product", "beside") and all(
             self.opened[a] for a in line.args)
 
-    def passes(self, reader: Line, at: int, of: int) -> bool:
+    def passes(self, reader: Operation, at: int, of: int) -> bool:
         """Whether a reader takes a line cut."""
         heads, on = self.headed(of), self.carry[at]
         match reader.op:

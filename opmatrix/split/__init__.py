@@ -1,0 +1,1 @@
+"""A term on a mesh: how its values lie, what its operations ask for, and what crosses between them."""
