@@ -2,6 +2,7 @@
 holds, exact for any cut, and the steps that virtual ranks run."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,11 +11,11 @@ from typing import Any
 import sympy
 
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.shapes import Shape
+from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import Booked, Crossing, total
 from opmatrix.partition.stages import Factor, chain, cut_stages
-from opmatrix.split.cuts import piece
+from opmatrix.split.cuts import Dims, piece
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.placement import local
@@ -47,7 +48,7 @@ class FactorGroup:
     @cached_property
     def held(self) -> list[sympy.Expr]: return [*dict.fromkeys(self.booked.held())]
     @cached_property
-    def stored(self) -> list[sympy.Expr]: return [numbers for _, numbers in self.booked.stored().values()]
+    def stored(self) -> list[LiveSize]: return [dims.numbers for _, dims in self.booked.stored().values()]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Partition:
             for found in part.crossings: yield part.count, found
             arrays = part.stored
             for axis in self.stored_over(3):
-                whole, arrays = total(arrays), [sympy.sympify(piece(each, axis.ranks, axis.at)) for each in arrays]
+                whole, arrays = total(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
                 own = total(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
@@ -104,27 +105,34 @@ class Partition:
         """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights."""
         return [axis for axis in self.mesh if axis.strategy.stored >= level]
 
-    def arrays(self, stage: int = 0) -> list[sympy.Expr]:
-        """Numbers of each weight that a rank computes with, in all parts of its stage; what two parts read is one."""
-        found: dict[Any, sympy.Expr] = {}
-        for part in self.stages[stage]:
-            for (key, stored), (data, numbers) in part.booked.stored().items():
-                for name in part.distinct(data): found[name, key if data.cut_of else "", stored] = numbers
-        return [*found.values()]
+    def weights(self, stage: int = 0) -> list[tuple[Data, Dims, int]]:
+        """Each array that a rank computes with in its stage, what it has of it, and in how many layers; what two parts
+        read is one."""
+        found: dict[Any, tuple[Data, Dims]] = {}
+        for group in self.stages[stage]:
+            for (key, stored), (data, dims) in group.booked.stored().items():
+                for name in group.distinct(data): found[name, key if data.cut_of else "", stored] = data, dims
+        times = Counter((id(data), dims) for data, dims in found.values())
+        each = {(id(data), dims): (data, dims) for data, dims in found.values()}
+        return [(*each[key], count) for key, count in times.items()]
 
     def parameters(self, stage: int = 0) -> sympy.Expr:
         """Numbers of the weights that a rank computes with."""
-        return total(self.arrays(stage))
+        return total(count * dims.numbers for _, dims, count in self.weights(stage))
 
     def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
         """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with
         Adam 2, 2 and 12 (Rajbhandari et al. 2020, section 3.1). An axis that stores them once divides each array."""
         found = sympy.Integer(0)
         for level, size in ((3, weights), (2, gradients), (1, optimiser)):
-            arrays = self.arrays(stage) if size else []
-            for axis in self.stored_over(level): arrays = [piece(each, axis.ranks, axis.at) for each in arrays]
-            found += sympy.nsimplify(size) * total(arrays)
+            for _, dims, count in self.weights(stage) if size else ():
+                found += sympy.nsimplify(size) * count * self.share(dims.numbers, level)
         return found
+
+    def share(self, numbers: LiveSize, level: int) -> LiveSize:
+        """What a rank stores of an array that a stage of ZeRO stores once over its axes."""
+        for axis in self.stored_over(level): numbers = piece(numbers, axis.ranks, axis.at)
+        return numbers
 
     def held(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of values that a rank holds at a time, step by step: the largest is the peak."""
