@@ -36,17 +36,17 @@ class Collective(NamedTuple):
     messages: Callable[[Place], Quantity]
 
 
-def scattered(payload: Quantity, place: Place) -> Quantity:
+def count_scattered(payload: Quantity, place: Place) -> Quantity:
     """All shares but one, of what is left when each rank inside has its own."""
     return payload * (place.units - 1) / (place.inside * place.units)
 
 
-def exchanged(payload: Quantity, place: Place) -> Quantity:
+def count_exchanged(payload: Quantity, place: Place) -> Quantity:
     """One share for each rank in the other units of this level."""
     return payload * (place.units - 1) / (place.units * place.outside)
 
 
-def passed_on(payload: Quantity, place: Place) -> Quantity:
+def count_passed_on(payload: Quantity, place: Place) -> Quantity:
     """The whole, once round."""
     return 0 * payload if place.units == 1 else payload
 
@@ -56,14 +56,15 @@ def crosses(place: Place) -> bool:
     return place.units != 1 and place.outside == 1
 
 
-ring = Collective(scattered, lambda place: place.units - 1)
+RING = Collective(count_scattered, lambda place: place.units - 1)
 COLLECTIVES: Mapping[str, Collective] = {
-    "all_gather": ring,
-    "reduce_scatter": ring,
+    "all_gather": RING,
+    "reduce_scatter": RING,
     # scattered on the way outward, gathered on the way back
-    "all_reduce": Collective(lambda payload, place: 2 * scattered(payload, place), lambda place: 2 * (place.units - 1)),
-    "all_to_all": Collective(exchanged, lambda place: (place.units - 1) * place.inside),
-    "broadcast": Collective(passed_on, lambda place: place.units - 1),
+    "all_reduce": Collective(lambda payload, place: 2 * count_scattered(payload, place),
+                             lambda place: 2 * (place.units - 1)),
+    "all_to_all": Collective(count_exchanged, lambda place: (place.units - 1) * place.inside),
+    "broadcast": Collective(count_passed_on, lambda place: place.units - 1),
     "send": Collective(lambda payload, place: payload if crosses(place) else 0 * payload,
                        lambda place: int(crosses(place)))}
 
@@ -100,7 +101,7 @@ def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quant
         >>> level_bytes("all_reduce", 800, (8, 2))
         (1400.0, 100.0)"""
     collective = find_collective(op)
-    return tuple(collective.sent(check_payload(op, payload), place) for place in places(group))
+    return tuple(collective.sent(check_payload(op, payload), place) for place in list_places(group))
 
 
 def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: Sequence[Link]) -> CollectiveTime:
@@ -111,10 +112,10 @@ def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: 
     return CollectiveTime(
         tuple(link.name for link in links),
         tuple(sent / link.bandwidth for sent, link in zip(level_bytes(op, payload, group), links, strict=True)),
-        tuple(collective.messages(place) * link.latency for place, link in zip(places(group), links, strict=True)))
+        tuple(collective.messages(place) * link.latency for place, link in zip(list_places(group), links, strict=True)))
 
 
-def places(group: Sequence[int]) -> list[Place]:
+def list_places(group: Sequence[int]) -> list[Place]:
     """Each level of a group, with what lies inside and outside of it."""
     return [Place(units, prod(group[:level]), prod(group[level + 1:])) for level, units in enumerate(group)]
 

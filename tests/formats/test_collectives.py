@@ -77,7 +77,9 @@ def test_rings_send_what_is_said(group):
     here = (0,) * len(group)
     peers = [max(level for level, unit in enumerate(rank) if unit)
              for rank in product(*map(range, group)) if rank != here]
-    assert level_bytes("all_to_all", payload, group) == pytest.approx([peers.count(at) for at in range(len(group))])
+    shares = [peers.count(level) for level in range(len(group))]
+    assert level_bytes("all_to_all", payload, group) == pytest.approx(shares)
+    assert collective_seconds("all_to_all", payload, group, clock).latency == pytest.approx(shares), "a message each"
 
 
 def test_examples():
@@ -155,7 +157,8 @@ def test_symbols_go_through(op):
 
 @pytest.mark.parametrize("asked, said", [
     (lambda: levels_of(1, 12, NODE), r"12 ranks, 1 apart, straddles units of 'node': the 12 devices .* its 8"),
-    (lambda: levels_of(3, 2, NODE), "straddles"), (lambda: levels_of(4, 3, NODE), "straddles"),
+    (lambda: levels_of(3, 2, NODE), "straddles"),
+    (lambda: levels_of(3, 8, NODE), "straddles"), (lambda: levels_of(4, 3, NODE), "straddles"),
     (lambda: levels_of(1, 3, NODE), "straddles"), (lambda: levels_of(1, 3, NODE, mesh=9), "straddles"),
     (lambda: levels_of(1, 16, NODE[:1]), "larger than 'node' of 8 devices"),
     (lambda: levels_of(8, 2, NODE[:1]), "larger than 'node'"), (lambda: levels_of(1, 2, ()), "needs links"),
