@@ -14,6 +14,7 @@ from opmatrix.partition.booked import ByRank
 from opmatrix.partition.plan import Partition
 from opmatrix.partition.storage import Storage, weight_bytes
 from opmatrix.split.cuts import even
+from opmatrix.split.haloed import nameless
 
 
 class Traffic(NamedTuple):
@@ -118,7 +119,7 @@ class Formulas:
 
 def busiest(e: sympy.Expr) -> sympy.Expr:
     """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys."""
-    found = even(e)
+    found = even(nameless(e))
     ranks = {each: sympy.Max(*undominated(map(even, each.args[1:]))) for each in found.atoms(ByRank)}
     found = found.xreplace(ranks)
     first = {s: sympy.Integer(0) for s in found.free_symbols if str(s).startswith("r_")}

@@ -14,8 +14,11 @@ from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import stored_dims, stored_key
 from opmatrix.partition.feeds import Feed, OneHot, window
+from opmatrix.partition.related import Rows, dense_window, merge_entries, pick_held
+from opmatrix.relations import Relation, Sparse
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import Cut, Dims, Partial, Role, bounds, widths
+from opmatrix.split.cuts import Cut, Dims, Needed, Partial, Role, bounds, widths
+from opmatrix.split.haloed import named, own_rows, part
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, found_at
@@ -23,7 +26,7 @@ from opmatrix.split.traced import sliced
 from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
 
 Carriers: TypeAlias = tuple[Numeric, ...]
-Held: TypeAlias = "Numeric | OneHot | Carriers"
+Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 
 
 class Message(NamedTuple):
@@ -61,6 +64,7 @@ class Meter:
 def size(held: Held) -> int:
     """Numbers that are held."""
     if isinstance(held, OneHot): return held.ids.size
+    if isinstance(held, Sparse): return held.starts.size + held.at.size + held.numbers.size
     return held.size if isinstance(held, np.ndarray) else sum(int(each.size) for each in held)
 
 
@@ -83,7 +87,7 @@ class Rank:
             room = 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
             elif step.op == "ring": self.values[at], room = yield from self.ring(at, step)
-            else: self.values[at] = getattr(self, step.op)(step, *(self.values[a] for a in step.args))
+            else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             held = sum(map(size, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
             for done in [v for v in self.values if lasts.get(v, v) <= at]: del self.values[done]
@@ -149,7 +153,29 @@ class Rank:
     def entered(self, step: RankStep) -> Held:
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
     def related(self, step: RankStep) -> Held:
-        return self.feed.relations[step.more[0].name][None, None][self.window(step.dims, step.placement)]
+        _, _, rows, cols = self.window(step.dims, step.placement)
+        return part(self.relation(step.more[0], step.dims), (rows.start, rows.stop), (cols.start, cols.stop))
+    def relation(self, relation: Relation, dims: Dims) -> Sparse:
+        """All of a relation: every rank knows it."""
+        return self.feed.relation(relation, (int(dims.rows), int(dims.cols)))
+
+    def operands(self, step: RankStep) -> list[Held]:
+        """The values that a step takes; a relation is a matrix wherever it is not the left of a product."""
+        found = [self.values[a] for a in step.args]
+        for place, (at, held) in enumerate(zip(step.args, found, strict=True)):
+            if isinstance(held, Sparse) and (step.op != "product" or place):
+                batch, _, _, cols = self.window(self.steps[at].dims, self.steps[at].placement)
+                found[place] = np.repeat(dense_window(held, cols)[None, None], batch.stop - batch.start, 0)
+        return found
+
+    def rows_held(self, at: int) -> Rows:
+        """Which rows of a whole value this rank has."""
+        step = self.steps[at]
+        for k, state in step.placement.cuts:
+            if isinstance(state, Needed): return named(
+                self.feed.sparse[state.relation.name], int(self.mesh.axes[k].ranks), self.place[k])
+        rows = self.window(step.dims, step.placement)[2]
+        return np.arange(rows.start, rows.stop)
 
     # What is computed.
 
@@ -211,8 +237,22 @@ class Rank:
         k, state = step.more
         return cut_piece(x, state, unit_size(step.dims, state), int(self.mesh.axes[k].ranks), self.place[k])
 
-    def product(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+    def pick(self, step: RankStep, x: Numeric) -> Held:
+        relation, rows = step.more[0], self.window(step.dims, step.placement)[2]
+        whole = self.relation(relation, Dims(rows=step.dims.rows, cols=self.steps[step.args[0]].dims.rows))
+        return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
+
+    def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
+        """Of the entries that are here, with the rows that they name."""
+        over, x = step.more[0], v.rows if isinstance(v, OneHot) else v
+        carrier, flops = merge_entries(over, u, u.numbers, x, self.rows_held(step.args[1]))
+        self.meter.flops += flops
+        if any(isinstance(s, Partial) for _, s in step.placement.cuts): return carrier[0] if over.plain() else carrier
+        return np.asarray(over.finished(carrier, (*x.shape[:-2], len(u.starts) - 1, x.shape[-1])), np.float64)
+
+    def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
         over, where = step.more
+        if isinstance(u, Sparse): return self.related_product(step, u, v)
         partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)), None)
         rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
@@ -231,12 +271,19 @@ class Rank:
     def message(self, at: int, step: RankStep) -> Message:
         k, own, state = step.more
         held = self.values[step.args[0]]
+        if isinstance(state, Needed): return Message("halo", k, self.halo(step, state), at)
         arrays = held if isinstance(held, tuple) and not isinstance(held, OneHot) else (held,)
         dims = self.steps[step.args[0]].dims
         return Message(step.why, k, arrays, at, own.over if isinstance(own, Partial) else None,      # type: ignore[arg-type]
                        own if isinstance(own, Cut) else None, state,
                        unit_size(dims, state) if state is not None else 1,
                        int(own.units) if isinstance(own, Cut) else 0)
+
+    def halo(self, step: RankStep, state: Needed) -> Carriers:
+        """The rows that each rank of the axis names, of those that are here."""
+        k, x, held = step.more[0], self.array(step.args[0]), self.rows_held(step.args[0])
+        n, whole = int(self.mesh.axes[k].ranks), self.feed.sparse[state.relation.name]
+        return tuple(pick_held(x, held, own_rows(whole, n, q, self.place[k])) for q in range(n))
 
     def ring(self, at: int, step: RankStep) -> Generator[Message, Any, tuple[Numeric, int]]:
         """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""

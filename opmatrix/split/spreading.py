@@ -37,6 +37,10 @@ class Split(Ground):
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
         """The step of a line, behind what its operands must cross for it."""
         dims = self.sizes.dims(line.shape, line.level)
+        if line.op in ("related", "pick"): self.sizes.check(line.more[0])
+        if line.op == "given" and line.shape.rows is not T:
+            raise InputError(f"partition: {line.more[0]} of rows of {line.shape.rows}: only tokens have them here: pick "
+                             "rows behind what reads them")
         if line.op in GIVEN:
             homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
             placement = Placement(tuple((k, s) for k, s in homes if s is not None))
