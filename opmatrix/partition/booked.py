@@ -82,6 +82,7 @@ class Booked:
         """Multiplications and additions of the products of a step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_flops(at)
+        if step.op == "among": return self.entry_scores(at) * 2 * self.entry_columns(at)
         if not step.args or step.op not in ("act", "product"): return NONE
         x, own = self.held_dims[step.args[0]], self.held_dims[at]
         if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return NONE
@@ -89,6 +90,16 @@ class Booked:
         if self.steps[step.args[0]].op == "related":
             return sympy.sympify(2 * own.batch * own.heads * self.entries(step.args[0]) * cols)
         return sympy.sympify(2 * own.batch * own.heads * own.rows * x.cols * cols)
+
+    def entry_scores(self, at: int) -> sympy.Expr:
+        """The scores of the entries that a rank has, of all heads."""
+        q, k, _, entries = self.steps[at].args[:4]
+        heads = self.held_dims[q if self.steps[q].dims.heads != 1 else k].heads
+        return sympy.sympify(self.held_dims[at].batch * heads) * self.entries(entries)
+
+    def entry_columns(self, at: int) -> sympy.Expr:
+        """Columns of queries and of values, which each entry multiplies."""
+        return sympy.sympify(sum(self.held_dims[a].cols for a in (self.steps[at].args[0], self.steps[at].args[2])))
 
     def ring_flops(self, at: int) -> sympy.Expr:
         step = self.steps[at]
@@ -199,7 +210,7 @@ class Booked:
         for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
         for at, step in enumerate(self.steps):
             now += self.numbers(at)
-            yield now + (self.ring_room(at) if step.op == "ring" else 0)
+            yield now + (ROOM[step.op](self, at) if step.op in ROOM else 0)
             for done in ending.get(at, ()): now -= self.numbers(done)
 
     def ring_room(self, at: int) -> sympy.Expr:
@@ -214,6 +225,9 @@ class Booked:
         return carrier + ByRank(axis.at, *(largest(
             (on_rank(axis, block, j) if j != r else sympy.Integer(0)) + rows * piece(whole, n, j)
             for j in range(n) if seen[r][j]) for r in range(n)))
+
+
+ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores)        # what a step holds beside its operands and value
 
 
 def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))

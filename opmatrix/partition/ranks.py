@@ -14,7 +14,8 @@ from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partition.booked import stored_dims, stored_key
 from opmatrix.partition.feeds import Feed, OneHot, window
-from opmatrix.partition.related import Rows, dense_window, merge_entries, pick_held
+from opmatrix.partition.related import Rows, dense_window, locate, merge_entries, pick_held
+from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation, Sparse
 from opmatrix.split.carrying import contracts
 from opmatrix.split.cuts import Cut, Dims, Needed, Partial, Role, bounds, widths
@@ -87,6 +88,7 @@ class Rank:
             room = 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
             elif step.op == "ring": self.values[at], room = yield from self.ring(at, step)
+            elif step.op == "among": self.values[at], room = self.among(step)
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             held = sum(map(size, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
@@ -250,21 +252,44 @@ class Rank:
         if any(isinstance(s, Partial) for _, s in step.placement.cuts): return carrier[0] if over.plain() else carrier
         return np.asarray(over.finished(carrier, (*x.shape[:-2], len(u.starts) - 1, x.shape[-1])), np.float64)
 
+    def among(self, step: RankStep) -> tuple[Numeric, int]:
+        """Attention between the rows of entries; beside what comes out, their scores are held."""
+        (q, keys, values), entries = (self.array(a) for a in step.args[:3]), self.values[step.args[3]]
+        assert isinstance(entries, Sparse)
+        _, body, over, _ = step.more
+        rows = np.repeat(np.arange(len(entries.starts) - 1), np.diff(entries.starts))
+        z = (q[..., rows, :] * keys[..., locate(self.rows_held(step.args[1]), entries.at), :]).sum(-1)[..., None, :]
+        self.meter.flops += 2 * z.size * q.shape[-1]
+        z = self.through(body, z)
+        carrier, flops = merge_entries(over, entries, z[..., 0, :], values, self.rows_held(step.args[2]))
+        self.meter.flops += flops
+        shape = (*carrier[0].shape[:-1], values.shape[-1])
+        return np.asarray(over.finished(carrier, shape), np.float64), z.size
+
+    def through(self, body: Sequence[tuple[str, int | Operator]], z: Numeric) -> Numeric:
+        """Scores behind what they go through."""
+        for op, other in body:
+            if isinstance(other, Operator): z = DenseReading(z).act(other).array
+            else: z = z + self.array(other) if op == "add" else z * self.array(other)
+        return z
+
     def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
         over, where = step.more
         if isinstance(u, Sparse): return self.related_product(step, u, v)
         partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)), None)
         rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
-        left = self.steps[step.args[0]]
-        seen = None if where.name == "everyone" else visibility(where, *self.positions(left))
+        seen = None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]])
         if partial is not None and not over.plain(): return carried(over, u, v, seen)
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
-    def positions(self, scores: RankStep) -> tuple[Numeric, Numeric]:
-        """Which positions the rows and columns of scores are here."""
+    def seen(self, where: Pattern, scores: RankStep) -> Numeric:
+        """Which of the columns of scores that are here their rows see."""
         _, _, rows, cols = self.window(scores.dims, scores.placement)
-        return np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
+        if where.relation is None: return visibility(where, np.arange(rows.start, rows.stop),
+                                                     np.arange(cols.start, cols.stop))
+        own = part(self.relation(where.relation, scores.dims), (rows.start, rows.stop), (cols.start, cols.stop))
+        return own.there()[:, cols]
 
     # What crosses.
 
@@ -304,9 +329,7 @@ class Rank:
             if d: keys, values = (self.rewound(step, a, dict(zip(sources, block, strict=True))) for a in (1, 2))
             z = q @ keys
             self.meter.flops += 2 * z.size * (q.shape[-1] + values.shape[-1])
-            for op, other in body:
-                if op == "act": z = DenseReading(z).act(other).array
-                else: z = z + self.array(other) if op == "add" else z * self.array(other)
+            z = self.through(body, z)
             near = visibility(where, np.arange(*bounds(int(cut.units), n, r)), np.arange(*bounds(int(cut.units), n, j)))
             carrier = over.merged(carrier, carried(over, z, values, near))
             came = sum(map(size, block)) if d else 0

@@ -1,5 +1,5 @@
-"""Products with a relation on a rank: its entries alone, of the rows that the rank has. What they multiply is counted at
-the rows that are gathered."""
+"""Products with a relation on a rank: its entries alone, of the rows that the rank has. What they multiply is counted
+at the rows that are gathered."""
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right:
     """The carriers of a product: the first entry of every row, then the second. `numbers` are those of the entries, the
     last axis of them, `right` the rows `held` of the right operand."""
     counts, columns = np.diff(relation.starts), right.shape[-1]
-    lead = np.broadcast_shapes(numbers.shape[:-1], right.shape[:-2])
+    lead: tuple[int, ...] = np.broadcast_shapes(numbers.shape[:-1], right.shape[:-2])
     total = [np.full((*lead, len(counts), width), unit, np.float64)
              for unit, width in zip(over.unit(), widths(over, columns), strict=True)]
     flops = 0
@@ -34,7 +34,7 @@ def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right:
         entries = relation.starts[rows] + k
         at = relation.at[entries]
         came = right[..., locate(held, at), :]
-        flops += 2 * came.size
+        flops += 2 * int(np.prod(lead)) * len(at) * columns
         fresh = over.lifted(numbers[..., entries, None], came, at[:, None])
         found = over.merged(tuple(each[..., rows, :] for each in total), fresh)
         for place, (each, new) in enumerate(zip(total, found, strict=True)):

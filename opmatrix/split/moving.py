@@ -65,8 +65,8 @@ class BatchSizes(NamedTuple):
         if (found := self.entries(relation.name)) is None: return
         wanted = [self.rows(space(name)) for name in (relation.rows, relation.cols)]
         if any(isinstance(n, int) and n != own for n, own in zip(wanted, found.shape, strict=True)):
-            raise InputError(f"partition: relation {relation} is {found.shape[0]} × {found.shape[1]}, and the sizes are "
-                             f"{wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of")
+            raise InputError(f"partition: relation {relation} is {found.shape[0]} × {found.shape[1]}, and the sizes "
+                             f"are {wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of")
 
     def dims(self, shape: Shape, level: bool = False) -> Dims:
         if level: return Dims(1, shape.heads, 1, shape.cols)
@@ -78,12 +78,14 @@ Demand: TypeAlias = tuple[list[AxisState], AxisState]               # of the ope
 
 
 class WaitingScores(NamedTuple):
-    """WaitingScores of rows that are cut the same way as their keys, not computed yet: keys come round in a ring."""
+    """Scores that are not computed yet: rows are cut the same way as their keys, which come round in a ring; or only
+    the entries of a relation are read of them."""
     axis: int
     queries: int
     keys: int
     body: tuple[tuple[str, int | Operator], ...]            # what scores go through before they are shares
     dims: Dims
+    relation: Relation | None = None
 
 
 class Ground:
@@ -137,7 +139,7 @@ class Ground:
             self.want(at, k, Cut("rows", state.units)), k, state)
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
-        if self.free(at) and not isinstance(state, Needed) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
+        if self.free(at) and (state is None or role_of(state) in ("batch", "rows")): return self.again(at, k, state)
         placement = step.placement.but(k, state)
         if own is None: return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice"))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
@@ -170,7 +172,8 @@ class Ground:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""
         step = self.steps[at]
         own = step.placement.on(k)
-        if isinstance(own, Partial) or (isinstance(state, Needed) and step.op == "turn") or (step.op == "repeat" and "heads" in (role_of(own), role_of(state))): return None
+        if isinstance(state, Needed) and step.op == "turn": return None
+        if isinstance(own, Partial) or (step.op == "repeat" and "heads" in (role_of(own), role_of(state))): return None
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
