@@ -2,8 +2,8 @@
 operators, and what is cut; what crosses follows."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Literal, TypeAlias
@@ -75,9 +75,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes, the outermost first: ranks of the last one are neighbours. Raises InputError for ranks that are none."""
+    """Axes, the outermost first: ranks of the last one are neighbours. One rank splits nothing. Raises InputError for
+    ranks that are none, and for two axes that split the same thing."""
     axes: tuple[Axis, ...] = ()
-    by_name: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
@@ -88,12 +88,14 @@ class Mesh:
             if isinstance(ranks, bool) or (not isinstance(ranks, sympy.Expr) and (
                     not isinstance(ranks, int) or ranks < 1)):
                 raise InputError(f"mesh: axis {name} has {ranks!r} ranks: give a whole number from 1 on, or a name")
-            made.append(Axis(name, ranks, strategy_named(strategy) if isinstance(strategy, str) else strategy))
+            found = strategy_named(strategy) if isinstance(strategy, str) else strategy
+            made.append(Axis(name, ranks, Strategy(found.name, layers=found.layers) if ranks == 1 else found))
         return cls(tuple(made))
 
     def __post_init__(self) -> None:
         for number, axis in enumerate(self.axes):
-            twin = next((each for each in self.axes[:number] if meet(each.strategy, axis.strategy)), None)
+            twin = next((each for each in self.axes[:number] if 1 not in (each.ranks, axis.ranks)
+                         and meet(each.strategy, axis.strategy)), None)
             if twin is not None:
                 raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {axis.strategy.name}: make "
                                  "them one axis, of as many ranks as both")
