@@ -27,6 +27,9 @@ class Traffic(NamedTuple):
     messages: sympy.Expr
     supersteps: sympy.Expr
 
+    @property
+    def name(self) -> str: return f"{self.op} over {self.axis}"
+
 
 @dataclass(frozen=True)
 class Formulas:
@@ -80,14 +83,18 @@ class Formulas:
 
     def named(self) -> Iterator[tuple[str, str, sympy.Expr]]:
         """Each formula with its name and unit."""
-        yield "operations", "flops", self.flops
+        yield from self.own()
         for each in self.traffic:
-            yield f"{each.op} over {each.axis}, payload", "bytes", each.payload
-            yield f"{each.op} over {each.axis}, wire", "bytes", each.wire
-            yield f"{each.op} over {each.axis}, messages", "", each.messages
-        yield "supersteps", "", sum((each.supersteps for each in self.traffic), sympy.Integer(0))
-        yield "state", "bytes", self.state
-        yield "values held at most", "bytes", self.values
+            yield f"{each.name}, payload", "B", each.payload
+            yield f"{each.name}, wire", "B", each.wire
+            yield f"{each.name}, messages", "", each.messages
+
+    def own(self) -> Iterator[tuple[str, str, sympy.Expr]]:
+        """What a rank does and holds."""
+        yield "operations", "flop", self.flops
+        yield "state", "B", self.state
+        yield "values held at most", "B", self.values
+        yield "supersteps", "", total(each.supersteps for each in self.traffic)
 
     @property
     def sizes(self) -> list[str]:

@@ -53,6 +53,8 @@ STRATEGIES = {each.name: each for each in (
     Strategy("rows", home="rows", mixing="gather"),
     Strategy("pipeline", layers=True))}
 
+CONTEXTS = "ring", "ulysses", "keys", "gather"
+
 
 def strategy_named(name: str) -> Strategy:
     """Raises InputError for a strategy that there is not."""
@@ -117,6 +119,19 @@ class Mesh:
     def places(self) -> Iterator[tuple[int, ...]]:
         """The coordinates of every rank, the last axis fastest."""
         return product(*(range(int(axis.ranks)) for axis in self.axes))
+
+
+def usual_mesh(dp: int = 1, tp: int = 1, pp: int = 1, cp: int = 1, *, zero: int = 0, context: str = "ring",
+               sequence: bool = False, vocabulary: bool = False) -> Mesh:
+    """Axes by their usual names, those of one rank left out: stages `pp` outermost, then data `dp` with its stage of
+    ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `sequence`: norms are cut by rows over `tp`;
+    `vocabulary`: tables and heads of the vocabulary, too. Raises InputError for numbers that are none."""
+    if zero not in range(4): raise InputError(f"zero {zero}: a stage of ZeRO is 0, 1, 2 or 3")
+    if zero and dp == 1: raise InputError(f"zero {zero}: it stores state over the ranks of dp, of which there is one")
+    if context not in CONTEXTS: raise InputError(f"context {context!r}: it is one of {', '.join(CONTEXTS)}")
+    tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
+    axes = dict(pp=(pp, "pipeline"), dp=(dp, f"zero{zero}" if zero else "data"), cp=(cp, context), tp=(tp, tensor))
+    return Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1})
 
 
 def meet(one: Strategy, other: Strategy) -> bool:
