@@ -99,9 +99,10 @@ def rope(config: Settings, d: LiveSize) -> Operator:
 
 
 def share_of(d: LiveSize, factor: float) -> LiveSize:
-    """So much of d columns: in whole columns where d is a number."""
+    """So much of d columns, in whole ones."""
     if isinstance(d, int): return int(d * factor)
-    return as_int(expression(d) * sympy.Rational(str(factor)))
+    if factor == 1: return d                                # a head's columns are whole, if h/a is not known to be
+    return as_int(sympy.floor(expression(d) * sympy.Rational(str(factor))))
 
 
 def tell_apart(found: Settings, kind: str, keys: Mapping[str, Key]) -> dict[str, object]:
