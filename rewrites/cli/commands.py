@@ -346,8 +346,8 @@ def partition_model(
     machine: options.Elsewhere = None,
     form: options.Form = "table",
 ) -> None:
-    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds. The
-    MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
+    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import name_of, opened, planned_partition, stages_of, told
     from rewrites.phases import silence_stdout

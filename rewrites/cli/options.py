@@ -60,5 +60,5 @@ Elsewhere = Annotated[str | None, typer.Option(
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
 ContextKind = Annotated[str, typer.Option(help="how attention meets rows that are cut: ring, ulysses, keys or gather")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
-WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, that all weights are stored in")]
+WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, of all weights")]
 Form = Annotated[str, typer.Option(help="table, latex or python: a function of the sizes")]
