@@ -4,8 +4,8 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.overview import Overview
-from opmatrix.partition.plan import Partition, partition
+from opmatrix.partitions.overview import Overview
+from opmatrix.partitions.plan import Partition, partition
 from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.partition.booked import ByRank, Crossing, total
-from opmatrix.partition.plan import Partition
-from opmatrix.partition.storage import Storage, weight_bytes
+from opmatrix.partitions.booked import ByRank, Crossing, total
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.storage import Storage, weight_bytes
 from opmatrix.split.cuts import even
 
 

@@ -10,11 +10,11 @@ import sympy
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.tables import table
-from opmatrix.partition.formulas import Formulas
-from opmatrix.partition.plan import Partition
-from opmatrix.partition.stages import layers
-from opmatrix.partition.storage import Storage
-from opmatrix.partition.timing import StageSeconds, Timing
+from opmatrix.partitions.formulas import Formulas
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.stages import layers
+from opmatrix.partitions.storage import Storage
+from opmatrix.partitions.timing import StageSeconds, Timing
 
 UNITS = ("", "k", "M", "G", "T", "P", "E")
 

@@ -13,7 +13,7 @@ from formats.core.errors import InputError
 from formats.core.sizes import n, nnz, p
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int
-from opmatrix.partition.plan import Partition
+from opmatrix.partitions.plan import Partition
 from opmatrix.split.cuts import Dims, even
 
 PROBES = 4096, 8192

@@ -13,8 +13,8 @@ import sympy
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import Booked, Crossing, total
-from opmatrix.partition.stages import Factor, chain, cut_stages
+from opmatrix.partitions.booked import Booked, Crossing, total
+from opmatrix.partitions.stages import Factor, chain, cut_stages
 from opmatrix.split.cuts import Dims, piece
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
