@@ -64,8 +64,8 @@ class WaitingScores(NamedTuple):
 
 class Ground:
     """The steps on a mesh, for a batch of those sizes."""
-    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, cuts: Mapping[str, str]) -> None:
-        self.mesh, self.sizes, self.carried, self.cuts = mesh, sizes, carried, cuts
+    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, asked: Mapping[int, str]) -> None:
+        self.mesh, self.sizes, self.carried, self.asked = mesh, sizes, carried, asked
         self.steps, self.made = list[RankStep](), dict[RankStep, int]()
 
     @property

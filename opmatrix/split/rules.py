@@ -41,7 +41,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+        if divisible(matrix) and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
@@ -49,7 +49,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
-        asked = split.cuts.get(str(matrix.args[0]))
+        asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
