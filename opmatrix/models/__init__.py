@@ -1,4 +1,6 @@
 """Model families: a config and the tensors of a checkpoint in, an operator out."""
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from formats.core.errors import InputError
@@ -65,11 +67,25 @@ def promised(config: Settings) -> Operator:
 
 def tensors(config: Settings) -> dict[str, tuple[int, ...]]:
     """The name and shape of every tensor that the model of a config is made of."""
+    return ask_for(lambda at: build(config, at))
+
+
+def parameters(config: Settings) -> int:
+    """How many numbers the model of a config learns: those of its operator, and of the head where it is a matrix of its
+    own; a pooler and what else stands on top are not counted."""
+    def model(at: ArraySource) -> None:
+        build(config, at)
+        if layout(config).head: head(config, at)
+    return sum(map(prod, ask_for(model).values()))
+
+
+def ask_for(made: Callable[[ArraySource], object]) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor that is asked for where something is made; each is promised."""
     found: dict[str, tuple[int, ...]] = {}
 
     def at(name: str, *shape: int) -> Data:
         found[name] = shape
         return Promised(name, shape)
 
-    build(config, at)
+    made(at)
     return found
