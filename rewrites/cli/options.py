@@ -9,7 +9,7 @@ import typer
 ModelName = Annotated[str, typer.Argument(
     help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, a .gguf file, or a name "
          "on the hub (org/name@revision, by huggingface_hub);"
-         " with --machine also a config.json alone")]
+         " with --machine also a config.json alone, or a well-known model such as llama2-70b")]
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
                                    "trust")]
