@@ -95,12 +95,14 @@ class Rank:
         """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores
         once it stores a piece of each, and gathers the rest."""
         found: dict[Any, Data] = {}
+        large: list[Any] = []                               # of arrays that are more than a number, however they are cut
         for step in self.steps:
             if step.op == "act":
                 for each in (a for a in step.more[0].args if isinstance(a, Data)):
                     key = stored_key(each, step.stored)
-                    if key not in found: found[key] = self.own(each.base or each, key[1])
-        large = [key for key, data in found.items() if np.prod(data.shape) != 1]
+                    if key in found: continue
+                    found[key] = self.own(each.base or each, key[1])
+                    if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
         over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2]
