@@ -22,7 +22,7 @@ VOCABULARY = 23
 TABLES = "payload", "wire", "messages"
 MASKS = "sequence", "sequence & causal", "sequence & window(2)", "sequence & causal & window(1)"
 ADVICE = re.compile(r"mesh: (\w+) has \d+ ranks\b.*(?:divides is|at most) (\d+)|mesh: \d+ stages.*at most (\d+)")
-ORDER = re.compile(r"axes (\w+) and (\w+) cut in different orders")
+ORDER = re.compile(r"cut in different orders: give (\w+) before (\w+)")
 
 BERT = dict(model_type="bert", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=18, max_position_embeddings=16,
             num_attention_heads=6, num_hidden_layers=2, type_vocab_size=2, layer_norm_eps=1e-12)
@@ -165,9 +165,8 @@ def advised(axes, refusal):
         assert ranks < axes[name][0], f"{refusal}: it has these"
         return {each: (ranks, strategy) if each == name else (n, strategy) for each, (n, strategy) in axes.items()}
     if found := ORDER.search(refusal):
-        names = [*axes]
-        one, other = names.index(found[1]), names.index(found[2])
-        assert one > other, f"{refusal}: they are in this order"
-        names[one], names[other] = found[2], found[1]
+        names = [name for name in axes if name != found[1]]
+        names.insert(names.index(found[2]), found[1])
+        assert names != [*axes], f"{refusal}: it is given so"
         return {name: axes[name] for name in names}
     raise AssertionError(f"advises nothing: {refusal}")

@@ -108,6 +108,7 @@ class Ground:
         """The value in that state on an axis: itself, a slice, or what crosses."""
         step = self.steps[at]
         own = step.placement.on(k)
+        if own == state: return at
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
         if own == state: return at
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
@@ -149,7 +150,7 @@ class Ground:
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
-        placement = self.steps[moved].placement.turned(back) if back else self.steps[moved].placement
+        placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
         return self.add(step._replace(args=(moved,), placement=placement))
 
 
@@ -161,6 +162,16 @@ def crossing(own: AxisState, state: AxisState) -> str:
         case Cut(), None: return "all_gather"
         case Cut(), Cut(): return "all_to_all"
     raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
+
+
+def heads_for_rows(axis: Axis, dims: Dims) -> Cut:
+    """The heads of attention, for an axis that takes some with all their rows. Raises InputError for more ranks than
+    heads."""
+    h, n = dims.heads, axis.ranks
+    if isinstance(h, int) and isinstance(n, int) and h < n:
+        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at "
+                         f"most {h} ranks, or strategy ring")
+    return Cut("heads", h)
 
 
 SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]],

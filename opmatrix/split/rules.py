@@ -10,7 +10,7 @@ from opmatrix.algebra.oracles import reduced
 from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.cuts import AxisState, Cut, Partial
 from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import TURNED, Ground, SplitRule
+from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
 from opmatrix.split.traced import Operation
 
 RULES: dict[str, SplitRule] = {}
@@ -189,9 +189,5 @@ def role(state: AxisState) -> str | None: return state.role if isinstance(state,
 
 def by_heads(split: Ground, axis: Axis, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows that are cut change with heads, so every rank has all rows of some."""
-    h, n = split.steps[args[0]].dims.heads, axis.ranks
-    if isinstance(h, int) and isinstance(n, int) and h < n:
-        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at "
-                         f"most {h} ranks, or strategy ring")
-    cut = Cut("heads", h)
+    cut = heads_for_rows(axis, split.steps[args[0]].dims)
     return [cut, cut], cut, None, "heads for rows"

@@ -79,9 +79,9 @@ class Split(Ground):
         for role in {role_of(lies.on(k)) for k in shared}:
             own = [k for k in shared if role_of(lies.on(k)) == role]
             if own == [k for k, _ in placement.cuts if k in own]: continue
-            names = " and ".join(self.mesh.axes[k].name for k in own)
-            raise InputError(f"partition: {line.op} meets values that axes {names} cut in different orders: put the "
-                             "axis that cuts heads inside the one that cuts rows")
+            names = [self.mesh.axes[k].name for k in sorted(own)]
+            raise InputError(f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
+                             f"give {names[-1]} before {' and '.join(names[:-1])}")
 
     def settled(self, found: int | WaitingScores) -> int:
         """A step: scores that were to be computed in a ring are computed, of keys that are gathered first."""
