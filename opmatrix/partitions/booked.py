@@ -63,8 +63,8 @@ class Booked:
 
     @staticmethod
     def carrier(placement: Placement, dims: Dims) -> Dims:
-        for _, state in placement.cuts:
-            if isinstance(state, Partial): dims = dims._replace(cols=carried_columns(state.over, dims.cols))
+        merging = dict.fromkeys(state.over for _, state in placement.cuts if isinstance(state, Partial))
+        for over in merging: dims = dims._replace(cols=carried_columns(over, dims.cols))
         return dims
 
     def flops(self, at: int) -> sympy.Expr:
@@ -115,7 +115,7 @@ class Booked:
         kept = self.stays(before, k, own, state)
         match after.why:
             case "all_gather":
-                whole = sympy.sympify(self.held_dims[at].numbers)
+                whole = self.numbers(at)
                 return Crossing("all_gather", axis.name, handed, whole - handed, whole, n - 1, sympy.Integer(1), at)
             case "all_reduce":
                 wire = 2 * (handed - piece(handed, axis.ranks, axis.at))
