@@ -3,6 +3,7 @@ moves, once a value and not once a reader."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size, space
 from opmatrix.algebra.term import Operator
 from opmatrix.relations import GIVEN as GIVEN_RELATIONS
 from opmatrix.relations import Relation, Sparse, of_sentences
-from opmatrix.split.carrying import Cuttable
+from opmatrix.split.carrying import Cuttable, Grain
 from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Partial, Role, describe
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.placement import Placement, role_of
@@ -90,8 +91,8 @@ class WaitingScores(NamedTuple):
 
 class Ground:
     """The steps on a mesh, for a batch of those sizes."""
-    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, cuts: Mapping[str, str]) -> None:
-        self.mesh, self.sizes, self.carried, self.cuts = mesh, sizes, carried, cuts
+    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, asked: Mapping[int, str]) -> None:
+        self.mesh, self.sizes, self.carried, self.asked = mesh, sizes, carried, asked
         self.steps, self.made = list[RankStep](), dict[RankStep, int]()
 
     @property
@@ -133,6 +134,7 @@ class Ground:
         """The value in that state on an axis: itself, a slice, or what crosses."""
         step = self.steps[at]
         own = step.placement.on(k)
+        if own == state: return at
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
         if own == state: return at
         if isinstance(state, Needed) and not isinstance(own, Cut): return self.want(
@@ -173,12 +175,19 @@ class Ground:
         step = self.steps[at]
         own = step.placement.on(k)
         if isinstance(state, Needed) and step.op == "turn": return None
-        if isinstance(own, Partial) or (step.op == "repeat" and "heads" in (role_of(own), role_of(state))): return None
+        if isinstance(own, Partial) or (step.op == "repeat" and not self.repeats(step, own, state)): return None
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
-        placement = self.steps[moved].placement.turned(back) if back else self.steps[moved].placement
+        placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
         return self.add(step._replace(args=(moved,), placement=placement))
+
+    def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
+        """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""
+        before = self.steps[step.args[0]]
+        copied = any(isinstance(s, Cut) and s.copied for _, s in before.placement.cuts)
+        if copied or role_of(own) == "heads": return False
+        return not (isinstance(state, Cut) and state.role == "heads") or state.units == before.dims.heads
 
 
 def crossing(own: AxisState, state: AxisState) -> str:
@@ -190,6 +199,21 @@ def crossing(own: AxisState, state: AxisState) -> str:
         case Cut(), Cut(): return "all_to_all"
         case Cut(), Needed(): return "halo"
     raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
+
+
+def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None = None) -> Cut:
+    """The heads of attention, for an axis that takes some with all their rows; of keys that groups share, as they are
+    before they are repeated, where each rank gets one. Raises InputError for more ranks than heads."""
+    step = split.steps[queries]
+    h, taken = step.dims.heads, [k for k, state in step.placement.cuts if role_of(state) == "heads"]
+    over = prod([axis.ranks, *(split.mesh.axes[k].ranks for k in taken)])
+    if isinstance(h, int) and isinstance(over, int) and h < over:
+        beside = " beside " + " and ".join(split.mesh.axes[k].name for k in taken) if taken else ""
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and attention has {h} heads, of which each takes "
+                         f"some{beside}: at most {h * axis.ranks // over} ranks, or strategy ring")
+    shared = grain.heads if grain else h
+    few = isinstance(shared, int) and isinstance(over, int) and shared < over
+    return Cut("heads", h if few else shared)
 
 
 SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]],

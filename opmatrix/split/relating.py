@@ -33,7 +33,7 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
         case "rows" if role_of(out) == "rows":
             if (state := halo_of(split, k, args[1], relation)) is not None: return [out, state], out, None, "halo"
             if whole_anyway(split, args[1]): return [out, None], out, None, "rows"
-        case "rows" if over.plain() or (over.width == 1 and outermost(split, k, args[1])):
+        case "rows" if over.width == 1 and not over.indexed:
             return [Cut("cols", v.units), v], Partial(over), None, "contraction"         # type: ignore[union-attr]
         case None if role_of(out) == "rows" and not rows_cut(split, args[1]): return [out, None], out, None, "rows"
     return [None, None], None, None, ""

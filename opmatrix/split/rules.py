@@ -10,7 +10,7 @@ from opmatrix.algebra.oracles import reduced
 from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.cuts import AxisState, Cut, Partial
 from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import TURNED, Ground, SplitRule
+from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
 from opmatrix.split.relating import picked_rows, related_product
 from opmatrix.split.traced import Operation
 
@@ -41,7 +41,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+        if divisible(matrix) and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
@@ -49,7 +49,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
-        asked = split.cuts.get(str(matrix.args[0]))
+        asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
@@ -171,7 +171,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
         case None, "batch", _: return [v, v], v, None, "sequences"
         case "heads", _, _: return [u, u], u, None, "heads"
         case _, "heads", _: return [v, v], v, None, "heads"
-        case "rows", "cols", "heads": return by_heads(split, axis, line, args)
+        case "rows", "cols", "heads": return by_heads(split, axis, at, args)
         case "rows", "cols", "keys": return [None, v], v, None, "columns of the product"
         case "rows" | None, "rows", _ if known:
             return [Cut("cols", v.units), v], Partial(over), None, "contraction"    # type: ignore[union-attr]
@@ -187,11 +187,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
 def role(state: AxisState) -> str | None: return state.role if isinstance(state, Cut) else None
 
 
-def by_heads(split: Ground, axis: Axis, line: Operation, args: Sequence[int]) -> Ruling:
+def by_heads(split: Ground, axis: Axis, at: int, args: Sequence[int]) -> Ruling:
     """Rows that are cut change with heads, so every rank has all rows of some."""
-    h, n = split.steps[args[0]].dims.heads, axis.ranks
-    if isinstance(h, int) and isinstance(n, int) and h < n:
-        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at "
-                         f"most {h} ranks, or strategy ring")
-    cut = Cut("heads", h)
+    cut = heads_for_rows(split, axis, args[0], split.carried.grain[at])
     return [cut, cut], cut, None, "heads for rows"

@@ -8,11 +8,11 @@ from typing import Any
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import Shape, Space, T
 from opmatrix.algebra.term import Operator
-from opmatrix.split.carrying import Cuttable
-from opmatrix.split.cuts import AxisState, Dims, Partial
+from opmatrix.split.carrying import Cuttable, asked_of, contracts
+from opmatrix.split.cuts import AxisState, Cut, Dims, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
-from opmatrix.split.placement import Placement
+from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.relating import check_pattern
 from opmatrix.split.ringed import computed, deferred
 from opmatrix.split.rules import RULES
@@ -25,7 +25,11 @@ class Split(Ground):
                  x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
         self.x, self.selects, self.last = x or Shape(1, term.into.rows, term.into.cols), selects, last
         lines, self.result = trace(term, self.x)
-        super().__init__(mesh, sizes, Cuttable(lines), dict(cuts or {}))
+        self.cuts = dict(cuts or {})
+        carried = Cuttable(lines)
+        super().__init__(mesh, sizes, carried, carried.spread({
+            at: how for at, line in enumerate(lines) if line.op == "act" and contracts(line.more[0])
+            and (how := asked_of(line.more[0].args[0], self.cuts))}))
         self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.lines)
         for at, line in enumerate(self.lines): self.place[at] = self.split(at, line, selects)
@@ -61,7 +65,8 @@ class Split(Ground):
         placement, stored, why = Placement(), Placement(), ""
         order: list[int] = []
         outs: dict[int, AxisState] = {}
-        for k, axis in enumerate(self.mesh.axes):
+        for k in self.turns(line, args):
+            axis = self.mesh.axes[k]
             demand, out, kept, said = RULES[line.op](self, k, axis, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, kept), why or said
@@ -72,13 +77,21 @@ class Split(Ground):
         where = self.scored.get(at)
         return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where))
 
+    def turns(self, line: Operation, args: Sequence[int]) -> list[int]:
+        """Axes in the order in which they are ruled: those that cut heads of a product before those that shall."""
+        own = [role_of(self.steps[args[0]].placement.on(k)) == "heads" for k in range(len(self.mesh))]
+        return sorted(range(len(own)), key=lambda k: line.op == "product" and not own[k])
+
     def check_nested(self, at: int, placement: Placement, line: Operation) -> None:
         """Operands that are cut twice along a dimension must be so in one order."""
-        own = [k for k, _ in self.steps[at].placement.cuts if placement.on(k) == self.steps[at].placement.on(k)]
-        if own != [k for k, _ in placement.cuts if k in own]:
-            names = " and ".join(self.mesh.axes[k].name for k in own)
-            raise InputError(f"partition: {line.op} meets values that axes {names} cut in different orders: put the "
-                             "axis that cuts heads inside the one that cuts rows")
+        lies = self.steps[at].placement
+        shared = [k for k, state in lies.cuts if isinstance(state, Cut) and placement.on(k) == state]
+        for role in {role_of(lies.on(k)) for k in shared}:
+            own = [k for k in shared if role_of(lies.on(k)) == role]
+            if own == [k for k, _ in placement.cuts if k in own]: continue
+            names = [self.mesh.axes[k].name for k in sorted(own)]
+            raise InputError(f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
+                             f"give {names[-1]} before {' and '.join(names[:-1])}")
 
     def settled(self, found: int | WaitingScores) -> int:
         """A step: scores that were to be computed in a ring are computed, of keys that are gathered first."""
