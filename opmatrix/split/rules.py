@@ -11,6 +11,7 @@ from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.cuts import AxisState, Cut, Partial
 from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import TURNED, Ground, SplitRule
+from opmatrix.split.placement import passing
 from opmatrix.split.traced import Operation
 
 RULES: dict[str, SplitRule] = {}
@@ -44,7 +45,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
-        return [home], home, None, ""
+        return [home], home, None, passing(home)
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
@@ -54,7 +55,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
             cut = heads_fit(split, at, axis)
             return [None], cut, cut, "columns of a matrix"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
@@ -103,7 +104,7 @@ def turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequ
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
     out = own._replace(role=TURNED.get(own.role, own.role)) if isinstance(own, Cut) else own
-    return [own], out, None, ""
+    return [own], out, None, "turned"
 
 
 @rule("beside")
@@ -111,7 +112,7 @@ def beside(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Se
     """Columns side by side are whole; whatever else is cut is so in both."""
     found = states(split, k, args)
     kept = next((s for s in found if isinstance(s, Cut) and s.role != "cols"), None)
-    return [kept] * 2, kept, None, ""
+    return [kept] * 2, kept, None, "side by side"
 
 
 @rule("split")
@@ -121,9 +122,11 @@ def heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "cols":
         whole = isinstance(h, int) and isinstance(own.units, int)
-        if whole and h % own.units: return [split.home(k, args[0])], split.home(k, args[0]), None, ""
+        if whole and h % own.units:
+            home = split.home(k, args[0])
+            return [home], home, None, passing(home)
         return [own], own._replace(role="heads"), None, "heads"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 @rule("join")
@@ -131,7 +134,8 @@ def join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequ
     """Heads are columns again."""
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
-    return [own], own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own, None, ""
+    out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
+    return [own], out, None, passing(own)
 
 
 @rule("repeat")
@@ -140,7 +144,7 @@ def repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Se
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 @rule("total")
@@ -148,7 +152,7 @@ def total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
     """The sum of heads, of which a rank has some."""
     [own] = states(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 @rule("pick")
@@ -156,7 +160,7 @@ def pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequ
     """Rows of a sequence lie with their sequence; rows that are cut are gathered."""
     [own] = states(split, k, args)
     if isinstance(own, Partial) or (isinstance(own, Cut) and own.role == "rows"): own = None
-    return [own], own, None, ""
+    return [own], own, None, "picked rows"
 
 
 @rule("product")

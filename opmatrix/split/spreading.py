@@ -41,7 +41,8 @@ class Split(Ground):
             homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
             placement = Placement(tuple((k, s) for k, s in homes if s is not None))
             return self.add(RankStep(line.op, (), line.more or ((at,) if line.op == "input" else ()), dims, placement,
-                                 selects=selects if line.op == "input" else line.op == "given"))
+                                 selects=selects if line.op == "input" else line.op == "given",
+                                 rules=tuple((k, "slice") for k, _ in placement.cuts)))
         if line.op == "act" and not line.args: return self.add(RankStep("act", (), line.more, dims, Placement()))
         later = deferred(self, [self.place[a] for a in line.args], line, dims)
         if later is not None: return later
@@ -55,16 +56,19 @@ class Split(Ground):
         placement, stored, why = Placement(), Placement(), ""
         order: list[int] = []
         outs: dict[int, AxisState] = {}
+        rules: list[tuple[int, str]] = []
         for k, axis in enumerate(self.mesh.axes):
             demand, out, kept, said = RULES[line.op](self, k, axis, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, kept), why or said
+            if any(state is not None for state in (*demand, out, kept)): rules.append((k, said))
         for a in args: order += [k for k, _ in self.steps[a].placement.cuts if k not in order]
         order += [k for k in outs if k not in order]
         for k in order: placement = placement.but(k, outs[k])
         for a in args: self.check_nested(a, placement, line)
         where = self.scored.get(at)
-        return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where))
+        return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where,
+                                 rules=tuple(rules)))
 
     def check_nested(self, at: int, placement: Placement, line: Operation) -> None:
         """Operands that are cut twice along a dimension must be so in one order."""
