@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.partition.booked import ByRank
+from opmatrix.partition.booked import ByRank, Crossing, total
 from opmatrix.partition.plan import Partition
 from opmatrix.partition.storage import Storage, weight_bytes
 from opmatrix.split.cuts import even
@@ -26,6 +26,9 @@ class Traffic(NamedTuple):
     whole: sympy.Expr
     messages: sympy.Expr
     supersteps: sympy.Expr
+
+    @property
+    def name(self) -> str: return f"{self.op} over {self.axis}"
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,22 @@ class Formulas:
     def traffic(self) -> list[Traffic]:
         """By operation and axis, summed over the layers of the stage."""
         found: dict[tuple[str, str], list[sympy.Expr]] = {}
-        bytes_of = sympy.nsimplify(self.number)
         for count, each in self.plan.crossings(self.stage):
-            own = [bytes_of * each.payload, bytes_of * each.wire, bytes_of * each.whole, each.messages, each.supersteps]
+            size = self.bytes_of(each)
+            own = [size * each.payload, size * each.wire, size * each.whole, each.messages, each.supersteps]
             sums = found.setdefault((each.op, each.axis), [sympy.Integer(0)] * 5)
             found[each.op, each.axis] = [a + count * busiest(b) for a, b in zip(sums, own, strict=True)]
         return [Traffic(*key, *map(sympy.expand, sums)) for key, sums in found.items()]
+
+    def bytes_of(self, crossing: Crossing) -> sympy.Expr:
+        """Bytes of a number that crosses: of a weight as it is stored, on the mean, else of a value."""
+        return self.weight_size if crossing.op == "all_gather" and crossing.at < 0 else sympy.nsimplify(self.number)
+
+    @cached_property
+    def weight_size(self) -> sympy.Expr:
+        """Bytes that a weight's number takes, on the mean."""
+        held = total(count * self.plan.share(dims.numbers, 3) for _, dims, count in self.plan.weights(self.stage))
+        return sympy.cancel(self.weights / busiest(held)) if held != 0 else sympy.Integer(0)
 
     @cached_property
     def weights(self) -> sympy.Expr:
@@ -70,14 +83,18 @@ class Formulas:
 
     def named(self) -> Iterator[tuple[str, str, sympy.Expr]]:
         """Each formula with its name and unit."""
-        yield "operations", "flops", self.flops
+        yield from self.own()
         for each in self.traffic:
-            yield f"{each.op} over {each.axis}, payload", "bytes", each.payload
-            yield f"{each.op} over {each.axis}, wire", "bytes", each.wire
-            yield f"{each.op} over {each.axis}, messages", "", each.messages
-        yield "supersteps", "", sum((each.supersteps for each in self.traffic), sympy.Integer(0))
-        yield "state", "bytes", self.state
-        yield "values held at most", "bytes", self.values
+            yield f"{each.name}, payload", "B", each.payload
+            yield f"{each.name}, wire", "B", each.wire
+            yield f"{each.name}, messages", "", each.messages
+
+    def own(self) -> Iterator[tuple[str, str, sympy.Expr]]:
+        """What a rank does and holds."""
+        yield "operations", "flop", self.flops
+        yield "state", "B", self.state
+        yield "values held at most", "B", self.values
+        yield "supersteps", "", total(each.supersteps for each in self.traffic)
 
     @property
     def sizes(self) -> list[str]:
@@ -110,10 +127,8 @@ class Formulas:
 
     def latex(self) -> str:
         """A LaTeX table of the formulas."""
-        rows = [f"{name} & ${sympy.latex(e)}$ & {unit} \\\\" for name, unit, e in self.named()]
-        return "\n".join([r"\begin{tabular}{lll}", *rows, r"\end{tabular}"]).replace("_", r"\_") if False else "\n".join(
-            [r"\begin{tabular}{lll}", *(row.replace("all_", r"all\_").replace("reduce_s", r"reduce\_s") for row in rows),
-             r"\end{tabular}"])
+        rows = [f"{name.replace('_', '-')} & ${sympy.latex(e)}$ & {unit} \\\\" for name, unit, e in self.named()]
+        return "\n".join([r"\begin{tabular}{lll}", *rows, r"\end{tabular}"])
 
 
 def busiest(e: sympy.Expr) -> sympy.Expr:

@@ -42,15 +42,14 @@ def weight_bytes(plan: Partition, stage: int, storage: Storage) -> sympy.Expr:
 
 def chosen(data: Data, storage: Storage) -> float | Stored:
     """How an array is stored: by the first pattern that its name fits; 2 bytes a number where none does."""
-    if isinstance(storage, Mapping):
-        name = str(data.cut_of or data)
-        storage = next((how for pattern, how in storage.items() if fnmatch(name, pattern)), 2)
-    if isinstance(storage, Stored):
-        if storage.method in FORMATS: return storage
-    elif not isinstance(storage, str): return storage
-    elif storage in NUMBERS: return NUMBERS[storage]
-    elif storage in FORMATS: return Stored(storage)
-    raise InputError(f"{storage}: weights are stored in {', '.join(NUMBERS)}, or in a format: {', '.join(FORMATS)}")
+    name = str(data.cut_of or data)
+    how = storage if not isinstance(storage, Mapping) else next(
+        (each for pattern, each in storage.items() if fnmatch(name, pattern)), 2)
+    if isinstance(how, int | float): return how
+    if isinstance(how, str) and how in NUMBERS: return NUMBERS[how]
+    found = Stored(how) if isinstance(how, str) else how
+    if found.method in FORMATS: return found
+    raise InputError(f"{found.method}: weights are stored in {', '.join(NUMBERS)}, or in a format: {', '.join(FORMATS)}")
 
 
 def array_bytes(dims: Dims, stored: Stored) -> sympy.Expr:

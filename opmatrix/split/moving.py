@@ -118,7 +118,7 @@ class Ground:
         if own == state: return at
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
-        if self.free(at) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
+        if self.free(at) and role_of(state) in (None, "batch", "rows"): return self.again(at, k, state)
         placement = step.placement.but(k, state)
         if own is None:
             return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice",

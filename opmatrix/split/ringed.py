@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import everyone
-from opmatrix.split.cuts import Cut, Dims
+from opmatrix.split.cuts import Cut, Dims, mergeable
 from opmatrix.split.moving import Ground, RankStep, WaitingScores
 from opmatrix.split.placement import Placement, passing, role_of
 from opmatrix.split.traced import Operation
@@ -46,6 +46,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     k = scores.axis
     cut = split.steps[scores.queries].placement.on(k)
     if split.steps[values].placement.on(k) != cut: return None
+    if not (mergeable(line.more[0]) and line.more[0].commutative): return None     # each rank begins with its block
     args = [scores.queries, scores.keys, values]
     for j in range(len(split.mesh)):                        # the other axes must hold all three alike
         if j == k: continue
@@ -57,8 +58,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     placement = split.steps[queries].placement
     more = (k, scores.body, *line.more)
     taken = [other for _, other in scores.body if isinstance(other, int)]
-    args = queries, keys, values, *(at for at, _ in sources), *taken
-    return split.add(RankStep("ring", args, more, dims, placement, Placement(), "ring of keys", where=line.more[1],
+    held = queries, keys, values, *(at for at, _ in sources), *taken
+    return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1],
                               rules=rules_of(placement, {k: "ring of keys"})))
 
 

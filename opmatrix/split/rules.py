@@ -8,7 +8,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.oracles import reduced
 from opmatrix.split.carrying import contracts, divisible
-from opmatrix.split.cuts import AxisState, Cut, Partial
+from opmatrix.split.cuts import AxisState, Cut, Partial, mergeable
 from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import TURNED, Ground, SplitRule
 from opmatrix.split.placement import passing
@@ -41,7 +41,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+        if mergeable(reduced(matrix)[1]) and divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
@@ -133,7 +133,7 @@ def heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
 def join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads are columns again."""
     [own] = states(split, k, args)
-    if isinstance(own, Partial): own = split.home(k, args[0])
+    if isinstance(own, Partial) or role(own) == "cols": own = split.home(k, args[0])
     out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
     return [own], out, None, passing(own)
 
@@ -169,6 +169,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
             for s, a in zip(states(split, k, args), args, strict=True))
+    if not mergeable(over): u, v = (None if role(state) == cut else state for state, cut in ((u, "cols"), (v, "rows")))
     known = split.is_known(args[0])
     match role(u), role(v), axis.strategy.mixing:
         case "batch", _, _: return [u, u if v is not None else None], u, None, "sequences"

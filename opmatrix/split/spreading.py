@@ -37,6 +37,7 @@ class Split(Ground):
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
         """The step of a line, behind what its operands must cross for it."""
         dims = self.sizes.dims(line.shape, line.level)
+        if line.op == "product": self.check_within(line)
         if line.op in GIVEN:
             homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
             placement = Placement(tuple((k, s) for k, s in homes if s is not None))
@@ -48,6 +49,13 @@ class Split(Ground):
         if later is not None: return later
         args = [self.settled(self.place[a]) for a in line.args]
         return self.ruled(at, line, dims, args)
+
+    def check_within(self, line: Operation) -> None:
+        """Sequences are computed one by one, so no product may merge tokens of several."""
+        over, where = line.more
+        if self.lines[line.args[0]].shape.cols is T and not where.within and self.sizes.sequences != 1:
+            raise InputError(f"partition: a product over {over.__name__} where {where} merges tokens of all sequences: "
+                             f"give a pattern within sequences, or one sequence in place of {self.sizes.sequences}")
 
     def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
         if line.op not in RULES:
