@@ -154,7 +154,8 @@ def sums_of_parts(n: int) -> list[Pair]:
 def turned(n: int) -> list[Pair]:
     """Columns of a rank are rows, rows are columns, heads stay."""
     wide, tall, deep = values("x", n, M, "k"), values("x", n, "m", K), values("x", n, M, K, 1)
-    return [(turn(abreast(wide)), stacked([turn(x) for x in wide])), (turn(stacked(tall)), abreast([turn(x) for x in tall])),
+    return [(turn(abreast(wide)), stacked([turn(x) for x in wide])),
+            (turn(stacked(tall)), abreast([turn(x) for x in tall])),
             (turn(grouped(deep)), grouped([turn(x) for x in deep]))]
 
 
@@ -281,7 +282,8 @@ def heads_repeated(n: int) -> list[Pair]:
             for times in (1, 2, 3)]
 
 
-@equation(("repeat", "copied heads"), says="x repeated = heads(head of the first repeated, .., head of the last)", exact=True)
+@equation(("repeat", "copied heads"), says="x repeated = heads(head of rank 1 repeated, .., head of rank n repeated)",
+          exact=True)
 def copied_heads(n: int) -> list[Pair]:
     """Of fewer heads than ranks each rank has one whole, and repeats it for its own queries."""
     ranks, own = 2 * n, 3                                   # two ranks to each of n heads, three queries to each rank
