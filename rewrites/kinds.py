@@ -98,7 +98,7 @@ def with_heads(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The heads of `a`, and behind them those of b, of as many columns each."""
     (first, _), (last, _) = count_columns(a.term), count_columns(b.term)
     if isinstance(x, Shape):
-        if (columns := b(x).cols) != a(x).cols: raise ShapeError(f"heads of {a(x).cols} columns with heads of {columns}")
+        if a(x).cols != b(x).cols: raise ShapeError(f"heads of {a(x).cols} columns with heads of {b(x).cols}")
         return a(x)._replace(heads=first + last)
     return flattened(a, x).beside(flattened(b, x)).split(first + last)
 

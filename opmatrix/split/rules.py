@@ -41,7 +41,8 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if mergeable(reduced(matrix)[1]) and divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+        able = mergeable(reduced(matrix)[1]) and divisible(matrix)
+        if able and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
