@@ -1,4 +1,6 @@
 """Model families: a config and the tensors of a checkpoint in, an operator out."""
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from formats.core.errors import InputError
@@ -21,6 +23,10 @@ __all__ = ["FAMILIES", "build", "promised"]
 FAMILIES: dict[str, Family] = {        # by the config's model_type
     "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
     "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer}
+
+
+SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="k",
+             head_dim="d", max_position_embeddings="p")     # names of sizes in formulas
 
 
 def family_of(config: Settings) -> str:
@@ -65,25 +71,54 @@ def head(config: Settings, at: ArraySource) -> Operator:
     return found
 
 
-def promised(config: Settings) -> Operator:
+def promised(config: Settings, scores: bool = False) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
-    `rewrites.compiler.planned.planned`. A name stands for every number:
+    `rewrites.compiler.planned.planned`. With `scores` the head of its vocabulary is behind it. A name stands for every
+    number:
 
         >>> mlp = dict(hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="g")
         >>> model = promised(mlp | dict(model_type="llama", vocab_size="v", max_position_embeddings="p",
         ...                             num_hidden_layers=2))
         >>> model.shape
         (v, h)"""
-    return build(config, lambda name, *shape: Promised(name, shape))
+    def at(name: str, *shape: LiveSize) -> Data: return Promised(name, shape)
+    if scores and not layout(config).head:
+        raise InputError(f"config: {family_of(config)} has no head that scores a vocabulary")
+    return build(config, at) @ head(config, at) if scores else build(config, at)
+
+
+def name_sizes(config: Settings) -> dict[str, Any]:
+    """A config with names for its sizes, those of SIZES; sizes that are equal where they must be have one name."""
+    keys, found = getattr(FAMILIES[family_of(config)], "keys", {}), dict(config)
+    heads = normalise_config(config).get("num_attention_heads")
+    for size, name in SIZES.items():
+        called = keys[size].called or size if size in keys else size
+        if found.get(called) is None or not keys[size].live: continue
+        found[called] = SIZES["num_attention_heads"] if size == "num_key_value_heads" and found[called] == heads else name
+    return found
 
 
 def tensors(config: Settings) -> dict[str, tuple[LiveSize, ...]]:
     """The name and shape of every tensor that the model of a config is made of."""
+    return ask_for(lambda at: build(config, at))
+
+
+def parameters(config: Settings) -> int:
+    """How many numbers the model of a config learns: those of its operator, and of the head where it is a matrix of its
+    own; a pooler and what else stands on top are not counted."""
+    def model(at: ArraySource) -> None:
+        build(config, at)
+        if layout(config).head: head(config, at)
+    return sum(map(prod, ask_for(model).values()))
+
+
+def ask_for(made: Callable[[ArraySource], object]) -> dict[str, tuple[LiveSize, ...]]:
+    """The name and shape of every tensor that is asked for where something is made; each is promised."""
     found: dict[str, tuple[LiveSize, ...]] = {}
 
     def at(name: str, *shape: LiveSize) -> Data:
         found[name] = shape
         return Promised(name, shape)
 
-    build(config, at)
+    made(at)
     return found

@@ -26,7 +26,8 @@ class Strategy:
     vocabulary by columns. `mixing`: how attention meets rows that are cut: keys go round in a ring (Liu et al. 2023),
     rows change with heads (Jacobs et al. 2023, Ulysses), keys stay and queries come (each rank merges a carrier), keys
     are gathered. `layers`: stages of layers, one after the other. `stored`: what is stored once over the axis: 1
-    optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et al. 2020, ZeRO)."""
+    optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et al. 2020, ZeRO). `by_hand`: only weights that are
+    named are cut, and those that follow from them."""
     name: str
     home: Role | None = None
     weights: bool = False
@@ -34,6 +35,10 @@ class Strategy:
     mixing: Mixing | None = None
     layers: bool = False
     stored: int = 0
+    by_hand: bool = False
+
+    @property
+    def cuts_weights(self) -> bool: return self.weights or self.vocabulary or self.by_hand
 
 
 STRATEGIES = {each.name: each for each in (
@@ -51,7 +56,8 @@ STRATEGIES = {each.name: each for each in (
     Strategy("keys", home="rows", mixing="keys"),
     Strategy("gather", home="rows", mixing="gather"),
     Strategy("rows", home="rows", mixing="gather"),
-    Strategy("pipeline", layers=True))}
+    Strategy("pipeline", layers=True),
+    Strategy("by-hand", by_hand=True))}
 
 CONTEXTS = "ring", "ulysses", "keys", "gather"
 

@@ -73,9 +73,6 @@ def optimize(
     if machine is not None:
         say(elsewhere(model, machine, tokens))
         return
-    if model.endswith(".json"):
-        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
-                         "NAME to predict")
     from rewrites.phases import Report, silence_stdout
     report = Report(quiet=quiet, began=context.obj)
     with report.phase("start", brief=True):
@@ -85,6 +82,7 @@ def optimize(
         from rewrites.lower.mixed import parse_mix
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
+        refuse_weightless(model)
         target = out or Path(f"{Path(model).resolve().name}.opmatrix")
         refuse(memory, number_type, output)
         possible({"--out": (target, attempt), "--json": (results, writable)},
@@ -104,10 +102,8 @@ def optimize(
 
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
     """What programs of a model would take on a machine from its data sheet."""
-    from opmatrix.files.checkpoint import open_model
     from opmatrix.pricing import datasheet
-    from rewrites.cli.predict import predicted
-    from rewrites.compiler.planned import shapes
+    from rewrites.cli.predict import open_promised, predicted
     from rewrites.phases import silence_stdout
     try:
         sheet = datasheet(name)
@@ -116,8 +112,15 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
     with silence_stdout():
-        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet,
-                         tokens or 128)
+        return predicted(open_promised(model), sheet, tokens or 128)
+
+
+def refuse_weightless(model: str) -> None:
+    """Raises InputError where a model's name is that of a configuration alone."""
+    from rewrites.compiler.planned import weightless
+    if weightless(model):
+        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
+                         "NAME to predict")
 
 
 def declarations(file: Path | None) -> "UserDeclarations":
@@ -343,17 +346,18 @@ def partition_model(
     weights: options.WeightType = "bf16",
     training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
     symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
     machine: options.Elsewhere = None,
     form: options.Form = "table",
 ) -> None:
-    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds. The
-    MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
+    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import name_of, opened, planned_partition, stages_of, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
     with silence_stdout():
-        plan, at = planned_partition(opened(model, symbolic), mesh, name_of(model), batch, tokens, stages_of(stages))
+        plan, at = planned_partition(opened(model, symbolic, scores), mesh, name_of(model), batch, tokens, stages_of(stages))
         text = told(plan, at, values, weights, training, machine, form)
     say(text)
 

@@ -9,7 +9,7 @@ import typer
 ModelName = Annotated[str, typer.Argument(
     help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, a .gguf file, or a name "
          "on the hub (org/name@revision, by huggingface_hub);"
-         " with --machine also a config.json alone")]
+         " with --machine also a config.json alone, or a well-known model such as llama2-70b")]
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
                                    "trust")]
@@ -60,5 +60,5 @@ Elsewhere = Annotated[str | None, typer.Option(
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
 ContextKind = Annotated[str, typer.Option(help="how attention meets rows that are cut: ring, ulysses, keys or gather")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
-WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, that all weights are stored in")]
+WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, of all weights")]
 Form = Annotated[str, typer.Option(help="table, latex or python: a function of the sizes")]

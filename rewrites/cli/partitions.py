@@ -4,13 +4,24 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.overview import Overview
-from opmatrix.partition.plan import Partition, partition
+from opmatrix.models import name_sizes, promised
+from opmatrix.partitions.overview import Overview
+from opmatrix.partitions.plan import Partition, partition
 from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
+from rewrites.cli.predict import open_promised
+from rewrites.compiler.planned import configured, weightless
 
 FORMS = "table", "latex", "python"
+
+
+def opened(model: str, symbolic: bool, scores: bool) -> Operator:
+    """The operator of a MODEL, its sizes as names if that is asked for, with the head of its vocabulary if that is.
+    Raises InputError for a model that there is not."""
+    if not weightless(model) and not (symbolic or scores): return open_promised(model)
+    config = configured(model if weightless(model) else Path(model) / "config.json")
+    return promised(name_sizes(config) if symbolic else config, scores)
 
 
 def planned_partition(model: Operator, mesh: Mesh, name: str, sequences: int | None, tokens: int | None,

@@ -2,7 +2,7 @@
 values held. They are read as expressions, as LaTeX, and as a Python function of the sizes."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.partition.booked import ByRank, Crossing, total
-from opmatrix.partition.plan import Partition
-from opmatrix.partition.storage import Storage, weight_bytes
+from opmatrix.partitions.booked import ByRank, Crossing, total
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.storage import Storage, weight_bytes
 from opmatrix.split.cuts import even
 
 
@@ -79,7 +79,7 @@ class Formulas:
     @cached_property
     def values(self) -> sympy.Expr:
         """Bytes of values that a rank holds at most, one operation after the other."""
-        return sympy.nsimplify(self.number) * sympy.Max(*undominated(map(busiest, self.plan.held(self.stage))))
+        return sympy.nsimplify(self.number) * largest(map(busiest, self.plan.held(self.stage)))
 
     def named(self) -> Iterator[tuple[str, str, sympy.Expr]]:
         """Each formula with its name and unit."""
@@ -134,13 +134,19 @@ class Formulas:
 def busiest(e: sympy.Expr) -> sympy.Expr:
     """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys."""
     found = even(e)
-    ranks = {each: sympy.Max(*undominated(map(even, each.args[1:]))) for each in found.atoms(ByRank)}
+    ranks = {each: largest(map(even, each.args[1:])) for each in found.atoms(ByRank)}
     found = found.xreplace(ranks)
     first = {s: sympy.Integer(0) for s in found.free_symbols if str(s).startswith("r_")}
     return sympy.expand(found.xreplace(first))
 
 
-def undominated(each: Iterator[sympy.Expr] | Sequence[sympy.Expr]) -> list[sympy.Expr]:
+def largest(each: Iterable[sympy.Expr]) -> sympy.Expr:
+    """The largest of several sums of products, of which those that never are it are left out."""
+    kept = undominated(each)
+    return kept[0] if len(kept) == 1 else sympy.Max(*kept, evaluate=False)       # comparing symbols takes seconds
+
+
+def undominated(each: Iterable[sympy.Expr]) -> list[sympy.Expr]:
     """Those of several sums of products that may be the largest: none is term by term at most another."""
     kept: list[tuple[sympy.Expr, Mapping[sympy.Expr, sympy.Expr]]] = []
     for e in dict.fromkeys(map(sympy.expand, each)):

@@ -1,5 +1,5 @@
-"""A partition as text: its mesh, the formulas of the busiest rank of each stage, what they are at numbers, and what they
-take on a machine."""
+"""A partition as text: its mesh, the formulas of the busiest rank of each stage, what they are at numbers, and what
+they take on a machine."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ import sympy
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.tables import table
-from opmatrix.partition.formulas import Formulas
-from opmatrix.partition.plan import Partition
-from opmatrix.partition.stages import layers
-from opmatrix.partition.storage import Storage
-from opmatrix.partition.timing import StageSeconds, Timing
+from opmatrix.partitions.formulas import Formulas
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.stages import layers
+from opmatrix.partitions.storage import Storage
+from opmatrix.partitions.timing import StageSeconds, Timing
 
 UNITS = ("", "k", "M", "G", "T", "P", "E")
 
@@ -60,7 +60,8 @@ class Overview:
         """The tables of some equal stages: what a rank does and holds, and what it sends."""
         formulas = self.formulas[first]
         numbers = formulas.at(**self.numbers(formulas)) if self.known(formulas) else {}
-        rows = [[name, str(e), *([shorten(numbers[name], unit)] if numbers else [])] for name, unit, e in formulas.own()]
+        rows = [[name, str(e), *([shorten(numbers[name], unit)] if numbers else [])]
+                for name, unit, e in formulas.own()]
         text = table(rows, [self.title(first, last), "formula", *([self.point(formulas)] if numbers else [])], (0, 1))
         sent = [[each.name, str(each.payload), str(each.wire), str(each.messages),
                  *([shorten(numbers[f"{each.name}, {what}"], "B") for what in ("payload", "wire")] if numbers else [])]

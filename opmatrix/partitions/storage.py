@@ -13,7 +13,7 @@ from formats.core.errors import InputError
 from formats.core.sizes import n, nnz, p
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int
-from opmatrix.partition.plan import Partition
+from opmatrix.partitions.plan import Partition
 from opmatrix.split.cuts import Dims, even
 
 PROBES = 4096, 8192
@@ -49,7 +49,8 @@ def chosen(data: Data, storage: Storage) -> float | Stored:
     if isinstance(how, str) and how in NUMBERS: return NUMBERS[how]
     found = Stored(how) if isinstance(how, str) else how
     if found.method in FORMATS: return found
-    raise InputError(f"{found.method}: weights are stored in {', '.join(NUMBERS)}, or in a format: {', '.join(FORMATS)}")
+    raise InputError(f"{found.method}: weights are stored in {', '.join(NUMBERS)}, or in a format: "
+                     f"{', '.join(FORMATS)}")
 
 
 def array_bytes(dims: Dims, stored: Stored) -> sympy.Expr:

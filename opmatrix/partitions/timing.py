@@ -13,10 +13,10 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, WIDER, Datasheet
 from formats.network.collectives import collective_seconds
 from formats.network.links import levels_of
-from opmatrix.partition.booked import Crossing, total
-from opmatrix.partition.formulas import Formulas, busiest
-from opmatrix.partition.plan import FactorGroup, Partition
-from opmatrix.partition.storage import Storage
+from opmatrix.partitions.booked import Crossing, total
+from opmatrix.partitions.formulas import Formulas, busiest
+from opmatrix.partitions.plan import FactorGroup, Partition
+from opmatrix.partitions.storage import Storage
 from opmatrix.split.carrying import contracts
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
 import sympy
 
+from formats.core.errors import InputError
+from opmatrix import body
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import Booked, Crossing, total
-from opmatrix.partition.stages import Factor, chain, cut_stages
+from opmatrix.models import promised
+from opmatrix.models.config import Settings
+from opmatrix.partitions.booked import Booked, Crossing, total
+from opmatrix.partitions.stages import Factor, chain, cut_stages
+from opmatrix.split.carrying import asked_of
 from opmatrix.split.cuts import Dims, piece
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
@@ -28,8 +34,8 @@ class FactorGroup:
     arrays, and those of each."""
     split: Split
     booked: Booked
-    own: tuple[str, ...]
-    arrays: tuple[tuple[str, ...], ...]
+    own: tuple[Data, ...]
+    arrays: tuple[tuple[Data, ...], ...]
 
     @property
     def count(self) -> int: return len(self.arrays)
@@ -37,8 +43,8 @@ class FactorGroup:
     def distinct(self, data: Data) -> set[str]:
         """The arrays that stand in the place of one in the factors: shared ones are one."""
         source = data.cut_of or data
-        at = self.own.index((source.base or source).key)
-        return {each[at] for each in self.arrays}
+        at = self.own.index(source.base or source)
+        return {each[at].key for each in self.arrays}
 
     @cached_property
     def flops(self) -> sympy.Expr:
@@ -76,6 +82,13 @@ class Partition:
         known = self.splits[at]
         return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
                      last=known.last)
+
+    def formulas(self, stage: int = 0, **how: Any) -> Any:
+        """The formulas of the busiest rank of a stage, as `opmatrix.partitions.formulas.Formulas`: `how` says number
+        types, storage of weights, training."""
+        return body("partitions.formulas.Formulas")(self, stage, **how)
+
+    def __str__(self) -> str: return str(body("partitions.overview.Overview")(self).text())
 
     def flops(self, stage: int = 0) -> sympy.Expr:
         """Multiplications and additions of one batch on a rank of a stage."""
@@ -147,21 +160,26 @@ class Partition:
         return max(int(self.on(e, place)) for e in self.held(self.stage(place)))
 
 
-def partition(model: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
+WAYS = "columns", "rows", "whole"
+
+
+def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
               name: str = "model", stages: Sequence[int] | None = None,
               cuts: Mapping[str, str] | None = None) -> Partition:
     """A model on a mesh, for a batch of those sizes, numbers or symbols. `tokens`: it reads one-hot tokens, else x is
-    numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut, "columns" or "rows", by their
-    names; the rest follows. Raises InputError for a mesh that the model does not fit and for operators that no rule
-    splits."""
+    numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut over an axis by tensor or by
+    hand, by patterns of their names: "columns", "rows" or "whole"; the rest follows. Raises InputError for a mesh that
+    the model does not fit, for a pattern that no weight fits, and for operators that no rule splits."""
+    model = model if isinstance(model, Operator) else promised(model)
     factors, along = chain(model), mesh.stages
+    check_cuts(factors, cuts or {})
     bounds = cut_stages(factors, int(along.ranks) if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
     shape = Shape(1, model.into.rows, model.into.cols)
     for at, factor in enumerate(factors):
         first, last = at == 0, at == len(factors) - 1
-        key = factor.signature, shape, first, last
+        key = factor.signature, shape, first, last, tuple(asked_of(data, cuts or {}) for data in factor.arrays)
         if key not in known:
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
@@ -171,6 +189,15 @@ def partition(model: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, 
         for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
         made.append([part_of(splits, own, factors) for own in groups.values()])
     return Partition(mesh, sizes, factors, bounds, made, name, splits)
+
+
+def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
+    """Raises InputError for a way to cut that there is not, and for a pattern that no weight fits."""
+    names = {data.name or "" for factor in factors for data in factor.arrays}
+    for pattern, how in cuts.items():
+        if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
+        if not any(fnmatch(name, pattern) for name in names):
+            raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
 
 
 def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:
