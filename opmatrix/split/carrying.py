@@ -122,8 +122,8 @@ class Cuttable:
             case "add" | "mul":
                 other = next((a for a in reader.args if a != of), of)
                 beside = self.lines[other]
-                if beside.level or beside.shape.cols == 1: return on
                 if heads != self.headed(other): return on and heads
+                if beside.level or beside.shape.cols == 1: return on
                 return on and self.opened[other]
             case "split" | "join" | "repeat": return on
             case "turn": return on and heads

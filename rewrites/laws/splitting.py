@@ -8,7 +8,9 @@ from functools import reduce
 
 import numpy as np
 
+from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.nodes import row as beside
@@ -37,6 +39,18 @@ class SplitEquation(FunctionDeclaration):
 
 
 EQUATIONS: list[SplitEquation] = []
+STATED: dict[Key, str] = {}                                 # what the equation of each rule says
+
+# What no term says, since no operator gives what a monoid carries, and the batch says who sees whom: it is tried
+# (rewrites/proofs/split_checks.py).
+CARRIED = "{x} over {M} = finish(merge(what rank 1 carries, .., what rank n carries))"
+TRIED: dict[Key, str] = {
+    **dict.fromkeys((("act", "rows of a matrix"), ("product", "contraction"), ("move", "all_reduce"),
+                     ("move", "reduce_scatter")), CARRIED),
+    ("ring", "ring of keys"): "z · v over {M} = finish(merge(own block, block of the left neighbour, ..))",
+    ("product", "sequences"): "[z1; ..; zn] · [v1; ..; vn] within sequences = [z1 · v1; ..; zn · vn]",
+    ("product", "rows"): "[z1; ..; zn] · v under a pattern = [z1 · v; ..; zn · v], at the rows' own positions",
+    ("pick", "picked rows"): "[x1; ..; xn] @ pick = [x1 @ pick; ..; xn @ pick]"}
 
 
 def equation(*rules: Key, says: str, exact: bool = False) -> Callable[
@@ -44,8 +58,17 @@ def equation(*rules: Key, says: str, exact: bool = False) -> Callable[
     """Declares an equation of rules."""
     def declare(body: Callable[[int], Sequence[Pair]]) -> SplitEquation:
         EQUATIONS.append(SplitEquation(body, rules, says, exact))
+        STATED.update(dict.fromkeys(rules, says))
         return EQUATIONS[-1]
     return declare
+
+
+def statement(rule: Key, over: type[Monoid] = monoids.sum) -> str:
+    """The equation that justifies a rule, as people read it; for what is merged, over a monoid. Raises KeyError for a
+    rule that has none."""
+    if rule in TRIED and (not over.ordinary or rule not in STATED):
+        return TRIED[rule].format(x="x" if rule[0] == "move" else "x · v", M=over.__name__)
+    return STATED[rule]
 
 
 def key_of(op: str, rule: str) -> Key:
@@ -58,7 +81,8 @@ def key_of(op: str, rule: str) -> Key:
 
 def values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize, deep: int = 0) -> list[Operator]:
     """A value for each piece; a size that is a name is another for each."""
-    def own(given: str | LiveSize, at: int) -> LiveSize: return size(f"{given}{at}") if isinstance(given, str) else given
+    def own(given: str | LiveSize, at: int) -> LiveSize:
+        return size(f"{given}{at}") if isinstance(given, str) else given
     return [symbol(f"{name}{at}", None, Shape(deep + at if deep else 1, own(rows, at), own(columns, at)))
             for at in range(n)]
 
@@ -84,7 +108,8 @@ def columns_of_a_matrix(n: int) -> list[Pair]:
     return [(product(x, abreast(parts)), abreast([product(x, W) for W in parts]))]
 
 
-@equation(("act", "rows of a matrix"), ("product", "contraction"), says="[x1 .. xn] @ [W1; ..; Wn] = x1 @ W1 + .. + xn @ Wn")
+@equation(("act", "rows of a matrix"), ("product", "contraction"),
+          says="[x1 .. xn] @ [W1; ..; Wn] = x1 @ W1 + .. + xn @ Wn")
 def rows_of_a_matrix(n: int) -> list[Pair]:
     """Each rank has some rows of the matrix, and columns of x for them: what it gives is one part of a sum."""
     xs, parts = values("x", n, M, "k"), values("W", n, "k", P)
@@ -169,7 +194,7 @@ def side_by_side(n: int) -> list[Pair]:
 # ---- products over a monoid
 
 @equation(("product", "heads"), ("product", "heads for rows"),
-          says="attention of all heads = heads(attention of the first, .., of the last)")
+          says="heads(u1, .., un) · heads(v1, .., vn) = heads(u1 · v1, .., un · vn)")
 def attention_by_heads(n: int) -> list[Pair]:
     """Heads do not see each other, so a rank attends with those that it has."""
     queries, keys, rows = (values(name, n, T, K, 1) for name in "qkv")

@@ -38,7 +38,6 @@ class SplitCheck(FunctionDeclaration):
     proof. It raises VerificationError where what ranks have is not what the whole has."""
     body: Callable[[type[Monoid], int, np.random.Generator], None]
     rules: tuple[Key, ...]
-    says: str
     reason: str
     over: tuple[type[Monoid], ...]
 
@@ -47,11 +46,10 @@ CHECKS: list[SplitCheck] = []
 CheckBody = Callable[[type[Monoid], int, np.random.Generator], None]
 
 
-def check(*rules: Key, says: str, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[
-        [CheckBody], SplitCheck]:
+def try_parts(*rules: Key, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[[CheckBody], SplitCheck]:
     """Declares a check of rules."""
     def declare(body: CheckBody) -> SplitCheck:
-        CHECKS.append(SplitCheck(body, rules, says, reason, tuple(over)))
+        CHECKS.append(SplitCheck(body, rules, reason, tuple(over)))
         return CHECKS[-1]
     return declare
 
@@ -66,20 +64,20 @@ def uneven(units: int, n: int, rng: np.random.Generator) -> list[tuple[int, int]
 Lifted = list[Carrier]
 
 
-def lifted(over: type[Monoid], rng: np.random.Generator) -> Lifted:
+def draw_carriers(over: type[Monoid], rng: np.random.Generator) -> Lifted:
     """What is merged: in rationals where the monoid computes in them, else in intervals."""
     drawn = rng.integers(-20, 21, (KEYS, 2))
     def of(number: Callable[[int], object]) -> Lifted:
         return [over.lifted(number(x), number(w)) for x, w in drawn.tolist()]
     try:
         found = of(lambda u: Fraction(u, 4))
-        over.finish(*merge(over, found))
+        over.finish(*merge_carriers(over, found))
         return found
     except TypeError:
         return of(lambda u: Between(u / 4))
 
 
-def merge(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
+def merge_carriers(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
     """All of them in order. Units that are merged with units are whole numbers, which numpy divides to floats."""
     def merged(a: Carrier, b: Carrier) -> Carrier:
         return tuple(Fraction(float(each)) if isinstance(each, np.floating) and np.isfinite(each) else each
@@ -87,12 +85,12 @@ def merge(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
     return reduce(merged, carriers, over.unit())
 
 
-def same(one: Carrier, other: Carrier) -> bool:
+def same_carriers(one: Carrier, other: Carrier) -> bool:
     """Whether two carriers are equal in rationals, or may be in narrow intervals."""
-    return all(equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(same_number(a, b) for a, b in zip(one, other, strict=True))
 
 
-def equal(a: object, b: object) -> bool:
+def same_number(a: object, b: object) -> bool:
     a, b = (each.item() if isinstance(each, np.ndarray) else each for each in (a, b))
     if not (isinstance(a, Between) or isinstance(b, Between)): return bool(a == b)
     a, b = (each if isinstance(each, Between) else Between(float(each)) for each in (a, b))     # type: ignore[arg-type]
@@ -101,33 +99,33 @@ def equal(a: object, b: object) -> bool:
     return a.low <= b.high and b.low <= a.high and a.high - a.low <= wide and b.high - b.low <= wide
 
 
-@check(("act", "rows of a matrix"), ("product", "contraction"), ("move", "all_reduce"), ("move", "reduce_scatter"),
-       says="x · v over M = finish(merge(what rank 1 carries, .., what rank n carries))", reason=UNEQUAL)
+@try_parts(("act", "rows of a matrix"), ("product", "contraction"), ("move", "all_reduce"), ("move", "reduce_scatter"),
+       reason=UNEQUAL)
 def carriers_in_order(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Carriers of neighbours, merged in the order of ranks, are the carrier of all; a rank may have none."""
-    every = lifted(over, rng)
-    ranks = [merge(over, every[lo:hi]) for lo, hi in uneven(KEYS, n, rng)]
-    compare_carriers("carriers_in_order", over, merge(over, ranks), merge(over, every))
+    every = draw_carriers(over, rng)
+    ranks = [merge_carriers(over, every[lo:hi]) for lo, hi in uneven(KEYS, n, rng)]
+    compare_carriers("carriers_in_order", over, merge_carriers(over, ranks), merge_carriers(over, every))
 
 
-@check(("ring", "ring of keys"), reason=UNEQUAL, over=[over for over in MERGED if over.commutative],
-       says="x · v over M = finish(merge(own block, block of the left neighbour, ..))")
+@try_parts(("ring", "ring of keys"), reason=UNEQUAL, over=[over for over in MERGED if over.commutative])
 def carriers_in_a_ring(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Each rank begins with its own block and goes on to the left, and leaves out blocks of which it sees nothing."""
-    every, blocks = lifted(over, rng), uneven(KEYS, n, rng)
+    every, blocks = draw_carriers(over, rng), uneven(KEYS, n, rng)
     for r in range(n):
         seen = (rng.random(KEYS) < 0.6) & np.repeat(rng.random(n) < 0.7, [hi - lo for lo, hi in blocks])
         seen[slice(*blocks[r])] = True
         carrier = over.unit()
         for lo, hi in (blocks[(r - d) % n] for d in range(n)):
             if not seen[lo:hi].any(): continue
-            carrier = over.merged(carrier, merge(over, [every[at] for at in range(lo, hi) if seen[at]]))
-        compare_carriers("carriers_in_a_ring", over, carrier, merge(over, [every[at] for at in np.flatnonzero(seen)]))
+            carrier = over.merged(carrier, merge_carriers(over, [every[at] for at in range(lo, hi) if seen[at]]))
+        whole = merge_carriers(over, [every[at] for at in np.flatnonzero(seen)])
+        compare_carriers("carriers_in_a_ring", over, carrier, whole)
 
 
 def compare_carriers(name: str, over: type[Monoid], found: Carrier, wanted: Carrier) -> None:
     """Raises VerificationError where what was merged, or what it is finished to, is not what the whole gives."""
-    if not same(found, wanted) or not equal(over.finish(*found), over.finish(*wanted)):
+    if not same_carriers(found, wanted) or not same_number(over.finish(*found), over.finish(*wanted)):
         raise VerificationError(2, f"{name} over {over.__name__}", f"ranks merge {found}, and the whole is {wanted}")
 
 
@@ -143,7 +141,7 @@ def scored(rng: np.random.Generator, over: type[Monoid], where: Pattern) -> Oper
     return found
 
 
-def compare_values(name: str, what: object, found: NDArray[np.float64], wanted: NDArray[np.float64]) -> None:
+def compare_pieces(name: str, what: object, found: NDArray[np.float64], wanted: NDArray[np.float64]) -> None:
     """Raises VerificationError where what ranks have differs from what the whole has."""
     if not apart(found, wanted) <= CLOSE:
         raise VerificationError(2, f"{name} over {what}", "ranks have other numbers", difference=apart(found, wanted))
@@ -162,26 +160,23 @@ def by_sequences(term: Operator, n: int, rng: np.random.Generator) -> tuple[
 def zeros(lengths: Sequence[int]) -> Batch: return Batch([np.zeros(length, int) for length in lengths])
 
 
-@check(("product", "sequences"), says="[x1; ..; xn] · under a pattern within sequences = [x1 ·; ..; xn ·]",
-       reason=BATCHES)
+@try_parts(("product", "sequences"), reason=BATCHES)
 def sequences_one_by_one(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Under a pattern within sequences nobody sees another rank's."""
     for where in WITHIN:
         found, wanted = by_sequences(scored(rng, over, where), n, rng)
-        compare_values("sequences_one_by_one", f"{over.__name__} where {where}", found, wanted)
+        compare_pieces("sequences_one_by_one", f"{over.__name__} where {where}", found, wanted)
 
 
-@check(("pick", "picked rows"), says="[x1; ..; xn] @ pick = [x1 @ pick; ..; xn @ pick]", reason=BATCHES,
-       over=(monoids.softmax,))
+@try_parts(("pick", "picked rows"), reason=BATCHES, over=(monoids.softmax,))
 def rows_that_are_picked(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """A row of each sequence lies with its sequence."""
     for name in ("first", "last"):
         found, wanted = by_sequences(scored(rng, over, sequence) @ pick(name), n, rng)
-        compare_values("rows_that_are_picked", name, found, wanted)
+        compare_pieces("rows_that_are_picked", name, found, wanted)
 
 
-@check(("product", "rows"), says="[z1; ..; zn] · v under a pattern = [z1 · v; ..; zn · v], at the rows' own positions",
-       reason=BATCHES)
+@try_parts(("product", "rows"), reason=BATCHES)
 def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """A rank that has some rows of scores masks them by the positions that they have in the whole."""
     for where in (everyone, *WITHIN):
@@ -191,5 +186,5 @@ def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator
         for lo, hi in uneven(ROWS, n, rng):
             seen = visibility(where, np.arange(lo, hi), np.arange(ROWS))
             found.append((over.closed or over.product)(z[lo:hi], v, seen))
-        compare_values("rows_at_their_positions", f"{over.__name__} where {where}", np.concatenate(found),
+        compare_pieces("rows_at_their_positions", f"{over.__name__} where {where}", np.concatenate(found),
                        np.asarray(dense(term, x, zeros([ROWS]))))

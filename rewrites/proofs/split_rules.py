@@ -8,7 +8,7 @@ import numpy as np
 
 from opmatrix.algebra.oracles import entrywise
 from opmatrix.display.tables import table
-from rewrites.laws.splitting import EQUATIONS, Key, SplitEquation
+from rewrites.laws.splitting import EQUATIONS, TRIED, Key, SplitEquation
 from rewrites.proofs.equations import prove
 from rewrites.proofs.laws.groups import GROUP_LAWS
 from rewrites.proofs.laws.values import VALUE_LAWS
@@ -44,7 +44,7 @@ def verdicts(counts: Sequence[int] = (2, 3), seed: int = 0) -> list[RuleVerdict]
     for one in CHECKS:
         for n in counts: survive(one, n, seed)
         over = tuple(over.__name__ for over in one.over)
-        found += [RuleVerdict(rule, one.says, CHECKED, one.reason, over) for rule in one.rules]
+        found += [RuleVerdict(rule, TRIED[rule].format(x="x", M="M"), CHECKED, one.reason, over) for rule in one.rules]
     return sorted(found, key=lambda each: each.rule)
 
 
@@ -66,5 +66,6 @@ def survive(one: SplitCheck, n: int, seed: int) -> None:
 
 def written(found: Iterable[RuleVerdict]) -> str:
     """A table: operation, rule, equation, how it is known."""
-    return table([[*each.rule, each.says, each.how + (f" over {', '.join(each.over)}" if each.over else ""), each.reason]
-                  for each in found], ["operation", "rule", "equation", "known", "because"], (0, 1, 2, 3, 4))
+    rows = [[*each.rule, each.says, each.how + (f" over {', '.join(each.over)}" if each.over else ""), each.reason]
+            for each in found]
+    return table(rows, ["operation", "rule", "equation", "known", "because"], (0, 1, 2, 3, 4))
