@@ -94,7 +94,8 @@ def name_sizes(config: Settings) -> dict[str, Any]:
     for size, name in SIZES.items():
         called = keys[size].called or size if size in keys else size
         if found.get(called) is None or not keys[size].live: continue
-        found[called] = SIZES["num_attention_heads"] if size == "num_key_value_heads" and found[called] == heads else name
+        alike = size == "num_key_value_heads" and found[called] == heads
+        found[called] = SIZES["num_attention_heads"] if alike else name
     return found
 
 

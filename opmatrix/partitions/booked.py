@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import AxisState, Cut, Dims, Partial, carried_columns, piece
+from opmatrix.split.cuts import AxisState, Cut, Dims, Largest, Partial, carried_columns, piece
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, local
@@ -63,8 +63,8 @@ class Booked:
 
     @staticmethod
     def carrier(placement: Placement, dims: Dims) -> Dims:
-        for _, state in placement.cuts:
-            if isinstance(state, Partial): dims = dims._replace(cols=carried_columns(state.over, dims.cols))
+        merging = dict.fromkeys(state.over for _, state in placement.cuts if isinstance(state, Partial))
+        for over in merging: dims = dims._replace(cols=carried_columns(over, dims.cols))
         return dims
 
     def flops(self, at: int) -> sympy.Expr:
@@ -115,7 +115,7 @@ class Booked:
         kept = self.stays(before, k, own, state)
         match after.why:
             case "all_gather":
-                whole = sympy.sympify(self.held_dims[at].numbers)
+                whole = self.numbers(at)
                 return Crossing("all_gather", axis.name, handed, whole - handed, whole, n - 1, sympy.Integer(1), at)
             case "all_reduce":
                 wire = 2 * (handed - piece(handed, axis.ranks, axis.at))
@@ -189,15 +189,12 @@ class Booked:
         carrier = q._replace(cols=carried_columns(step.more[2], v.cols)).numbers
         if not isinstance(axis.ranks, int): return block + rows * piece(whole, axis.ranks, axis.at) + carrier
         seen, n = seen_blocks(where, whole, axis.ranks), axis.ranks
-        return carrier + ByRank(axis.at, *(largest(
+        return carrier + ByRank(axis.at, *(Largest(*(
             (on_rank(axis, block, j) if j != r else sympy.Integer(0)) + rows * piece(whole, n, j)
-            for j in range(n) if seen[r][j]) for r in range(n)))
+            for j in range(n) if seen[r][j])) for r in range(n)))
 
 
 def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))
-
-
-def largest(each: Iterable[sympy.Expr]) -> sympy.Expr: return sympy.Max(*each)
 
 
 def stored_key(data: Data, stored: Placement) -> tuple[str, Placement]:

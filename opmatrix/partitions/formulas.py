@@ -2,7 +2,7 @@
 values held. They are read as expressions, as LaTeX, and as a Python function of the sizes."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from formats.core.errors import InputError
 from opmatrix.partitions.booked import ByRank, Crossing, total
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.storage import Storage, weight_bytes
-from opmatrix.split.cuts import even
+from opmatrix.split.cuts import Largest, even
 
 
 class Traffic(NamedTuple):
@@ -79,7 +79,7 @@ class Formulas:
     @cached_property
     def values(self) -> sympy.Expr:
         """Bytes of values that a rank holds at most, one operation after the other."""
-        return sympy.nsimplify(self.number) * largest(map(busiest, self.plan.held(self.stage)))
+        return sympy.nsimplify(self.number) * Largest(*map(busiest, self.plan.held(self.stage)))
 
     def named(self) -> Iterator[tuple[str, str, sympy.Expr]]:
         """Each formula with its name and unit."""
@@ -132,30 +132,8 @@ class Formulas:
 
 
 def busiest(e: sympy.Expr) -> sympy.Expr:
-    """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys."""
-    found = even(e)
-    ranks = {each: largest(map(even, each.args[1:])) for each in found.atoms(ByRank)}
-    found = found.xreplace(ranks)
-    first = {s: sympy.Integer(0) for s in found.free_symbols if str(s).startswith("r_")}
-    return sympy.expand(found.xreplace(first))
-
-
-def largest(each: Iterable[sympy.Expr]) -> sympy.Expr:
-    """The largest of several sums of products, of which those that never are it are left out."""
-    kept = undominated(each)
-    return kept[0] if len(kept) == 1 else sympy.Max(*kept, evaluate=False)       # comparing symbols takes seconds
-
-
-def undominated(each: Iterable[sympy.Expr]) -> list[sympy.Expr]:
-    """Those of several sums of products that may be the largest: none is term by term at most another."""
-    kept: list[tuple[sympy.Expr, Mapping[sympy.Expr, sympy.Expr]]] = []
-    for e in dict.fromkeys(map(sympy.expand, each)):
-        terms = e.as_coefficients_dict()
-        if any(covers(other, terms) for _, other in kept): continue
-        kept = [(o, other) for o, other in kept if not covers(terms, other)] + [(e, terms)]
-    return [e for e, _ in kept]
-
-
-def covers(one: Mapping[sympy.Expr, sympy.Expr], other: Mapping[sympy.Expr, sympy.Expr]) -> bool:
-    """Whether a sum of products of sizes is term by term at least another."""
-    return all(one.get(term, 0) >= other.get(term, 0) for term in {*one, *other})
+    """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys. What
+    is cut is taken to be even where its size is a symbol."""
+    first = {s: sympy.Integer(0) for s in e.free_symbols if str(s).startswith("r_")}
+    ranks = {each: Largest(*map(busiest, each.args[1:])) for each in e.atoms(ByRank)}
+    return sympy.expand(even(e.xreplace(ranks).xreplace(first)))

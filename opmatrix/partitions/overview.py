@@ -43,16 +43,18 @@ class Overview:
 
     @cached_property
     def formulas(self) -> list[Formulas]:
-        """Those of each stage."""
-        return [Formulas(self.plan, k, BYTES[self.number], self.storage, self.training)
-                for k in range(len(self.plan.stages))]
+        """Those of each stage; stages of equal groups have one."""
+        known: dict[tuple[object, ...], Formulas] = {}
+        last = len(self.plan.stages) - 1
+        return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)),
+                                 Formulas(self.plan, k, BYTES[self.number], self.storage, self.training))
+                for k, groups in enumerate(self.plan.stages)]
 
     def alike(self) -> Iterator[tuple[int, int]]:
         """Runs of stages that have the same formulas."""
-        found = [list(each.named()) for each in self.formulas]
-        first = 0
+        found, first = self.formulas, 0
         for k in range(1, len(found) + 1):
-            if k == len(found) or found[k] != found[first]:
+            if k == len(found) or found[k] is not found[first]:
                 yield first, k - 1
                 first = k
 

@@ -2,7 +2,7 @@
 and holds at the arrays themselves, so a formula is compared with what happened."""
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,7 +28,7 @@ Held: TypeAlias = "Numeric | OneHot | Carriers"
 
 class Message(NamedTuple):
     """What a rank hands over on an axis, and waits for. `cut` is how it lies now, `then` how it shall; sizes of a unit
-    of each."""
+    of each. `unfinished`: other axes have parts of it, too, so what is merged is a carrier still."""
     op: str
     axis: int
     arrays: Carriers
@@ -38,6 +38,7 @@ class Message(NamedTuple):
     then: Cut | None = None
     unit: int = 1
     units: int = 0
+    unfinished: bool = False
 
     @property
     def numbers(self) -> int: return sum(each.size for each in self.arrays)
@@ -95,12 +96,14 @@ class Rank:
         """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores
         once it stores a piece of each, and gathers the rest."""
         found: dict[Any, Data] = {}
+        large: list[Any] = []                               # more than a number, however it is cut
         for step in self.steps:
             if step.op == "act":
                 for each in (a for a in step.more[0].args if isinstance(a, Data)):
                     key = stored_key(each, step.stored)
-                    if key not in found: found[key] = self.own(each.base or each, key[1])
-        large = [key for key, data in found.items() if np.prod(data.shape) != 1]
+                    if key in found: continue
+                    found[key] = self.own(each.base or each, key[1])
+                    if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
         over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2]
@@ -207,9 +210,10 @@ class Rank:
     def repeat(self, step: RankStep, x: Numeric) -> Held:
         return np.repeat(x, self.local_heads(step) // x.shape[1], 1)
     def total(self, step: RankStep, x: Numeric) -> Held: return np.asarray(x.sum(1, keepdims=True))
-    def slice(self, step: RankStep, x: Numeric) -> Held:
+    def slice(self, step: RankStep, x: Numeric | Carriers) -> Held:
         k, state = step.more
-        return cut_piece(x, state, unit_size(step.dims, state), int(self.mesh.axes[k].ranks), self.place[k])
+        return each_of(x, lambda each: cut_piece(each, state, unit_size(step.dims, state),
+                                                 int(self.mesh.axes[k].ranks), self.place[k]))
 
     def product(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         over, where = step.more
@@ -236,7 +240,8 @@ class Rank:
         return Message(step.why, k, arrays, at, own.over if isinstance(own, Partial) else None,      # type: ignore[arg-type]
                        own if isinstance(own, Cut) else None, state,
                        unit_size(dims, state) if state is not None else 1,
-                       int(own.units) if isinstance(own, Cut) else 0)
+                       int(own.units) if isinstance(own, Cut) else 0,
+                       any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts))
 
     def ring(self, at: int, step: RankStep) -> Generator[Message, Any, tuple[Numeric, int]]:
         """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""
@@ -276,6 +281,11 @@ class Rank:
         found = came[source]
         for each in reversed(path): found = getattr(self, each.op)(each, found)
         return found
+
+
+def each_of(x: Numeric | Carriers, change: Callable[[Numeric], Numeric]) -> Numeric | Carriers:
+    """An array, or each component of a carrier, changed."""
+    return tuple(map(change, x)) if isinstance(x, tuple) else change(x)
 
 
 def unit_size(dims: Dims, state: Cut) -> int: return int(getattr(dims, state.role)) // int(state.units)

@@ -12,7 +12,7 @@ import numpy as np
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, size
+from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, each_of, size
 from opmatrix.split.cuts import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
@@ -109,33 +109,42 @@ def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordina
     return tuple((*place[:axis], r, *place[axis + 1:]) for r in along)
 
 
-def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric:
-    """The whole of what is cut; what ranks copy is taken once."""
+def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric | Carriers:
+    """The whole of what is cut, each component of a carrier; what ranks copy is taken once."""
     n, units = len(sent), sent[0].units
-    own = [m.arrays[0] for r, m in enumerate(sent)
+    own = [m.arrays for r, m in enumerate(sent)
            if not (cut.copied and r and cut.bounds(n, r, units) == cut.bounds(n, r - 1, units))]
-    return np.concatenate(own, AXES[cut.role])
+    found = tuple(np.concatenate(each, AXES[cut.role]) for each in zip(*own, strict=True))
+    return found if len(found) > 1 else found[0]
 
 
-def gather(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
+def gather(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
     cut = sent[0].cut
     assert cut is not None
     whole = pieces_of(cut, sent)
     for m, meter in zip(sent, meters, strict=True):
-        meter.sent((m.op, axis), m.numbers, whole.size - m.numbers, len(sent) - 1)
+        meter.sent((m.op, axis), m.numbers, size(whole) - m.numbers, len(sent) - 1)
     return [whole] * len(sent)
 
 
-def merged(sent: Sequence[Message]) -> Numeric:
-    """The finished value of what ranks carry, merged in their order."""
+def merged(sent: Sequence[Message]) -> Numeric | Carriers:
+    """What ranks carry, merged in their order: the finished value, or a carrier that other axes merge further."""
     over = sent[0].over
     assert over is not None
     total: Carriers = reduce(over.merged, (m.arrays for m in sent))
+    if sent[0].unfinished: return total
     shape = np.broadcast_shapes(*(each.shape for each in total))
     return np.asarray(over.finished(total, shape), np.float64)
 
 
-def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
+def piece_of(x: Numeric | Carriers, m: Message, n: int, r: int) -> Numeric | Carriers:
+    """What rank r of n shall hold."""
+    then = m.then
+    assert then is not None
+    return each_of(x, lambda each: cut_piece(each, then, m.unit, n, r))
+
+
+def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
     value, n = merged(sent), len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
         lo, hi = bounds(m.numbers, n, r)
@@ -143,23 +152,23 @@ def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
     return [value] * n
 
 
-def reduce_scatter(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
-    value, n = merged(sent), len(sent)
-    out = [cut_piece(value, m.then, m.unit, n, r) for r, m in enumerate(sent)]             # type: ignore[arg-type]
-    for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        kept = size(tuple(cut_piece(each, m.then, m.unit, n, r) for each in m.arrays))     # type: ignore[arg-type]
-        meter.sent((m.op, axis), m.numbers, m.numbers - kept, n - 1)
-    return out
+def reduce_scatter(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
+    return scattered(merged(sent), sent, meters, axis)
 
 
-def all_to_all(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
-    cut, n = sent[0].cut, len(sent)
+def all_to_all(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
+    cut = sent[0].cut
     assert cut is not None
-    whole = pieces_of(cut, sent)
+    return scattered(pieces_of(cut, sent), sent, meters, axis)
+
+
+def scattered(whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequence[Meter],
+              axis: str) -> list[Numeric | Carriers]:
+    """The pieces of what all sent; the piece that a rank keeps of its own is not sent."""
+    n = len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        kept = cut_piece(m.arrays[0], m.then, m.unit, n, r).size                           # type: ignore[arg-type]
-        meter.sent((m.op, axis), m.numbers, m.numbers - kept, n - 1)
-    return [cut_piece(whole, m.then, m.unit, n, r) for r, m in enumerate(sent)]            # type: ignore[arg-type]
+        meter.sent((m.op, axis), m.numbers, m.numbers - size(piece_of(m.arrays, m, n, r)), n - 1)
+    return [piece_of(whole, m, n, r) for r, m in enumerate(sent)]
 
 
 def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:

@@ -122,8 +122,9 @@ class Cuttable:
             case "add" | "mul":
                 other = next((a for a in reader.args if a != of), of)
                 beside = self.lines[other]
-                if heads != self.headed(other): return on and heads
+                if not heads and self.lines[of].shape.cols == 1: return False       # it spreads, whatever the other is
                 if beside.level or beside.shape.cols == 1: return on
+                if heads != self.headed(other): return on and heads
                 return on and self.opened[other]
             case "split" | "join" | "repeat": return on
             case "turn": return on and heads

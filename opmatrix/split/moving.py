@@ -3,12 +3,13 @@ moves, once a value and not once a reader."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size
 from opmatrix.algebra.term import Operator
-from opmatrix.split.carrying import Cuttable
+from opmatrix.split.carrying import Cuttable, Grain
 from opmatrix.split.cuts import AxisState, Cut, Dims, Partial, Role, describe
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.placement import Placement, passing, role_of
@@ -114,6 +115,7 @@ class Ground:
         """The value in that state on an axis: itself, a slice, or what crosses."""
         step = self.steps[at]
         own = step.placement.on(k)
+        if own == state: return at
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
         if own == state: return at
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
@@ -160,7 +162,7 @@ class Ground:
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
-        placement = self.steps[moved].placement.turned(back) if back else self.steps[moved].placement
+        placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
         rule = "turned" if step.op == "turn" else passing(asked)
         return self.add(step._replace(args=(moved,), placement=placement).by_rule(k, asked, rule))
 
@@ -180,6 +182,21 @@ def crossing(own: AxisState, state: AxisState) -> str:
         case Cut(), None: return "all_gather"
         case Cut(), Cut(): return "all_to_all"
     raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
+
+
+def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None = None) -> Cut:
+    """The heads of attention, for an axis that takes some with all their rows; of keys that groups share, as they are
+    before they are repeated, where each rank gets one. Raises InputError for more ranks than heads."""
+    step = split.steps[queries]
+    h, taken = step.dims.heads, [k for k, state in step.placement.cuts if role_of(state) == "heads"]
+    over = prod([axis.ranks, *(split.mesh.axes[k].ranks for k in taken)])
+    if isinstance(h, int) and isinstance(over, int) and h < over:
+        beside = " beside " + " and ".join(split.mesh.axes[k].name for k in taken) if taken else ""
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and attention has {h} heads, of which each takes "
+                         f"some{beside}: at most {h * axis.ranks // over} ranks, or strategy ring")
+    shared = grain.heads if grain else h
+    few = isinstance(shared, int) and isinstance(over, int) and shared < over
+    return Cut("heads", h if few else shared)
 
 
 SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]],

@@ -8,7 +8,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import everyone
 from opmatrix.split.cuts import Cut, Dims, mergeable
-from opmatrix.split.moving import Ground, RankStep, WaitingScores
+from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
 from opmatrix.split.placement import Placement, passing, role_of
 from opmatrix.split.traced import Operation
 
@@ -48,11 +48,15 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     if split.steps[values].placement.on(k) != cut: return None
     if not (mergeable(line.more[0]) and line.more[0].commutative): return None     # each rank begins with its block
     args = [scores.queries, scores.keys, values]
-    for j in range(len(split.mesh)):                        # the other axes must hold all three alike
+    for j, axis in enumerate(split.mesh.axes):              # the other axes must hold all three alike
         if j == k: continue
         states = [split.steps[a].placement.on(j) for a in args]
         head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
+        if head is None and axis.strategy.mixing == "heads" and any(states):
+            head = heads_for_rows(split, axis, scores.queries)
         args = [split.want(a, j, head) for a in args]
+    turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
+    args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
     queries, keys, values = args
     sources = [unwound(split, keys), unwound(split, values)]
     placement = split.steps[queries].placement

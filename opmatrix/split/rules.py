@@ -3,7 +3,6 @@ stored. A rule asks what an operator declares (entrywise, diagonal, its numbers)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
@@ -11,7 +10,7 @@ from opmatrix.algebra.oracles import reduced
 from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.cuts import AxisState, Cut, Partial, mergeable
 from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import TURNED, Ground, SplitRule
+from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
 from opmatrix.split.placement import passing
 from opmatrix.split.traced import Operation
 
@@ -195,15 +194,6 @@ def role(state: AxisState) -> str | None: return state.role if isinstance(state,
 
 
 def by_heads(split: Ground, axis: Axis, at: int, args: Sequence[int]) -> Ruling:
-    """Rows that are cut change with heads, so every rank has all rows of some; of keys that groups share, as they are
-    before they are repeated, where each rank gets one."""
-    queries, grain = split.steps[args[0]], split.carried.grain[at]
-    h = queries.dims.heads
-    over = prod([axis.ranks, *(split.mesh.axes[k].ranks for k, s in queries.placement.cuts if role(s) == "heads")])
-    if isinstance(h, int) and isinstance(over, int) and h < over:
-        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and attention has {h} heads, of which each takes "
-                         f"some, beside other axes that do: at most {h} ranks in all, or strategy ring")
-    shared = grain.heads if grain else h
-    few = isinstance(shared, int) and isinstance(over, int) and shared < over
-    cut = Cut("heads", h if few else shared)
+    """Rows that are cut change with heads, so every rank has all rows of some."""
+    cut = heads_for_rows(split, axis, args[0], split.carried.grain[at])
     return [cut, cut], cut, None, "heads for rows"

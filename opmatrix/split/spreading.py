@@ -9,10 +9,10 @@ from formats.core.errors import InputError
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
-from opmatrix.split.cuts import AxisState, Dims, Partial
+from opmatrix.split.cuts import AxisState, Cut, Dims, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
-from opmatrix.split.placement import Placement
+from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.ringed import computed, deferred
 from opmatrix.split.rules import RULES
 from opmatrix.split.traced import Operation, trace
@@ -69,7 +69,8 @@ class Split(Ground):
         order: list[int] = []
         outs: dict[int, AxisState] = {}
         rules: list[tuple[int, str]] = []
-        for k, axis in enumerate(self.mesh.axes):
+        for k in self.turns(line, args):
+            axis = self.mesh.axes[k]
             demand, out, kept, said = RULES[line.op](self, k, axis, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, kept), why or said
@@ -82,13 +83,21 @@ class Split(Ground):
         return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where,
                                  rules=tuple(rules)))
 
+    def turns(self, line: Operation, args: Sequence[int]) -> list[int]:
+        """Axes in the order in which they are ruled: those that cut heads of a product before those that shall."""
+        own = [role_of(self.steps[args[0]].placement.on(k)) == "heads" for k in range(len(self.mesh))]
+        return sorted(range(len(own)), key=lambda k: line.op == "product" and not own[k])
+
     def check_nested(self, at: int, placement: Placement, line: Operation) -> None:
         """Operands that are cut twice along a dimension must be so in one order."""
-        own = [k for k, _ in self.steps[at].placement.cuts if placement.on(k) == self.steps[at].placement.on(k)]
-        if own != [k for k, _ in placement.cuts if k in own]:
-            names = " and ".join(self.mesh.axes[k].name for k in own)
-            raise InputError(f"partition: {line.op} meets values that axes {names} cut in different orders: put the "
-                             "axis that cuts heads inside the one that cuts rows")
+        lies = self.steps[at].placement
+        shared = [k for k, state in lies.cuts if isinstance(state, Cut) and placement.on(k) == state]
+        for role in {role_of(lies.on(k)) for k in shared}:
+            own = [k for k in shared if role_of(lies.on(k)) == role]
+            if own == [k for k, _ in placement.cuts if k in own]: continue
+            names = [self.mesh.axes[k].name for k in sorted(own)]
+            raise InputError(f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
+                             f"give {names[-1]} before {' and '.join(names[:-1])}")
 
     def settled(self, found: int | WaitingScores) -> int:
         """A step: scores that were to be computed in a ring are computed, of keys that are gathered first."""

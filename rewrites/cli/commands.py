@@ -357,7 +357,8 @@ def partition_model(
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
     with silence_stdout():
-        plan, at = planned_partition(opened(model, symbolic, scores), mesh, name_of(model), batch, tokens, stages_of(stages))
+        term = opened(model, symbolic, scores)
+        plan, at = planned_partition(term, mesh, name_of(model), batch, tokens, stages_of(stages))
         text = told(plan, at, values, weights, training, machine, form)
     say(text)
 
