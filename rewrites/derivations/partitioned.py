@@ -87,9 +87,9 @@ def between_stages(plan: Partition) -> Iterator[PartitionStep]:
     """What a plan does beside its factors: ranks that have some layers, weights that are stored once over an axis."""
     rule = "stage", "stages"
     for stage, (lo, hi) in enumerate(plan.cuts if plan.mesh.stages else ()):
-        sent = [spelled(each) for _, each in plan.crossings(stage) if each.op == "send" and each.at < 0]
+        sent = next((spelled(each) for _, each in plan.crossings(stage) if each.op == "send" and each.at < 0), "")
         yield PartitionStep(rule, (plan.mesh.stages.name,), statement(rule),        # type: ignore[union-attr]
-                            f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}", *sent)
+                            f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}", sent)
     for axis in plan.stored_over(3):
         kept = sum((count * each.whole for stage in range(len(plan.stages)) for count, each in plan.crossings(stage)
                     if each.op == "all_gather" and each.at < 0 and each.axis == axis.name), sympy.Integer(0))

@@ -94,7 +94,7 @@ def summed(parts: Sequence[Operator]) -> Operator: return reduce(lambda a, b: a 
 def each(f: Operator, parts: Sequence[Operator]) -> list[Operator]: return [compose(part, f) for part in parts]
 def parted(whole: Operator, like: Sequence[Operator]) -> list[Operator]:
     """Its columns in pieces, as wide as those."""
-    found = []
+    found: list[Operator] = []
     for one in like[:-1]: found, whole = [*found, left(whole, one)], right(whole, one)
     return [*found, whole]
 

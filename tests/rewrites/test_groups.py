@@ -7,7 +7,7 @@ from rewrites.proofs.laws.groups import AS_MANY_HEADS, GROUP_LAWS
 
 @pytest.mark.parametrize("each", GROUP_LAWS, ids=lambda law: law.name)
 def test_declared(each):
-    for seed in range(2): each.check(np.random.default_rng(seed))
+    each.check(np.random.default_rng(0))
 
 
 def test_heads_that_do_not_meet_are_guarded():

@@ -104,7 +104,8 @@ def splits():
         weight(at("V", 6, 8)), gelu) @ weight(at("E", 8, 6))
     merged = weight(at("W", 6, 8)) @ merge(weight(at("M", 8, 3)), monoids.max)
     for term in (summed, both, added, I @ weight(at("W", 6, 3)) @ pick("last"), merged):
-        for mesh in (data, tensor): yield Split(term, mesh, BatchSizes(4, 12), cuts={"W": "columns"})
+        for mesh in (data, tensor):
+            yield Split(term, mesh, BatchSizes(4, 12), cuts={} if term is summed else {"W": "columns"})
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
     yield Split(pooled, Mesh.of(gp=(2, "rows")), BatchSizes(1, 1, {"V": 9}))
 
@@ -217,7 +218,7 @@ SIZES, DATA = BatchSizes(1, 6), RNG.normal(size=(1, 6, 6))
 @pytest.mark.parametrize("over", [monoids.topk(2), monoids.topk(2).indices, monoids.concat], ids=lambda m: m.__name__)
 def test_what_has_no_place_to_merge_is_gathered(over):
     """Ranks that see some columns know no index of the whole, and carry no such number of numbers."""
-    term = I @ weight(at("W", 6, 8)) @ merge(weight(at("E", 8, 3)), over)
+    term = row(I @ weight(at("W", 6, 8)) @ merge(weight(at("E", 8, 3)), over), I)       # one factor
     plan = partition(term, Mesh.of(tp=(2, "tensor")), SIZES, tokens=False, cuts={"W": "columns"})
     steps = [step for split in plan.splits.values() for step in split.steps]
     assert not mergeable(over)
@@ -233,3 +234,12 @@ def test_tokens_of_all_sequences_are_not_computed_one_by_one():
     with pytest.raises(InputError, match="a product over sum where everyone merges tokens of all sequences"):
         Split(linear, Mesh.of(dp=(2, "data")), BatchSizes(4, 6))
     assert Split(product(product(q, turn(k)), v, where=sequence & causal), Mesh.of(dp=(2, "data")), BatchSizes(4, 6))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_heads_of_a_sum_stay_with_their_ranks(ranks):
+    """A matrix for each head, summed: ranks have heads of both, and the sum alone crosses."""
+    term = row(I @ weight(at("W", 6, 8)) @ heads(4) @ weight(at("H", 4, 2, 3)) @ total, I)     # one factor
+    plan = partition(term, Mesh.of(tp=(ranks, "tensor")), SIZES, tokens=False)
+    assert [step.why for split in plan.splits.values() for step in split.steps if step.op == "move"] == ["all_reduce"]
+    assert np.allclose(run(plan, Feed(DATA)).value, dense(term, DATA[0], Batch([np.zeros(6, int)])))
