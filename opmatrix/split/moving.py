@@ -64,8 +64,8 @@ class WaitingScores(NamedTuple):
 
 class Ground:
     """The steps on a mesh, for a batch of those sizes."""
-    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, cuts: Mapping[str, str]) -> None:
-        self.mesh, self.sizes, self.carried, self.cuts = mesh, sizes, carried, cuts
+    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, asked: Mapping[int, str]) -> None:
+        self.mesh, self.sizes, self.carried, self.asked = mesh, sizes, carried, asked
         self.steps, self.made = list[RankStep](), dict[RankStep, int]()
 
     @property
@@ -112,7 +112,7 @@ class Ground:
         if own == state: return at
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
-        if self.free(at) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
+        if self.free(at) and role_of(state) in (None, "batch", "rows"): return self.again(at, k, state)
         placement = step.placement.but(k, state)
         if own is None: return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice"))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
@@ -145,12 +145,19 @@ class Ground:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""
         step = self.steps[at]
         own = step.placement.on(k)
-        if isinstance(own, Partial) or (step.op == "repeat" and "heads" in (role_of(own), role_of(state))): return None
+        if isinstance(own, Partial) or (step.op == "repeat" and not self.repeats(step, own, state)): return None
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
         placement = self.steps[moved].placement.turned(back) if back else self.steps[moved].placement
         return self.add(step._replace(args=(moved,), placement=placement))
+
+    def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
+        """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""
+        before = self.steps[step.args[0]]
+        copied = any(isinstance(s, Cut) and s.copied for _, s in before.placement.cuts)
+        if copied or role_of(own) == "heads": return False
+        return not (isinstance(state, Cut) and state.role == "heads") or state.units == before.dims.heads
 
 
 def crossing(own: AxisState, state: AxisState) -> str:

@@ -57,8 +57,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     placement = split.steps[queries].placement
     more = (k, scores.body, *line.more)
     taken = [other for _, other in scores.body if isinstance(other, int)]
-    args = queries, keys, values, *(at for at, _ in sources), *taken
-    return split.add(RankStep("ring", args, more, dims, placement, Placement(), "ring of keys", where=line.more[1]))
+    held = queries, keys, values, *(at for at, _ in sources), *taken
+    return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1]))
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:

@@ -3,6 +3,7 @@ stored. A rule asks what an operator declares (entrywise, diagonal, its numbers)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
@@ -40,7 +41,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+        if divisible(matrix) and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
@@ -48,7 +49,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
-        asked = split.cuts.get(str(matrix.args[0]))
+        asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
@@ -171,7 +172,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
         case None, "batch", _: return [v, v], v, None, "sequences"
         case "heads", _, _: return [u, u], u, None, "heads"
         case _, "heads", _: return [v, v], v, None, "heads"
-        case "rows", "cols", "heads": return by_heads(split, axis, line, args)
+        case "rows", "cols", "heads": return by_heads(split, axis, at, args)
         case "rows", "cols", "keys": return [None, v], v, None, "columns of the product"
         case "rows" | None, "rows", _ if known:
             return [Cut("cols", v.units), v], Partial(over), None, "contraction"    # type: ignore[union-attr]
@@ -187,11 +188,16 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
 def role(state: AxisState) -> str | None: return state.role if isinstance(state, Cut) else None
 
 
-def by_heads(split: Ground, axis: Axis, line: Operation, args: Sequence[int]) -> Ruling:
-    """Rows that are cut change with heads, so every rank has all rows of some."""
-    h, n = split.steps[args[0]].dims.heads, axis.ranks
-    if isinstance(h, int) and isinstance(n, int) and h < n:
-        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at "
-                         f"most {h} ranks, or strategy ring")
-    cut = Cut("heads", h)
+def by_heads(split: Ground, axis: Axis, at: int, args: Sequence[int]) -> Ruling:
+    """Rows that are cut change with heads, so every rank has all rows of some; of keys that groups share, as they are
+    before they are repeated, where each rank gets one."""
+    queries, grain = split.steps[args[0]], split.carried.grain[at]
+    h = queries.dims.heads
+    over = prod([axis.ranks, *(split.mesh.axes[k].ranks for k, s in queries.placement.cuts if role(s) == "heads")])
+    if isinstance(h, int) and isinstance(over, int) and h < over:
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and attention has {h} heads, of which each takes "
+                         f"some, beside other axes that do: at most {h} ranks in all, or strategy ring")
+    shared = grain.heads if grain else h
+    few = isinstance(shared, int) and isinstance(over, int) and shared < over
+    cut = Cut("heads", h if few else shared)
     return [cut, cut], cut, None, "heads for rows"

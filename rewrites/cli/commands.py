@@ -1,4 +1,5 @@
-"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, spectrum."""
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, partition,
+spectrum."""
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -321,6 +322,40 @@ def verify(
     found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
     say(format_checks(found))
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
+
+
+@app.command("partition")
+def partition_model(
+    model: options.ModelName,
+    dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
+    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
+    context: options.ContextKind = "ring",
+    sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
+    vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
+                                                                  "tp")] = False,
+    stages: options.Stages = None,
+    batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
+    tokens: Annotated[int | None, typer.Option(help="of each sequence")] = None,
+    values: options.NumberType = "bf16",
+    weights: options.WeightType = "bf16",
+    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
+    symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
+    machine: options.Elsewhere = None,
+    form: options.Form = "table",
+) -> None:
+    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
+    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    from opmatrix.split.mesh import usual_mesh
+    from rewrites.cli.partitions import name_of, opened, planned_partition, stages_of, told
+    from rewrites.phases import silence_stdout
+    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
+    with silence_stdout():
+        plan, at = planned_partition(opened(model, symbolic), mesh, name_of(model), batch, tokens, stages_of(stages))
+        text = told(plan, at, values, weights, training, machine, form)
+    say(text)
 
 
 @app.command()

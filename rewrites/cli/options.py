@@ -54,3 +54,11 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")]
 Elsewhere = Annotated[str | None, typer.Option(
     metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")]
+
+# ---- of `partition`
+
+Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
+ContextKind = Annotated[str, typer.Option(help="how attention meets rows that are cut: ring, ulysses, keys or gather")]
+NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
+WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, of all weights")]
+Form = Annotated[str, typer.Option(help="table, latex or python: a function of the sizes")]

@@ -10,7 +10,7 @@ from formats.disk.files import parse_json
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes
 from opmatrix.extents import Extents, counted, patterns
-from opmatrix.models import promised
+from opmatrix.models import check, promised
 from opmatrix.weightless import Planned
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
@@ -62,10 +62,13 @@ def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
 
 
 def shapes(config: Mapping[str, object] | str | Path) -> Operator:
-    """The model of a configuration, its weights promised."""
-    if isinstance(config, Mapping): return promised(config)
+    """The model of a configuration, its weights promised. Raises InputError for a size that has a name."""
+    if isinstance(config, Mapping):
+        check(config)
+        return promised(config)
     try: read = parse_json(Path(config).read_text("utf-8"), str(config))
     except (OSError, UnicodeDecodeError) as error: raise InputError(f"{config}: {error}") from None
     if not isinstance(read, dict):
         raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
+    check(read)
     return promised(read)

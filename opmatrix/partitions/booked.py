@@ -151,15 +151,15 @@ class Booked:
     def crossings(self) -> Iterator[Crossing]:
         return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
 
-    def stored(self) -> dict[Any, tuple[Data, sympy.Expr]]:
-        """Numbers that a rank stores of each array, once however often it is read, and turned or not; single numbers
-        are none."""
-        found: dict[Any, tuple[Data, sympy.Expr]] = {}
+    def stored(self) -> dict[tuple[str, Placement], tuple[Data, Dims]]:
+        """What a rank stores of each array, once however often it is read, and turned or not; single numbers are
+        none."""
+        found: dict[tuple[str, Placement], tuple[Data, Dims]] = {}
         for step in self.steps:
             if step.op != "act": continue
             for data in (each for each in step.more[0].args if isinstance(each, Data)):
                 if (dims := stored_dims(data)).numbers == 1: continue
-                found[stored_key(data, step.stored)] = data, sympy.sympify(local(dims, step.stored, self.mesh).numbers)
+                found[stored_key(data, step.stored)] = data, local(dims, step.stored, self.mesh)
         return found
 
     def lasts(self) -> list[int]:
