@@ -2,30 +2,33 @@
 stands alone is interpreted; what ZeRO stores once is taken to be gathered already."""
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
-from opmatrix.partition.feeds import Feed, OneHot
-from opmatrix.partition.ranks import Held, Message, Meter, Rank
-from opmatrix.partition.virtual import Ran, assembled, drive, shifted
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.ranks import Held, Message, Meter, Rank
+from opmatrix.partitions.virtual import Ran, assembled, drive, shifted
 from opmatrix.split.moving import RankStep
 from rewrites.ranks.rank_terms import LocalNumbers
 from rewrites.ranks.searched_ranks import Place, RankPrograms, StretchProgram, batch_of
 
+Watch: TypeAlias = Callable[[StretchProgram, Batch], None]
+
 
 class ProgramRank(LocalNumbers):
     """One rank of a stage: its programs, and between them what crosses."""
-    def __init__(self, programs: RankPrograms, place: Place, feed: Feed, meter: Meter, start: Numeric | None) -> None:
+    def __init__(self, programs: RankPrograms, place: Place, feed: Feed, meter: Meter, start: Numeric | None,
+                 watch: Watch) -> None:
         stage = programs.stages[programs.plan.stage(place)]
         super().__init__(stage, programs.plan.flat(place))
         self.stage, self.items, self.feed, self.meter, self.start = stage, programs.items[place], feed, meter, start
+        self.watch = watch
 
     def narrowed(self, step: RankStep) -> Operator: return self.matrix(step)
 
@@ -48,7 +51,8 @@ class ProgramRank(LocalNumbers):
     def computed(self, item: StretchProgram) -> dict[int, Held]:
         """What a program gives at what this rank has."""
         count, rows = item.model.size
-        found = item.program.run_all(self.batch(item))
+        self.watch(item, batch := self.batch(item))
+        found = item.program.run_all(batch)
         made: dict[int, Held] = {}
         for name, at in item.model.gives.items():
             h, columns = self.extent(at, "heads"), self.extent(at, "cols")
@@ -58,7 +62,8 @@ class ProgramRank(LocalNumbers):
     def batch(self, item: StretchProgram) -> Batch:
         """What a program reads: tokens that this rank has rows of, and values as rows."""
         model, window = item.model, (slice(*item.model.sequences), slice(*item.model.rows))
-        tokens = self.feed.ids("tokens")[window]
+        by_tokens = self.feed.x.ndim == 2                   # else x is numbers, and no program reads a token
+        tokens = self.feed.ids("tokens")[window] if by_tokens else np.zeros(model.size, np.int64)
         if model.ids is not None:
             lo, hi = model.ids
             tokens = np.where((tokens >= lo) & (tokens < hi), tokens - lo, hi - lo)
@@ -89,27 +94,32 @@ def rounded(held: Held) -> Held:
     return held.astype(np.float32) if isinstance(held, np.ndarray) else held
 
 
-def run_programs(programs: RankPrograms, feed: Feed) -> Ran:
-    """Runs every rank of a partition by its programs at a batch of the sizes that they were made for. Raises InputError
-    for positions of one's own, and Stuck for ranks that wait for ever."""
+def run_programs(programs: RankPrograms, feed: Feed, watch: Watch = lambda item, batch: None) -> Ran:
+    """Runs every rank of a partition by its programs at a batch of the sizes that they were made for; meters count what
+    crosses. `watch` is told every program with what it reads, before it runs. Raises InputError for a batch of other
+    sizes and for positions of one's own, and Stuck for ranks that wait for ever."""
     plan = programs.plan
+    if feed.x.shape[:2] != (wanted := (plan.sizes.sequences, plan.sizes.tokens)):
+        raise InputError(f"batch: {feed.x.shape[0]} sequences of {feed.x.shape[1]} tokens: these programs are for "
+                         f"{wanted[0]} of {wanted[1]}")
     if "positions" in feed.fields:
         raise InputError("positions: programs of ranks count them from 0 in each sequence: leave them out of the feed")
     meters = {place: Meter() for place in programs.items}
-    results = drive({place: drive_rank(programs, place, feed, meters[place]) for place in meters}, plan.mesh, meters)
+    results = drive({place: drive_rank(programs, place, feed, meters[place], watch) for place in meters}, plan.mesh, meters)
     last = programs.stages[-1]
     ends = {plan.flat(place): value for place, value in results.items() if plan.stage(place) == len(plan.stages) - 1}
     return Ran(assembled(last.steps[last.out], ends, last.mesh), meters)
 
 
-def drive_rank(programs: RankPrograms, place: Place, feed: Feed, meter: Meter) -> Generator[Message, Any, Numeric]:
+def drive_rank(programs: RankPrograms, place: Place, feed: Feed, meter: Meter,
+               watch: Watch) -> Generator[Message, Any, Numeric]:
     """One rank: its stage, between taking a value and handing one on."""
     plan = programs.plan
     stage, axis = plan.stage(place), plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
     start: Numeric | None = None
     lo, hi = plan.cuts[stage]
     if stage: [start] = yield Message("take", axis, (), lo)
-    one = ProgramRank(programs, place, feed, meter, start)
+    one = ProgramRank(programs, place, feed, meter, start, watch)
     value: Numeric = yield from shifted(one.run(), plan, lo)
     if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
     return value

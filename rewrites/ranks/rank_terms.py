@@ -15,9 +15,9 @@ from opmatrix.algebra import nodes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import stored_key
-from opmatrix.partition.feeds import Feed
-from opmatrix.partition.ranks import Meter, Rank
+from opmatrix.partitions.booked import stored_key
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.ranks import Meter, Rank
 from opmatrix.signature import Port
 from opmatrix.split.cuts import Bounds, Role
 from opmatrix.split.moving import RankStep

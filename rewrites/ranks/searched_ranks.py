@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opmatrix.algebra.term import Operator
+from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.extents import Extents, collect_needs
-from opmatrix.partition.plan import Partition
-from opmatrix.partition.stages import layers
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.stages import layers
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.emit import ConstantKey
+from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import SearchSpace, Structure, cheapest, sizes
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Explorer, Part, parts
@@ -34,9 +34,12 @@ Place = tuple[int, ...]
 
 
 class StretchProgram(NamedTuple):
-    """A stretch of a rank with the program that computes it; `search` numbers the search that found it."""
+    """A stretch of a rank with the program that computes it, where its constants come from, its structure, and the
+    number of the search that found this."""
     model: StretchModel
     program: Program
+    emitter: Emitter
+    structure: Structure
     search: int
 
     @property
@@ -71,30 +74,28 @@ class StretchSearch:
     representable: Representable = field(default_factory=Representable)
     found: list[Structure] = field(default_factory=list)
     spaces: dict[Hashable, tuple[int, SearchSpace]] = field(default_factory=dict)
-    made: dict[Hashable, tuple[Program, int]] = field(default_factory=dict)
+    made: dict[Hashable, StretchProgram] = field(default_factory=dict)
     explorers: dict[bool, Explorer] = field(default_factory=dict)
-    stored: dict[ConstantKey, object] = field(default_factory=dict)
 
-    def program(self, model: StretchModel) -> tuple[Program, int]:
-        """The program of a stretch, and which search found it. Copies of a rank have the same."""
+    def program(self, model: StretchModel) -> StretchProgram:
+        """The program of a stretch. Copies of a rank have one, as their terms are the same."""
         key = (*model.outputs.items(), model.size)
         if key not in self.made: self.made[key] = self.compile(model)
-        return self.made[key]
+        return self.made[key]._replace(model=model)
 
-    def compile(self, model: StretchModel) -> tuple[Program, int]:
+    def compile(self, model: StretchModel) -> StretchProgram:
+        """The program of a stretch: what was found for one that is searched alike, with the numbers of this one."""
         split = parts(model.outputs)
-        key = model.size, *model.outputs, *map(alike, split)
+        key = model.size, *model.outputs, *map(describe_search, split)
         if key not in self.spaces:
             space, structure = self.explore(model, split)
             self.spaces[key] = len(self.found), space
             self.found.append(structure)
-            return structure.program({})[0], len(self.found) - 1
         number, first = self.spaces[key]
         known = self.found[number]
         space = SearchSpace(model.outputs, first.laws, first.machine, first.extents, found=split, like=first)
-        route = tuple(enumerate(known.path))
-        again = space.structure(route, known.extractions, known.bound, known.greedy, {})
-        return again.program({})[0], number
+        structure = space.structure(known.route, known.extractions, known.bound, known.greedy, {})
+        return StretchProgram(model, *structure.program({}), structure, number)
 
     def explore(self, model: StretchModel, split: Sequence[dict[str, Part]]) -> tuple[SearchSpace, Structure]:
         """The space of a stretch and its optimum. Canonical forms need one another: where they lead to no program, the
@@ -112,7 +113,7 @@ class StretchSearch:
         raise AssertionError("one of both returns")
 
 
-def alike(states: Mapping[str, Part]) -> Hashable:
+def describe_search(states: Mapping[str, Part]) -> Hashable:
     """What a part is searched by: its structure, its sizes, and which numbers decide what can hold its weights."""
     return tuple((state, part.template.text, sizes(part), content(part.template), *part.roots.items(),
                   *part.outputs.items()) for state, part in states.items())
@@ -132,7 +133,11 @@ def batch_of(model: StretchModel, tokens: np.ndarray | None = None, kinds: np.nd
 def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXACT_LAWS,
                   progress: Tell = unheard) -> RankPrograms:
     """The programs of every rank of a partition, exact ones over these laws, cheapest on a machine for the rows that
-    the rank has. Sizes of the batch must be numbers."""
+    the rank has. Raises InputError where a size of the batch, or a number of ranks, is a symbol."""
+    named = {"sequences": plan.sizes.sequences, "tokens": plan.sizes.tokens} | {
+        f"ranks of {axis.name}": axis.ranks for axis in plan.mesh}
+    for name, size in named.items():
+        if not isinstance(size, int): raise InputError(f"{name}: {size} is a symbol: programs need a number")
     stages = [StageSteps.of(plan, stage) for stage in range(len(plan.stages))]
     orders: list[list[Stretch | int]] = [divide(stage) for stage in stages]
     layer_of = {at: k for k, (lo, hi) in enumerate(layers(plan.chain), 1) for at in range(lo, hi)}
@@ -147,5 +152,5 @@ def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXA
                 items[place].append(item)
                 continue
             model = write_model(stages[stage], item, here, layer_of)
-            items[place].append(StretchProgram(model, *search.program(model)))
+            items[place].append(search.program(model))
     return RankPrograms(plan, stages, items, search.found)

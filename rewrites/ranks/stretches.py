@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from opmatrix.algebra.nodes import weight
-from opmatrix.partition.plan import Partition
+from opmatrix.partitions.plan import Partition
 from opmatrix.split.cuts import Cut, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
