@@ -12,7 +12,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import Held, Message, Meter, Rank
+from opmatrix.partitions.ranks import Held, Message, Meter
 from opmatrix.partitions.virtual import Ran, assembled, drive, shifted
 from opmatrix.split.moving import RankStep
 from rewrites.ranks.rank_terms import LocalNumbers
@@ -105,7 +105,8 @@ def run_programs(programs: RankPrograms, feed: Feed, watch: Watch = lambda item,
     if "positions" in feed.fields:
         raise InputError("positions: programs of ranks count them from 0 in each sequence: leave them out of the feed")
     meters = {place: Meter() for place in programs.items}
-    results = drive({place: drive_rank(programs, place, feed, meters[place], watch) for place in meters}, plan.mesh, meters)
+    running = {place: drive_rank(programs, place, feed, meter, watch) for place, meter in meters.items()}
+    results = drive(running, plan.mesh, meters)
     last = programs.stages[-1]
     ends = {plan.flat(place): value for place, value in results.items() if plan.stage(place) == len(plan.stages) - 1}
     return Ran(assembled(last.steps[last.out], ends, last.mesh), meters)

@@ -128,9 +128,10 @@ class StretchTerms:
         step = self.stage.steps[at]
         if (turned := find_rotation(self.stage.steps, at)) is not None: return self.rotated(turned, factor)
         if step.op == "act": return self.acted(step, factor)
-        if step.op == "given": return nodes.given(*step.more)               # type: ignore[no-any-return]
         taken = [self.body(a, factor) for a in step.args]
+        made: Operator
         match step.op:
+            case "given": made = nodes.given(*step.more)
             case "add": made = nodes.add(*taken)
             case "mul": made = nodes.mul(*taken)
             case "turn": made = nodes.turn(*taken)
@@ -141,7 +142,7 @@ class StretchTerms:
             case "total": made = taken[0] @ nodes.total()
             case "product": made = nodes.product(*taken, *step.more)
             case _: raise AssertionError(f"{step.op} is no operation of terms")
-        return made                                                         # type: ignore[no-any-return]
+        return made
 
     def acted(self, step: RankStep, factor: int) -> Operator:
         """x @ A. Rows of a table are those of tokens, or positions, that this rank has."""
@@ -151,17 +152,17 @@ class StretchTerms:
         source = self.stage.steps[x]
         if source.op == "given" and source.more[0] == "positions" and (lo := self.here.bounds(x, "rows")[0]):
             table = sliced(matrix.args[0], -2, lo, matrix.args[0].shape[-2])
-            return nodes.given("positions", table.shape[-2]) @ nodes.weight(table)   # type: ignore[no-any-return]
+            return nodes.given("positions", table.shape[-2]) @ nodes.weight(table)
         if self.is_tokens(x) and self.here.extent(x, "cols") < int(source.dims.cols):
             self.ids, table = self.here.bounds(x, "cols"), matrix.args[0].array
-            return nodes.weight(np.vstack([table, np.zeros_like(table[:1])]))        # type: ignore[no-any-return]
+            return nodes.weight(np.vstack([table, np.zeros_like(table[:1])]))
         return self.body(x, factor) @ matrix
 
     def rotated(self, found: Rotation, factor: int) -> Operator:
         """A value turned by the positions of the rows that this rank has."""
         lo = self.here.bounds(found.angles, "rows")[0]
         cos, sin = (sliced(each, -2, lo, each.shape[0]) for each in (found.cos, found.sin))
-        return self.body(found.turned, factor) @ nodes.rotate(cos, sin, found.rest)  # type: ignore[no-any-return]
+        return self.body(found.turned, factor) @ nodes.rotate(cos, sin, found.rest)
 
     def whole(self, at: int, layer_of: Mapping[int, int]) -> Operator:
         """A value as a model: what enters first, then a factor for each layer."""

@@ -12,7 +12,7 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
-from opmatrix.extents import Extents, collect_needs
+from opmatrix.extents import collect_needs
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.stages import layers
 from opmatrix.program import Program
