@@ -16,15 +16,15 @@ from opmatrix.partitions.ranks import Held, Message, Meter
 from opmatrix.partitions.virtual import Ran, assembled, drive, shifted
 from opmatrix.split.moving import RankStep
 from rewrites.ranks.rank_terms import LocalNumbers
-from rewrites.ranks.searched_ranks import Place, RankPrograms, StretchProgram, batch_of
+from rewrites.ranks.searched_ranks import RankPlace, RankPrograms, StretchProgram, batch_of
 
-Watch: TypeAlias = Callable[[StretchProgram, Batch], None]
+OnProgram: TypeAlias = Callable[[StretchProgram, Batch], None]
 
 
 class ProgramRank(LocalNumbers):
     """One rank of a stage: its programs, and between them what crosses."""
-    def __init__(self, programs: RankPrograms, place: Place, feed: Feed, meter: Meter, start: Numeric | None,
-                 watch: Watch) -> None:
+    def __init__(self, programs: RankPrograms, place: RankPlace, feed: Feed, meter: Meter, start: Numeric | None,
+                 watch: OnProgram) -> None:
         stage = programs.stages[programs.plan.stage(place)]
         super().__init__(stage, programs.plan.flat(place))
         self.stage, self.items, self.feed, self.meter, self.start = stage, programs.items[place], feed, meter, start
@@ -94,7 +94,7 @@ def rounded(held: Held) -> Held:
     return held.astype(np.float32) if isinstance(held, np.ndarray) else held
 
 
-def run_programs(programs: RankPrograms, feed: Feed, watch: Watch = lambda item, batch: None) -> Ran:
+def run_programs(programs: RankPrograms, feed: Feed, watch: OnProgram = lambda item, batch: None) -> Ran:
     """Runs every rank of a partition by its programs at a batch of the sizes that they were made for; meters count what
     crosses. `watch` is told every program with what it reads, before it runs. Raises InputError for a batch of other
     sizes and for positions of one's own, and Stuck for ranks that wait for ever."""
@@ -112,8 +112,8 @@ def run_programs(programs: RankPrograms, feed: Feed, watch: Watch = lambda item,
     return Ran(assembled(last.steps[last.out], ends, last.mesh), meters)
 
 
-def drive_rank(programs: RankPrograms, place: Place, feed: Feed, meter: Meter,
-               watch: Watch) -> Generator[Message, Any, Numeric]:
+def drive_rank(programs: RankPrograms, place: RankPlace, feed: Feed, meter: Meter,
+               watch: OnProgram) -> Generator[Message, Any, Numeric]:
     """One rank: its stage, between taking a value and handing one on."""
     plan = programs.plan
     stage, axis = plan.stage(place), plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0

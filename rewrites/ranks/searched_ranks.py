@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from rewrites.phases import Tell
 from rewrites.ranks.rank_terms import LocalNumbers, StretchModel, write_model
 from rewrites.ranks.stretches import StageSteps, Stretch, divide
 
-Place = tuple[int, ...]
+RankPlace: TypeAlias = tuple[int, ...]
 
 
 class StretchProgram(NamedTuple):
@@ -52,14 +52,14 @@ class RankPrograms:
     interpreted. `stages` are the steps that these are of; `searches` what was searched, a structure each."""
     plan: Partition
     stages: Sequence[StageSteps]
-    items: Mapping[Place, Sequence[StretchProgram | int]]
+    items: Mapping[RankPlace, Sequence[StretchProgram | int]]
     searches: Sequence[Structure]
 
-    def programs(self, place: Place) -> list[StretchProgram]:
+    def programs(self, place: RankPlace) -> list[StretchProgram]:
         """The programs of a rank."""
         return [each for each in self.items[place] if isinstance(each, StretchProgram)]
 
-    def interpreted(self, place: Place) -> list[str]:
+    def interpreted(self, place: RankPlace) -> list[str]:
         """What a rank computes without a program, by the names of the operations."""
         steps = self.stages[self.plan.stage(place)].steps
         return [steps[each].op for each in self.items[place] if isinstance(each, int)
@@ -141,7 +141,7 @@ def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXA
     stages = [StageSteps.of(plan, stage) for stage in range(len(plan.stages))]
     orders: list[list[Stretch | int]] = [divide(stage) for stage in stages]
     layer_of = {at: k for k, (lo, hi) in enumerate(layers(plan.chain), 1) for at in range(lo, hi)}
-    search, items = StretchSearch(machine, laws), dict[Place, list[StretchProgram | int]]()
+    search, items = StretchSearch(machine, laws), dict[RankPlace, list[StretchProgram | int]]()
     for place in plan.mesh.places():
         progress(f"rank {place}")
         stage = plan.stage(place)
