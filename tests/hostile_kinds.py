@@ -1,4 +1,4 @@
-"""Every kind of file that opmatrix reads: those of programs (hostile_programs.py), checkpoints, the cache, reports, what
+"""Every kind of file that opmatrix reads: of programs (hostile_programs.py), checkpoints, the cache, reports, what
 users write."""
 import json
 

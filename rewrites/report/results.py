@@ -10,7 +10,8 @@ from typing import Any
 
 from formats.machine.quiet import warn_busy
 from opmatrix.display.tables import between, megabytes, ms, percent, table
-from opmatrix.files.saving import DERIVATION, FRONT, REPORT, replacing_program, write_front
+from opmatrix.files.loading import FRONT
+from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
 from rewrites.compiler.search import Structure
 from rewrites.derivations.savings import join_names
 from rewrites.evaluate.goals import MEASURES, Goal

@@ -1,6 +1,7 @@
 """Nothing is opened or run because a file names it: laws, texts and models that a report names are asked for."""
 import json
 import os
+import shutil
 
 import checkpoints
 import pytest
@@ -103,3 +104,16 @@ def test_the_model_is_the_one_that_is_given(reported, monkeypatch, tmp_path):
     for given in ("elsewhere", None):
         with pytest.raises(InputError, match="seen"): explain.explain(reported(), Report(quiet=True), model=given)
     assert opened == ["elsewhere", str(tmp_path / "model")]
+
+
+def test_a_point_that_no_front_has(command, reported):  # noqa: F811
+    """It is said which there are; elsewhere, what was looked for and what lies there."""
+    place = reported()
+    for number in range(3): shutil.copytree(place, place / "front" / f"{number}", ignore=lambda *_: ["front"])
+    for name in ("explain", "verify"):
+        refused(command(name, place / "front" / "99"), f"{place}/front/99: no such point of the front: there are 0 to 2")
+    shutil.rmtree(place / "front" / "0")
+    refused(command("explain", place / "front" / "0"), "no such point of the front: there are only 1, 2: give one")
+    refused(command("explain", place / "front"), f"front: no program.json in it, and {place}/front holds 1, 2: give")
+    refused(command("explain", place / "frond" / "0"), "no such directory: program.json was looked for, and ",
+            f"{place} holds config.json, front, program.json, report.json")
