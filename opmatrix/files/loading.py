@@ -80,7 +80,7 @@ def absent(directory: Path) -> str:
         points = sorted(int(each.name) for each in front.iterdir() if each.name.isdecimal())
         if points == [*range(len(points))] and len(points) > 1:
             return f"no such point of the front: there are 0 to {points[-1]}: give one of them"
-        if points: return f"no such point of the front: there are only {", ".join(map(str, points))}: give one"
+        if points: return f"no such point of the front: there are only {', '.join(map(str, points))}: give one"
     what = f"no {PROGRAM} in it" if isdir(directory) else f"no such directory: {PROGRAM} was looked for"
     return f"{what}, and {lying(directory)}: give the directory of a saved program"
 

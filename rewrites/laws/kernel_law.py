@@ -70,11 +70,13 @@ class Implementation:
 
 
 def declared(law: Implementation) -> Implementation:
-    """The law itself. Raises TypeError for a scalar where no graph has one: a number that is added is a row in it."""
+    """The law itself. Raises TypeError for a scalar where no graph has one: a number that is added is a row as wide as
+    what it is added to, which is one number for a column alone."""
     for name in (name for name, sort in law.variables.items() if sort == scalar):
         number = stand_in(name, scalar)
         for node in law.pattern.walk():
-            if number in node.children and node not in (I * number, number * I):
+            if number in node.children and node not in (I * number, number * I) and \
+                    any(each.out.cols != 1 for each in node.children):
                 raise TypeError(f"law {law.name.removeprefix('_')}: the scalar {name} is found only where it "
-                                f"multiplies, as I * {name}: declare it constant, a row")
+                                f"multiplies, as I * {name}, or is added to one column: declare it constant, a row")
     return law
