@@ -55,7 +55,7 @@ class Datasheet:
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """The least seconds that one call can take; KeyError and ValueError as of a calibrated machine."""
+        """The least seconds that one call can take; ValueError as of a calibrated machine."""
         parts = self.roofline(kernel, **sizes)
         return max(parts.values()) + (0.0 if self.catalogue[kernel].rides else self.launch)
 
