@@ -62,7 +62,7 @@ class Declared:
                  pads_sequences: bool = False, cached_variant: str = ""):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
         self.prices = dict(prices or {}) | ({self.name: price} if price else {})
-        if missing := next(missing_parts(cls, self.prices, not (price is prices is None), is_input), None):
+        if missing := next(missing_parts(cls, self.prices, price is not None or prices is not None, is_input), None):
             raise TypeError(f"kernel {self.name}: {missing}: declare it as those in opmatrix/runtime/kernels")
         def reading(name: str, otherwise: object = None) -> Any: return vars(cls).get(name, otherwise)
         self.shape: Callable[[Arguments], Value] = reading("shape")
