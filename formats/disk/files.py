@@ -14,7 +14,7 @@ from typing import Any
 from formats.core.errors import InputError
 
 MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24   # bytes of a text; of JSON, which takes many times as many once read
-NAMED = 6                                                    # names in a directory that a message lists
+MOST_NAMES = 6                                                    # names in a directory that a message lists
 TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
 FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
               stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
@@ -162,6 +162,6 @@ def lying(directory: str | Path) -> str:
     try: names = sorted(os.listdir(place))
     except OSError as error: return f"{shown(place)}: {reason(error)}"
     where = "the working directory" if place == Path() else shown(place)
-    more = f" and {len(names) - NAMED} more" * (len(names) > NAMED)
-    listed = ", ".join(shown(name) if name.isprintable() else repr(name) for name in names[:NAMED])
+    more = f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES)
+    listed = ", ".join(shown(name) if name.isprintable() else repr(name) for name in names[:MOST_NAMES])
     return f"{where} holds {listed}{more}" if names else f"{where} is empty"

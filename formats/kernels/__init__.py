@@ -1,6 +1,6 @@
 """Kernels: arrays in, arrays out. Compiled by other processes when first used, and kept in the user's cache; importing
-is free. The index is made of the files: a module lists its kernels in `__all__`, and in `BORDERS` the rows, or tokens
-of a sequence, at which they take another path.
+is free. The index is made of the files: a module lists its kernels in `__all__`, and in `__borders__` the rows, or
+tokens of a sequence, at which they take another path.
 
 >>> from formats import kernels
 >>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""
@@ -44,7 +44,7 @@ def borders(*names: str) -> frozenset[int]:
     """Rows, or tokens of a sequence, at which these kernels take another path: their tiles, as their modules have
     them."""
     modules = [import_module(f".{found}", __name__) for name in names if (found := find_modules().get(name))]
-    return frozenset(border for module in modules for border in getattr(module, "BORDERS", ()))
+    return frozenset(border for module in modules for border in getattr(module, "__borders__", ()))
 
 
 @cache

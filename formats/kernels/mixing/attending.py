@@ -63,7 +63,7 @@ MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of 
 TILE_ROWS, TILE_VECTORS = (8, 2) if MANY_REGISTERS else (6, 1)
 FEW_VECTORS = 4                                             # vectors of a tile that are too few to keep the adders busy
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
-BORDERS = QUERIES, PACKED
+__borders__ = QUERIES, PACKED
 f4, i8 = np.float32, np.int64
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
 

@@ -224,7 +224,7 @@ if MATRIX:                                                   # others could not 
         halves_of(by_registers, shape_registers, release_registers, item, worker, arguments)
 
 __all__ = ["attention_halves"]
-BORDERS = (QUERIES,)
+__borders__ = (QUERIES,)
 
 
 def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,

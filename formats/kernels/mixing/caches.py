@@ -29,7 +29,7 @@ __all__ = ["append", "attention_cached"]
 PAGE = 16                                                    # rows of a page
 COPIED_ROWS = 64                                             # rows of an item that are copied
 KEYS_AT_ONCE = 8 * PAGE                                      # that queries meet at once
-BORDERS = PAGE, KEYS_AT_ONCE
+__borders__ = PAGE, KEYS_AT_ONCE
 # before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
 # together: heads that
 # share keys and values; rows: of an item; the rest as in heads.py

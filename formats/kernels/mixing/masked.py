@@ -16,7 +16,7 @@ from formats.machine.threads import threads
 from .heads import KEYS, PLACES, QUERIES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served
 
 __all__ = ["attention_blocks"]
-BORDERS = QUERIES, KEYS
+__borders__ = QUERIES, KEYS
 
 # the mask's arrays and its block (see formats/masks.py), m queries and n keys; the rest as in heads.py
 MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"),

@@ -25,7 +25,7 @@ from .narrow_vectors import BAND as VECTOR_BAND
 from .narrow_vectors import halves, nibbled, quantised
 
 __all__ = ["product_balanced_bytes", "product_bf16", "product_int4", "product_int8", "product_lowrank_bytes"]
-BORDERS = ENOUGH, MAX_ITEM_ROWS, VECTOR_BAND, MATRIX_BAND
+__borders__ = ENOUGH, MAX_ITEM_ROWS, VECTOR_BAND, MATRIX_BAND
 
 ASIDE = max(VECTOR_BAND, MATRIX_BAND)                        # rows of a band whose sums lie in room
 f4 = np.float32

@@ -26,7 +26,7 @@ __all__ = ["product_block", "product_vectorwise"]
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
 BLOCKS = np.dtype(words("ptr held idx val r c chunk depth once"))
 TALL = 24                                                    # tokens of a strip; 16, 8 or 1 where that is enough
-BORDERS = ENOUGH, MAX_ITEM_ROWS, TALL
+__borders__ = ENOUGH, MAX_ITEM_ROWS, TALL
 f4, i8 = np.float32, np.int64
 
 

@@ -37,7 +37,7 @@ from .rounding import as_words
 from .tiles import emit_loop, joined_sums, offset_by, settle_sums
 
 __all__ = ["product_byte_blocks"]
-BORDERS = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
+__borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
 
 TILE_INPUTS, TILE_OUTPUTS = 64, 16                           # inputs and outputs of a tile
 TILE_BYTES, LINE_BYTES = TILE_INPUTS * TILE_OUTPUTS, 64      # bytes of a tile, and of one of its words

@@ -11,7 +11,7 @@ from formats.machine.threads import threads
 from .gemm import TILE_ROWS, gemm, multiply
 
 __all__ = ["headwise"]
-BORDERS = (TILE_ROWS,)
+__borders__ = (TILE_ROWS,)
 
 HEADWISE = np.dtype(words("x x_row x_head out out_row out_head w T h d n rows multiply"))
 f4 = np.float32

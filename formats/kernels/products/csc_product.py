@@ -12,7 +12,7 @@ from .csr_nm import SPARSE, STRIP, launch_sparse
 from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 
 __all__ = ["product_csc"]
-BORDERS = ENOUGH, MAX_ITEM_ROWS, STRIP
+__borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
 
 f4, i8 = np.float32, np.int64
 

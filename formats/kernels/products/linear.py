@@ -27,7 +27,7 @@ BLOCK_DEPTH, BLOCK_COLUMNS = 512, 192                        # a block of the we
 REUSED = 16                                                  # rows above which a block is copied to be contiguous
 ENOUGH = 128                                                 # rows for each thread from which rows are split
 MAX_ITEM_ROWS = 256                                          # rows of an item, at most
-BORDERS = ENOUGH, MAX_ITEM_ROWS, REUSED, TILE_ROWS
+__borders__ = ENOUGH, MAX_ITEM_ROWS, REUSED, TILE_ROWS
 
 
 @njit(**HELPER)

@@ -34,7 +34,7 @@ from .narrow_vectors import BAND, by_panels, round_rows, scales_at
 from .tiles import emit_loop, joined_sums, settle_sums, vector_fours
 
 __all__ = ["product_pruned_bytes"]
-BORDERS = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
+__borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
 
 # idx: bits of the places; depth, group, groups, span: as for dense bytes; kept: numbers of every four
 PRUNED = np.dtype(words("w scale depth group groups span idx kept"))

@@ -21,7 +21,7 @@ from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages,
 __all__ = ["product_packed"]
 
 FEW_ROWS = 48                                                # rows that have little time to ask for what follows
-BORDERS = ENOUGH, MAX_ITEM_ROWS, FEW_ROWS
+__borders__ = ENOUGH, MAX_ITEM_ROWS, FEW_ROWS
 BLOCK_DEPTH = 384                                            # depths of a block: 96 KiB of a panel
 
 

@@ -48,7 +48,7 @@ __all__ = ["product_levels"]
 
 LEVELLED = np.dtype(words("w scale groups"))
 REGISTER_ROWS = 8                                                 # rows up to which levels are widened in registers
-BORDERS = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
+__borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
 SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 

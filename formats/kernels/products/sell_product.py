@@ -30,7 +30,7 @@ from .csr_nm import SPARSE, STRIP, launch_sparse
 from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 
 __all__ = ["product_sell"]
-BORDERS = ENOUGH, MAX_ITEM_ROWS, STRIP
+__borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
 
 # chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
 SLICES = np.dtype(words("order ptr chunk bytes named"))
