@@ -25,8 +25,11 @@ def module(name):
 
 
 def catalogue():
-    """What a calibration is handed, in a tree since 0.13."""
-    return [import_module("opmatrix.pricing").catalogue()] if find_spec("opmatrix.pricing") else []
+    """What a calibration is handed, in a tree since 0.13. Before, kernels of programs entered a table of prices when
+    they were imported."""
+    if find_spec("opmatrix.pricing"): return [import_module("opmatrix.pricing").catalogue()]
+    import_module("opmatrix.program")
+    return []
 
 
 def origins():
