@@ -155,8 +155,17 @@ class Partition:
     def on(self, e: sympy.Expr, place: Sequence[int]) -> sympy.Expr:
         """A formula at the coordinates of a rank; of what the relations of the batch say, the numbers."""
         found = e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
-        return found.xreplace({each: sympy.Integer(each.count(whole)) for each in found.atoms(FromRelation)
-                               if each.placed and (whole := self.sizes.entries(each.relation)) is not None})
+        return found.xreplace({each: self.said(each) for each in found.atoms(FromRelation)})
+
+    @cached_property
+    def counts(self) -> dict[FromRelation, sympy.Expr]: return {}      # of relations, once each
+
+    def said(self, each: FromRelation) -> sympy.Expr:
+        """What the relations of the batch say of a number; itself where they say nothing."""
+        if each not in self.counts:
+            whole = self.sizes.entries(each.relation) if each.placed else None
+            self.counts[each] = each if whole is None else sympy.Integer(each.count(whole))
+        return self.counts[each]
 
     def peak(self, place: Sequence[int]) -> int:
         """The most numbers of values that a rank holds at a time. Raises InputError where a relation decides it that

@@ -118,7 +118,7 @@ class Ground:
     def home_of(self, k: int, dims: Dims) -> AxisState:
         match self.mesh.axes[k].strategy.home:
             case "batch" if dims.batch != 1: return self.shared(k, Cut("batch", self.sizes.sequences))
-            case "rows" if dims.rows in self.row_units and dims.rows != 1: return self.shared(k, Cut("rows", dims.rows))
+            case "rows" if dims.rows != 1 and self.is_live(dims.rows): return self.shared(k, Cut("rows", dims.rows))
         return None
 
     def shared(self, k: int, cut: Cut) -> Cut:
@@ -129,10 +129,9 @@ class Ground:
                              f"{cut.units} ranks")
         return cut
 
-    @property
-    def row_units(self) -> list[LiveSize]:
-        """Rows that may be cut: the tokens of a sequence, and those of other spaces."""
-        return [*self.sizes.spaces.values(), self.sizes.tokens]
+    def is_live(self, rows: LiveSize) -> bool:
+        """Whether rows may be cut: the tokens of a sequence, and those of other spaces."""
+        return isinstance(rows, Space) or rows in (self.sizes.tokens, *self.sizes.spaces.values())
 
     # What crosses.
 
