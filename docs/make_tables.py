@@ -8,6 +8,7 @@ from formats.kernels import WHERE
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
+from opmatrix.models import known, normalise_config, parameters
 from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
@@ -52,6 +53,17 @@ def file(kernel: str) -> str: return f"{WHERE[kernel].replace('.', '/')}.py"
 def statement(text: str) -> str: return code(text.replace("formula(lambda x: ", "(x ↦ "))
 
 
+def describe_model(name: str) -> list[str]:
+    """A row of the well-known models: sizes by everybody's names."""
+    model = known.find_known(name)
+    sizes = normalise_config(model.config)
+    n, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    widths = n, sizes["intermediate_size"] or 4 * n, heads, sizes.get("num_key_value_heads") or heads
+    return [name, code(model.config["model_type"]),
+            *map(str, (sizes["num_hidden_layers"], *widths, sizes["vocab_size"], sizes["max_position_embeddings"])),
+            f"{parameters(model.config):,}", model.published, model.outside, model.source]
+
+
 def tables() -> str:
     prices = catalogue()
     return "\n\n".join([
@@ -80,7 +92,11 @@ def tables() -> str:
             for name, _, text, _, source in (each.row() for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))),
         table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
             (name, code(", ".join(str(each) for each in prices[name].terms if each != 1)))
-            for name in (*prices.common, *prices.lazy)))]) + "\n"
+            for name in (*prices.common, *prices.lazy))),
+        table("Well-known models, by their published sizes",
+              "model, family, layers, width, hidden units, heads, key heads, vocabulary, positions, parameters by our "
+              "shapes (with a head of its own), published, outside of the operator, source",
+              map(describe_model, known.names()))]) + "\n"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ What there is; `help(om.NAME)` says more of each:
     models       optimize, open_model, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
     laws         laws, prove, symbol, substitute
+    machines     partition, Mesh, BatchSizes
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, gelu, gelu_tanh, silu, softplus, tanh, sigmoid, magnitude, ACTIVATIONS
@@ -56,9 +57,12 @@ if TYPE_CHECKING:
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.storage import load as load
     from opmatrix.models import *  # noqa: F403
+    from opmatrix.partitions.plan import partition as partition
     from opmatrix.patterns import *  # noqa: F403
     from opmatrix.pipelines.cached import cached as cached
     from opmatrix.program import Program as Program
+    from opmatrix.split.mesh import Mesh as Mesh
+    from opmatrix.split.moving import BatchSizes as BatchSizes
     from rewrites.derivations.schedules import schedule as schedule
     from rewrites.extraction import Infeasible as Infeasible
     from rewrites.law import Law as _Law
@@ -76,6 +80,8 @@ DOOR = {                                                    # and by name: the m
     "InputError": ("formats.core.errors", "InputError"), "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
+    "partition": ("opmatrix.partitions.plan", "partition"), "Mesh": ("opmatrix.split.mesh", "Mesh"),
+    "BatchSizes": ("opmatrix.split.moving", "BatchSizes"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
 

@@ -12,9 +12,9 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.models import build
-from opmatrix.partition.feeds import Feed
-from opmatrix.partition.plan import partition
-from opmatrix.partition.virtual import run
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.plan import partition
+from opmatrix.partitions.virtual import run
 from opmatrix.split.mesh import STRATEGIES, Mesh, meet
 from opmatrix.split.moving import BatchSizes
 
@@ -45,7 +45,7 @@ class Compared(NamedTuple):
     def agrees(self) -> bool: return self.error <= 1e-12 and not self.differences
 
 
-def random_arrays(seed=0):
+def arrays_drawn(seed=0):
     """`at` of a model whose weights are drawn; gains and biases, too."""
     rng = np.random.default_rng(seed)
     return lambda name, *shape: Data.of(rng.normal(size=shape) * 0.4)
@@ -53,7 +53,7 @@ def random_arrays(seed=0):
 
 def made(config, **changed):
     """A model of a configuration, some of it changed, with random weights."""
-    return build(config | changed, random_arrays())
+    return build(config | changed, arrays_drawn())
 
 
 def ids_of(sequences, tokens, seed=0):
@@ -121,7 +121,7 @@ def random_case(seed):
     axes, said = random_axes(rng), []
     while True:
         mesh = Mesh.of(**axes)
-        try: planned(build(config, random_arrays()), mesh, sequences, tokens)
+        try: planned(build(config, arrays_drawn()), mesh, sequences, tokens)
         except InputError as refused: said.append(str(refused))
         else: return DrawnCase(config, mesh, sequences, tokens, tuple(said))
         axes = advised(axes, said[-1])
@@ -149,7 +149,7 @@ def random_config(rng):
 def random_axes(rng):
     """Up to four axes of strategies that do not meet, 2 to 8 ranks in all, in any order."""
     axes, count = {}, int(rng.integers(1, 5))
-    for name in rng.permutation(list(STRATEGIES)):
+    for name in rng.permutation([name for name, each in STRATEGIES.items() if not each.by_hand]):
         strategy, left = STRATEGIES[name], 8 // prod((n for n, _ in axes.values()), start=1)
         if left < 2 or len(axes) == count: break
         if not any(meet(strategy, other) for _, other in axes.values()):

@@ -1,4 +1,5 @@
 """The one error for what comes from outside: a file, a tensor, an option."""
+from collections.abc import Iterable
 
 MAX_MESSAGE_LETTERS = 800                                    # letters of a message: what a file says may be longer
 
@@ -11,6 +12,13 @@ class InputError(ValueError):
         words = " ".join(message.splitlines())
         if len(words) > MAX_MESSAGE_LETTERS: words = f"{words[:MAX_MESSAGE_LETTERS - 200]} … {words[-197:]}"
         super().__init__(words if words.isprintable() else "".join(map(escape_letter, words)))
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """For the line about a name that there is not: the known one that was probably meant, as a question; empty where
+    none is near."""
+    from difflib import get_close_matches
+    return "".join(f"did you mean {near}? " for near in get_close_matches(name, [*known], 1))
 
 
 def escape_letter(letter: str) -> str: return letter if letter.isprintable() else ascii(letter)[1:-1]

@@ -18,6 +18,7 @@ from formats.core.sizes import Array, Term, nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
 from formats.machine.prices import FORMAT_CATALOGUE, Catalogue, Price, Tile, Work, up
+from formats.network.links import Link, check_links, read_links
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
@@ -30,7 +31,8 @@ class Datasheet:
     """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
-    state. `catalogue` declares the kernels."""
+    state; `links` what several devices reach each other by, the nearest level first. `catalogue` declares the
+    kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -40,6 +42,7 @@ class Datasheet:
     sparse: tuple[int, int] | None = None
     activations: str = "float32"
     launch: float = 0.0
+    links: tuple[Link, ...] = ()
     catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +56,7 @@ class Datasheet:
                              "positive numbers")
         if [*self.memory] != sorted(self.memory, key=lambda level: (level[1], -level[2])):
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
+        check_links(self.name, self.links)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """The least seconds that one call can take; KeyError and ValueError as of a calibrated machine."""
@@ -113,6 +117,7 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
     for name, given in json.loads(file.read_text()).items():
         try:
             given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
+            given["links"] = read_links(given.get("links", ()))
             found[name] = Datasheet(name=name,
                                     **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None,
                                                "catalogue": FORMAT_CATALOGUE})

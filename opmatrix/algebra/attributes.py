@@ -37,6 +37,7 @@ def bind(name: str, signature: inspect.Signature, *args: object, **named: object
 def whole_of(given: object, where: str, least: int | None = None) -> Any:
     """A whole number as Python's own, from `least` on; what stands for one in a law. Raises TypeError or ValueError for
     another number and for what is none."""
+    if getattr(given, "is_Integer", False): given = int(given)          # type: ignore[call-overload]    # one of sympy
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
         if least is None or given >= least: return int(given)
         raise ValueError(f"{where} is {given}: it must be a whole number from {least} on")

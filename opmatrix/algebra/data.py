@@ -4,12 +4,17 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.attributes import brief
+
+if TYPE_CHECKING:
+    import sympy
+
+    from opmatrix.algebra.shapes import LiveSize
 
 Numeric: TypeAlias = NDArray[Any]                           # of numbers whose type is known when it is there
 
@@ -37,6 +42,7 @@ class Data:
     def of(cls, thing: Any) -> Data:
         """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
         if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
+        if hasattr(thing, "free_symbols") and (live := LiveNumber.find(thing)): return live
         return thing if isinstance(thing, Data) else cls(check_numbers(thing))
 
     @property
@@ -105,12 +111,13 @@ class Promised(Data):
     have no special numbers: no zeros that a sparse format leaves out, none that a narrower type holds, no gain of
     ones."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], turned: bool = False) -> None:
+    def __init__(self, name: str | None, shape: tuple[LiveSize, ...], turned: bool = False) -> None:
         self.name, self.promise, self.turned = name, (name, shape), turned
 
     @property
-    def shape(self) -> tuple[int, ...]: return self.promise[1][::-1] if self.turned else self.promise[1]
-    @property
+    def shape(self) -> tuple[LiveSize, ...]:                                   # type: ignore[override]
+        return self.promise[1][::-1] if self.turned else self.promise[1]
+    @cached_property
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property
     def array(self) -> Numeric:                                                # type: ignore[override]
@@ -120,3 +127,29 @@ class Promised(Data):
         turned = Promised(*self.promise, not self.turned)
         turned.base = self
         return turned
+
+
+class LiveNumber(Promised):
+    """A number that is an expression of sizes which nobody has fixed yet, such as the 1/√d of attention."""
+
+    def __init__(self, expression: sympy.Expr) -> None:
+        super().__init__(None, (1,))
+        self.expression = expression
+
+    @classmethod
+    def find(cls, given: Any) -> LiveNumber | None:
+        """The number that an expression of named sizes is; none of one whose sizes an input or a batch brings."""
+        import sympy
+
+        from opmatrix.algebra.shapes import is_named
+        if not (isinstance(given, sympy.Expr) and is_named(given)): return None
+        return cls(sympy.nsimplify(given, rational=True))
+
+    @cached_property
+    def key(self) -> str: return f"number {self.expression}"
+    @property
+    def label(self) -> str: return str(self.expression)
+    @property
+    def array(self) -> Numeric:                                                # type: ignore[override]
+        raise TypeError(f"{self.label} is a number of sizes that have none yet: build the model with numbers for them")
+    def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr: return self.expression    # type: ignore[override]

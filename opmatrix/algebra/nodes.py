@@ -12,7 +12,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, brief
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, everyone
@@ -47,16 +47,17 @@ def scalar_function(**properties: bool) -> Callable[[ScalarBody], Operator]:
 
 # Matrices of numbers. The adjoint is of n columns coming in.
 
-def slice_size(n: LiveSize, lo: int, hi: LiveSize, what: str) -> None:
+def slice_size(n: LiveSize, lo: LiveSize, hi: LiveSize, what: str) -> None:
     """The size of a choice of columns, which lie inside where that is known."""
-    if not 0 <= lo < hi or (isinstance(n, int) and hi > n): raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
+    if any(map(certain, (lo < 0, hi <= lo, n is not N and hi > n))):
+        raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
-def cols_shape(n: LiveSize, lo: int, hi: int, of: int | None) -> Sizes:
+def cols_shape(n: LiveSize, lo: LiveSize, hi: LiveSize, of: LiveSize | None) -> Sizes:
     n = n if of is None else of
     slice_size(n, lo, hi, f"@ cols({lo}, {hi})")
-    return n, hi - lo
+    return n, as_int(hi - lo)
 
-def place_shape(k: LiveSize, lo: int, n: int) -> Sizes:
+def place_shape(k: LiveSize, lo: LiveSize, n: LiveSize) -> Sizes:
     if k is not N: slice_size(n, lo, lo + k, f"@ place({lo}, {n})")
     return k, n
 
@@ -71,7 +72,7 @@ def I(i: int, j: int) -> Cell:                                                # 
     return 1 if i == j else None
 
 @matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True),
-        adjoint=lambda n: None if n is N else KINDS["weight"](np.ones((1, n))))
+        adjoint=lambda n: KINDS["weight"](np.ones((1, n))) if isinstance(n, int) else None)
 def ones(i: int, j: int) -> Cell:
     """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
     return 1

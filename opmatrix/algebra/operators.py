@@ -15,6 +15,7 @@ from formats.core.activation import names_called
 from formats.core.errors import InputError
 from opmatrix.algebra import nodes
 from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, whole_of
+from opmatrix.algebra.data import Promised
 from opmatrix.algebra.monoids import max as maximum
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.nodes import add as add
@@ -39,7 +40,7 @@ from opmatrix.algebra.nodes import (
 from opmatrix.algebra.nodes import combinator as combinator
 from opmatrix.algebra.nodes import join as join
 from opmatrix.algebra.nodes import mul as mul
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief, divides, quotient
 from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, pattern_of
@@ -64,6 +65,7 @@ gelu, gelu_tanh, relu, rsqrt, silu, softplus, square, tanh = map(nodes.SCALAR_FU
     "gelu", "gelu_tanh", "relu", "rsqrt", "silu", "softplus", "square", "tanh"))
 globals().update(nodes.SCALAR_FUNCTIONS)                    # and whatever else has a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
+DEFAULT_BASE = 10000.0                                      # of rotations: Su et al. 2021, section 3.2.2
 ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for called, name in names_called(RECORDS.values()).items()}
 
 
@@ -97,7 +99,8 @@ def blocks(table: Sequence[Sequence[object]]) -> Operator:
     if None in widths: raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
 
     def filled(line: Sequence[object]) -> list[object]:
-        return [zero @ weight(np.zeros((1, w))) if part is None else part for part, w in zip(line, widths, strict=True)]
+        return [zero @ (weight(np.zeros((1, w))) if isinstance(w, int) else place(0, w)) if part is None else part
+                for part, w in zip(line, widths, strict=True)]
     return col(*(row(*filled(line)) for line in table))
 
 def spans(what: str, given: Iterable[object]) -> list[tuple[Any, LiveSize, LiveSize, LiveSize]]:
@@ -167,16 +170,30 @@ def unit_length(x: Value, least: float = LEAST_SQUARE) -> Value:
     made: Value = x @ (I * ((square @ ones + least) @ rsqrt))
     return made
 
-def rotary(positions: int, columns: int, base: float = 10000.0, rest: int = 0) -> Operator:
+def promised_tables(positions: LiveSize, columns: LiveSize, **said: object) -> tuple[Promised, Promised]:
+    """The cosines and sines by which so many columns turn, where a size has no number yet; what is said of them tells
+    tables of one shape apart."""
+    more = "".join(f" {name}={value}" for name, value in sorted(said.items()))
+    cos, sin = (Promised(f"rotary.{each}{more}", (positions, quotient(columns, 2))) for each in ("cos", "sin"))
+    return cos, sin
+
+def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, rest: LiveSize = 0) -> Operator:
     """RoPE of heads of so many columns at so many positions, and of so many more that stay: Su et al. 2021, section
-    3.2.2. Raises ShapeError for an odd number of columns, InputError for a base that turns nothing."""
-    if whole_of(positions, "rotary: positions", 1) and whole_of(columns, "rotary: columns", 2) % 2:
+    3.2.2. Where a size has no number yet its tables are promised. Raises ShapeError for an odd number of columns,
+    InputError for a base that turns nothing."""
+    positions, columns = whole_of(positions, "rotary: positions", 1), whole_of(columns, "rotary: columns", 2)
+    if not divides(2, columns):
         raise ShapeError(f"rotary: {columns} columns: pairs of them turn, so there must be an even number, and `rest` "
                          "more that stay")
     if not (isinstance(base, Real) and 0 < base < np.inf):
         raise InputError(f"rotary: base is {brief(base)}: it must be a number above 0, such as 10000")
-    angles = np.outer(np.arange(positions), base ** (-np.arange(0, columns, 2) / columns))
-    turned: Operator = rotate(np.cos(angles), np.sin(angles), rest)
+    turned: Operator
+    if isinstance(positions, int) and isinstance(columns, int):
+        angles = np.outer(np.arange(positions), base ** (-np.arange(0, columns, 2) / columns))
+        turned = rotate(np.cos(angles), np.sin(angles), rest)
+    else:
+        said = {} if base == DEFAULT_BASE else dict(rope_theta=base)
+        turned = rotate(*promised_tables(positions, columns, **said), rest)
     return turned
 
 def affine(w: object, b: object) -> Operator:

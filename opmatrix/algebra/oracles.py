@@ -17,6 +17,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
+from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.nodes import Cell, ScalarBody
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
@@ -337,6 +338,7 @@ def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
 
 def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch | None]:
     """x as an array or a selection, and its batch, checked against what the term takes."""
+    require_numbers(term)
     if isinstance(x, Batch): x, batch = first(term, x), x
     x = x if hasattr(x, "toarray") else np.asarray(x)
     def wrong(said: str) -> ShapeError: return ShapeError(f"({brief(term)}) at x: x has {said}")

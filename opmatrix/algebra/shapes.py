@@ -60,11 +60,37 @@ def as_int(n: LiveSize) -> LiveSize:
     return int(n) if isinstance(n, sympy.Integer) else n
 
 
+RESERVED = {each.name: each for each in (H, N, S, T)}        # what no size of a model may be called
+
+
+def is_named(n: LiveSize) -> bool:
+    """Whether a size has names for numbers, and all of them a model's own."""
+    return not isinstance(n, int) and bool(n.free_symbols) and all(
+        each == size(each.name) and each.name not in RESERVED for each in n.free_symbols)
+
+
+def certain(claim: object) -> bool:
+    """Whether a claim about sizes holds whatever they are: one of symbols may be open."""
+    return bool(claim == True)                              # noqa: E712    # `bool` of an open one raises
+
+
+def quotient(n: LiveSize, parts: LiveSize) -> LiveSize:
+    """The size of each of so many equal parts of n."""
+    if isinstance(n, int) and isinstance(parts, int): return n // parts
+    return as_int(expression(n) / expression(parts))
+
+
+def divides(parts: LiveSize, n: LiveSize) -> bool:
+    """Whether n falls into so many equal parts; names may stand for sizes that do, unless no sizes are such."""
+    if isinstance(n, int) and isinstance(parts, int): return n % parts == 0
+    return (expression(n) / expression(parts)).is_integer is not False
+
+
 def root(a: LiveSize, b: LiveSize, unknown: LiveSize) -> LiveSize | None:
     """The positive whole number or expression at which a equals b, linear in the unknown; None where there is none."""
     if isinstance(a, int) and isinstance(b, int): return None
     for one, other in ((a, b), (b, a)):
-        if one is unknown and isinstance(other, int): return other
+        if one is unknown and (isinstance(other, int) or (other.is_Symbol and other is not unknown)): return other
     difference = expression(a) - expression(b)
     if not difference.has(unknown): return None
     at_zero = difference.subs(unknown, 0)
@@ -189,14 +215,13 @@ class Shape(NamedTuple):
     def split(self, h: LiveSize) -> Shape:
         """Columns into h heads."""
         agree(self.heads, 1, "heads", self, f"heads({h})", "@", f"heads({h})")
-        if isinstance(h, int) and (h < 1 or (isinstance(self.cols, int) and self.cols % h)):
+        if certain(h < 1) or not divides(h, self.cols):
             raise ShapeError(f"@ heads({h}): {self} has {self.cols} columns, which {h} heads do not divide")
-        whole = isinstance(h, int) and isinstance(self.cols, int)
-        return Shape(h, self.rows, self.cols // h if whole else as_int(expression(self.cols) / expression(h)))
+        return Shape(h, self.rows, quotient(self.cols, h))
 
     def repeat(self, h: LiveSize) -> Shape:
         """Each head for a group of so many that there are h."""
-        if self.heads is not H and isinstance(h, int) and isinstance(self.heads, int) and (h < 1 or h % self.heads):
+        if self.heads is not H and (certain(h < 1) or not divides(self.heads, h)):
             raise ShapeError(f"@ repeat({h}): {self} has {self.heads} heads, which do not divide {h}")
         return Shape(h, self.rows, self.cols)
 

@@ -81,10 +81,12 @@ class Checkpoint:
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
         """Raises as `open`."""
         from opmatrix.files import gguf
-        from opmatrix.models import layout, normalise_config
+        from opmatrix.models import check, layout, normalise_config
         found = gguf.read_header(file)
         config = Config(file, gguf.config(found, file))
-        with config.named(): names, sizes = layout(config), normalise_config(config)
+        with config.named():
+            check(config)
+            names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
         pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
         return cls(name or file.stem, file, config, gguf.rename_tensors(found, names.gguf, names.permuted, pairs),

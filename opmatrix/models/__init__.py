@@ -1,12 +1,15 @@
 """Model families: a config and the tensors of a checkpoint in, an operator out."""
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
+from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.models.bert import bert, distilbert, roberta
-from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, settings
+from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.gpt2 import gpt2
 from opmatrix.models.llama import llama
 from opmatrix.models.mistral import mistral
@@ -22,7 +25,11 @@ FAMILIES: dict[str, Family] = {        # by the config's model_type
     "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer}
 
 
-def check(config: Settings) -> str:
+SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="k",
+             head_dim="d", max_position_embeddings="p")     # names of sizes in formulas
+
+
+def family_of(config: Settings) -> str:
     """The family of a config. Raises InputError where it names none that is known, lacks a key, or says what the
     family does not allow."""
     family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
@@ -30,21 +37,28 @@ def check(config: Settings) -> str:
     return family
 
 
+def check(config: Settings) -> str:
+    """The family of a config whose sizes are all numbers. Raises InputError as `family_of` does, and for a name."""
+    refuse_names(config, getattr(FAMILIES[family := family_of(config)], "keys", {}))
+    return family
+
+
 def normalise_config(config: Settings) -> dict[str, Any]:
-    """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `check` does."""
-    return settings(config, getattr(FAMILIES[check(config)], "keys", {}))
+    """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `family_of`
+    does."""
+    return settings(config, getattr(FAMILIES[family_of(config)], "keys", {}))
 
 
 def layout(config: Settings) -> TensorNames:
     """What the files of a config's family are called."""
-    found: TensorNames = getattr(FAMILIES[check(config)], "layout", TensorNames())
+    found: TensorNames = getattr(FAMILIES[family_of(config)], "layout", TensorNames())
     return found
 
 
 def build(config: Settings, at: ArraySource) -> Operator:
-    """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and
+    """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `family_of` does, and
     where sizes do not divide one another."""
-    try: return FAMILIES[check(config)](config, at)
+    try: return FAMILIES[family_of(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
@@ -57,19 +71,55 @@ def head(config: Settings, at: ArraySource) -> Operator:
     return found
 
 
-def promised(config: Settings) -> Operator:
+def promised(config: Settings, scores: bool = False) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
-    `rewrites.compiler.planned.planned`."""
-    return build(config, lambda name, *shape: Promised(name, shape))
+    `rewrites.compiler.planned.planned`. With `scores` the head of its vocabulary is behind it. A name stands for every
+    number:
+
+        >>> mlp = dict(hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="g")
+        >>> model = promised(mlp | dict(model_type="llama", vocab_size="v", max_position_embeddings="p",
+        ...                             num_hidden_layers=2))
+        >>> model.shape
+        (v, h)"""
+    def at(name: str, *shape: LiveSize) -> Data: return Promised(name, shape)
+    if scores and not layout(config).head:
+        raise InputError(f"config: {family_of(config)} has no head that scores a vocabulary")
+    return build(config, at) @ head(config, at) if scores else build(config, at)
 
 
-def tensors(config: Settings) -> dict[str, tuple[int, ...]]:
+def name_sizes(config: Settings) -> dict[str, Any]:
+    """A config with names for its sizes, those of SIZES; sizes that are equal where they must be have one name."""
+    keys, found = getattr(FAMILIES[family_of(config)], "keys", {}), dict(config)
+    heads = normalise_config(config).get("num_attention_heads")
+    for size, name in SIZES.items():
+        called = keys[size].called or size if size in keys else size
+        if found.get(called) is None or not keys[size].live: continue
+        alike = size == "num_key_value_heads" and found[called] == heads
+        found[called] = SIZES["num_attention_heads"] if alike else name
+    return found
+
+
+def tensors(config: Settings) -> dict[str, tuple[LiveSize, ...]]:
     """The name and shape of every tensor that the model of a config is made of."""
-    found: dict[str, tuple[int, ...]] = {}
+    return ask_for(lambda at: build(config, at))
 
-    def at(name: str, *shape: int) -> Data:
+
+def parameters(config: Settings) -> int:
+    """How many numbers the model of a config learns: those of its operator, and of the head where it is a matrix of its
+    own; a pooler and what else stands on top are not counted."""
+    def model(at: ArraySource) -> None:
+        build(config, at)
+        if layout(config).head: head(config, at)
+    return sum(map(prod, ask_for(model).values()))
+
+
+def ask_for(made: Callable[[ArraySource], object]) -> dict[str, tuple[LiveSize, ...]]:
+    """The name and shape of every tensor that is asked for where something is made; each is promised."""
+    found: dict[str, tuple[LiveSize, ...]] = {}
+
+    def at(name: str, *shape: LiveSize) -> Data:
         found[name] = shape
         return Promised(name, shape)
 
-    build(config, at)
+    made(at)
     return found

@@ -1,12 +1,17 @@
-"""What a config may say. A family declares its keys once, each with what is allowed and with what silence means."""
+"""What a config may say. A family declares its keys once, each with what is allowed and with what silence means. A size
+is a number or a name, `"hidden_size": "h"`: the model then holds for every number."""
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
+from keyword import iskeyword
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import RESERVED, LiveSize, is_named, size
 from opmatrix.algebra.term import Operator
 
 Settings: TypeAlias = Mapping[str, Any]                     # what a config says, by everybody's names
@@ -15,17 +20,20 @@ INT32_MAX = 2 ** 31 - 1
 
 
 class ArraySource(Protocol):
-    """Gives the array that a checkpoint calls `name`, of that shape."""
-    def __call__(self, name: str, *shape: int) -> Data: ...
+    """Gives the array that a checkpoint calls `name`, of that shape, or promises it."""
+    def __call__(self, name: str, *shape: LiveSize) -> Data: ...
 
 
 class Key(NamedTuple):
     """What a config may say under one name: in words, and as a test. What is absent or null is `default`. `called` is
-    what a family's files call it, where that is not everybody's name."""
+    what a family's files call it, where that is not everybody's name. `live`: a name may stand for it; `unnamed` says
+    why none may."""
     allowed: str
     holds: Callable[[Any], bool]
     default: object = MISSING
     called: str = ""
+    live: bool = False
+    unnamed: str = ""
 
     def under(self, name: str) -> "Key": return self._replace(called=name)
 
@@ -53,6 +61,16 @@ class TensorNames(NamedTuple):
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:
     """A size or a count."""
     return Key(f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high, default)
+
+
+def dimension(default: object = MISSING) -> Key:
+    """A size: a whole number, or a name for one."""
+    return whole(default=default)._replace(live=True)
+
+
+def layers(low: int = 0) -> Key:
+    """How many layers there are, which is a number."""
+    return whole(low, 1000)._replace(unnamed=", no name, as layers are built one by one")
 
 
 def real(low: float, high: float, default: object = MISSING) -> Key:
@@ -104,8 +122,34 @@ def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
         value = found[name] = key.default if config.get(own) is None else config[own]
         if value is MISSING and own not in config:
             raise InputError(f"config: {own!r} is missing: take the config.json that belongs to the weights")
-        if value is MISSING or not key.holds(value): raise wrong(own, config.get(own), key.allowed)
+        if key.live and (named := read_size(own, value)) is not None: found[name] = named
+        elif value is MISSING or not key.holds(value):
+            raise wrong(own, config.get(own), key.allowed + key.unnamed * is_name(value))
     return found
+
+
+def is_name(said: object) -> bool:
+    """Whether a size may be called so."""
+    return (type(said) is str and said.isidentifier() and not iskeyword(said)) or isinstance(said, sympy.Expr)
+
+
+def read_size(key: str, said: object) -> sympy.Expr | None:
+    """The size that a name, or an expression of named sizes, stands for; none of anything else. Raises InputError for
+    what can be no size of a model."""
+    if not is_name(said): return None
+    live: sympy.Expr = size(said) if isinstance(said, str) else said
+    if set(map(str, live.free_symbols)) & RESERVED.keys():
+        raise wrong(key, said, f"another name: {', '.join(RESERVED)} are the algebra's own")
+    if not is_named(live) or live.is_integer is False or live.is_positive is False:
+        raise wrong(key, said, "a whole number, or a size that opmatrix.algebra.shapes.size names")
+    return live
+
+
+def refuse_names(config: Settings, keys: Mapping[str, Key]) -> None:
+    """Raises InputError, which names it, where a config has a name for a number."""
+    for name, value in settings(config, keys).items():
+        if isinstance(value, sympy.Expr):
+            raise InputError(f"config: {keys[name].called or name} is the name {value}: a number is needed here")
 
 
 def wrong(name: str, value: object, allowed: str) -> InputError:

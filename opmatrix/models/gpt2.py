@@ -3,6 +3,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
+from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import (
     ALONE,
@@ -11,12 +12,13 @@ from opmatrix.models.config import (
     Settings,
     TensorNames,
     declares,
+    dimension,
     flag,
+    layers,
     never,
     one_of,
     optional,
     real,
-    whole,
     wrong,
 )
 from opmatrix.patterns import causal, sequence
@@ -26,9 +28,9 @@ GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.
 
 
 @declares(
-    GPT, vocab_size=whole(), hidden_size=whole().under("n_embd"), max_position_embeddings=whole().under("n_positions"),
-    num_attention_heads=whole().under("n_head"), num_hidden_layers=whole(0, 1000).under("n_layer"),
-    intermediate_size=optional(whole()).under("n_inner"),
+    GPT, vocab_size=dimension(), hidden_size=dimension().under("n_embd"),
+    max_position_embeddings=dimension().under("n_positions"), num_attention_heads=dimension().under("n_head"),
+    num_hidden_layers=layers().under("n_layer"), intermediate_size=optional(dimension()).under("n_inner"),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
     scale_attn_weights=never(True, SCORES_SCALED), scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
@@ -36,10 +38,10 @@ GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.
 def gpt2(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
-    if n % h: raise wrong("n_head", h, f"a divisor of n_embd, {n}")
+    if not divides(h, n): raise wrong("n_head", h, f"a divisor of n_embd, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
 
-    def linear(name: str, n: int, p: int) -> Operator:      # stored as [in, out]
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:      # stored as [in, out]
         return affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
@@ -51,6 +53,6 @@ def gpt2(config: Settings, at: ArraySource) -> Operator:
         G = linear(f"{l}.mlp.c_fc", n, f) @ act @ linear(f"{l}.mlp.c_proj", f, n)
         return (I + norm(f"{l}.ln_1") @ F) @ (I + norm(f"{l}.ln_2") @ G)
 
-    def table(name: str, rows: int) -> Operator: return weight(at(f"{name}.weight", rows, n))
+    def table(name: str, rows: LiveSize) -> Operator: return weight(at(f"{name}.weight", rows, n))
     embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
     return reduce(matmul, [embed, *(layer(f"h.{l}") for l in range(config["num_hidden_layers"])), norm("ln_f")])

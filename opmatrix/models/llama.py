@@ -4,6 +4,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import (
@@ -12,11 +13,12 @@ from opmatrix.models.config import (
     Settings,
     TensorNames,
     declares,
+    dimension,
     flag,
+    layers,
     one_of,
     optional,
     real,
-    whole,
     wrong,
 )
 from opmatrix.patterns import Pattern, causal, sequence
@@ -32,9 +34,9 @@ LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weigh
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 
 LLAMA_KEYS = dict(
-    **{name: whole() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
-                                  "max_position_embeddings")},
-    num_hidden_layers=whole(0, 1000), num_key_value_heads=optional(whole()), head_dim=optional(whole()),
+    **{name: dimension() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
+                                      "max_position_embeddings")},
+    num_hidden_layers=layers(), num_key_value_heads=optional(dimension()), head_dim=optional(dimension()),
     rms_norm_eps=real(1e-20, 1, 1e-6), hidden_act=one_of(ACTIVATIONS, "silu"), tie_word_embeddings=flag(False),
     **rope.ROPE_KEYS, quantization_config=NOT_QUANTISED)
 
@@ -51,17 +53,17 @@ def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), norme
     products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
     n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     g, d = config["num_key_value_heads"] or h, config["head_dim"]
-    if d is None and n % h:
+    if d is None and not divides(h, n):
         raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}, where there is no head_dim")
-    d = d or n // h
-    if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    d = d or quotient(n, h)
+    if not divides(g, h): raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
 
-    def linear(name: str, n: int, p: int) -> Operator:
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         W, part = at(f"{name}.weight", p, n).T, name.split(".")[-1].removesuffix("_proj")
         return affine(W, at(f"{name}.bias", p)) if part in biased else weight(W)
 
-    def norm(name: str, n: int) -> Operator: return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
+    def norm(name: str, n: LiveSize) -> Operator: return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
 
     def attending(name: str, l: int) -> Operator:
         Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))

@@ -3,17 +3,30 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
+from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import ArraySource, Settings, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.config import (
+    ArraySource,
+    Settings,
+    declares,
+    dimension,
+    flag,
+    layers,
+    never,
+    one_of,
+    optional,
+    real,
+    wrong,
+)
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.patterns import causal, sequence
 
 
 @declares(
-    GPT, vocab_size=whole(), hidden_size=whole(), max_position_embeddings=whole(),
-    num_attention_heads=whole().under("num_heads"), num_hidden_layers=whole(1, 1000).under("num_layers"),
-    intermediate_size=optional(whole()),
+    GPT, vocab_size=dimension(), hidden_size=dimension(), max_position_embeddings=dimension(),
+    num_attention_heads=dimension().under("num_heads"), num_hidden_layers=layers(1).under("num_layers"),
+    intermediate_size=optional(dimension()),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu").under("activation_function"),
     tie_word_embeddings=never(True, "scores of the vocabulary are by the table of tokens"),
@@ -21,11 +34,11 @@ from opmatrix.patterns import causal, sequence
 def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
-    if n % h: raise wrong("num_heads", h, f"a divisor of hidden_size, {n}")
+    if not divides(h, n): raise wrong("num_heads", h, f"a divisor of hidden_size, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
     last = config["num_hidden_layers"] - 1
 
-    def linear(name: str, n: int, p: int) -> Operator:
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))

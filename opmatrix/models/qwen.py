@@ -3,7 +3,7 @@ queries and keys are normed in every head. Both may look back no further than a 
 from collections.abc import Callable
 
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, optional, whole, wrong
+from opmatrix.models.config import ArraySource, Key, Settings, declares, dimension, flag, optional, whole, wrong
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 from opmatrix.patterns import Pattern
@@ -32,7 +32,7 @@ def qwen2(config: Settings, at: ArraySource) -> Operator:
     return decoder(config, at, QKV, where=windows(config))
 
 
-@declares(LAYOUT, **LLAMA_KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
+@declares(LAYOUT, **LLAMA_KEYS | dict(head_dim=dimension(128)), **WINDOWS, attention_bias=flag(False))
 def qwen3(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with query-key norms (Henry et al. 2020)."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=windows(config))

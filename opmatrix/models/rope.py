@@ -1,19 +1,21 @@
 """RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
+import sympy
 from numpy.typing import NDArray
 
-from opmatrix.algebra.operators import rotate
+from opmatrix.algebra.operators import DEFAULT_BASE, promised_tables, rotate
+from opmatrix.algebra.shapes import LiveSize, as_int, certain, divides, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import Key, Settings, flag, one_of, optional, real, settings, whole, wrong
+from opmatrix.models.config import Key, Settings, dimension, flag, one_of, optional, real, settings, wrong
 
 Frequencies: TypeAlias = NDArray[np.float64]
 MAX_TABLE_NUMBERS = 1 << 25                                 # numbers of a table: positions × columns that turn
 OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))
-ROPE_KEYS = dict(rope_theta=real(1, 1e12, 10000.0), partial_rotary_factor=real(0, 1, 1.0),
-                 rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(whole()))
+ROPE_KEYS = dict(rope_theta=real(1, 1e12, DEFAULT_BASE), partial_rotary_factor=real(0, 1, 1.0),
+                 rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(dimension()))
 
 
 def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]: return turns, 1.0
@@ -65,8 +67,9 @@ ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # by rope_type: what
 }
 
 
-def rope(config: Settings, d: int) -> Operator:
-    """The rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config."""
+def rope(config: Settings, d: LiveSize) -> Operator:
+    """The rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config. Its tables are
+    promised where a size that they depend on has a name."""
     positions = config["max_position_embeddings"]
     said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
     said |= (config["rope_scaling"] or {}) | (config["rope_parameters"] or {})
@@ -75,16 +78,35 @@ def rope(config: Settings, d: int) -> Operator:
     kind = settings(said, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
     frequencies, keys = ROPE_TYPES[kind]
     plain = {name: ROPE_KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
-    found = settings(said, keys | plain | dict(original_max_position_embeddings=whole(default=original)))
-    turning = int(d * found["partial_rotary_factor"])
-    if not turning or turning % 2:
+    found = settings(said, keys | plain | dict(original_max_position_embeddings=dimension(original)))
+    turning = share_of(d, found["partial_rotary_factor"])
+    if not turning or not divides(2, turning):
         raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
-    if positions * turning > MAX_TABLE_NUMBERS:
+    if certain(positions * turning > MAX_TABLE_NUMBERS):
         raise wrong("max_position_embeddings", positions, f"at most {MAX_TABLE_NUMBERS // turning:,} for tables of "
                                                           f"{turning} columns to fit into memory: a smaller number "
                                                           "serves shorter texts as well")
     base = found["rope_theta"]
+    rotation: Operator
+    if not all(isinstance(each, int) for each in (positions, turning, found["original_max_position_embeddings"])):
+        frequencies(np.ones(1), base, found | dict(original_max_position_embeddings=1))       # what it refuses
+        rotation = rotate(*promised_tables(positions, turning, **tell_apart(found, kind, keys)), as_int(d - turning))
+        return rotation
     turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, found)
     angles = np.outer(np.arange(positions), turns)
-    rotation: Operator = rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)
+    rotation = rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)
     return rotation
+
+
+def share_of(d: LiveSize, factor: float) -> LiveSize:
+    """So much of d columns, in whole ones."""
+    if isinstance(d, int): return int(d * factor)
+    if factor == 1: return d                                # a head's columns are whole, if h/a is not known to be
+    return as_int(sympy.floor(expression(d) * sympy.Rational(str(factor))))
+
+
+def tell_apart(found: Settings, kind: str, keys: Mapping[str, Key]) -> dict[str, object]:
+    """What the numbers of tables depend on besides their shape; nothing of the usual ones."""
+    said = {} if found["rope_theta"] == DEFAULT_BASE else dict(rope_theta=found["rope_theta"])
+    if kind == "default": return said
+    return said | dict(rope_type=kind) | {name: found[name] for name in (*keys, "original_max_position_embeddings")}

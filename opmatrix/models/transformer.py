@@ -23,8 +23,9 @@ from opmatrix.algebra.operators import (
     rotary,
     weight,
 )
+from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, one_of, real, whole, wrong
+from opmatrix.models.config import ArraySource, Key, Settings, declares, dimension, flag, layers, one_of, real, wrong
 from opmatrix.patterns import Pattern, parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
@@ -32,22 +33,23 @@ NORM_KINDS = dict(layer=layernorm, rms=rmsnorm)
 
 
 @declares(
-    **{name: whole() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
-    num_hidden_layers=whole(0, 1000), norm=one_of(NORM_KINDS), norm_eps=real(1e-20, 1), pre_norm=flag(),
+    **{name: dimension() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
+    num_hidden_layers=layers(), norm=one_of(NORM_KINDS), norm_eps=real(1e-20, 1), pre_norm=flag(),
     hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
     mask=Key("a pattern as text", lambda v: type(v) is str), positions=one_of(("learned", "rotary"), "learned"),
     rope_theta=real(1, 1e12, 10000.0), head=one_of(("none", "tied", "own"), "none"))
 def transformer(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, f, h, g, d = (config[name] for name in SIZES)
-    if d % 2 and config["positions"] == "rotary": raise wrong("head_dim", d, "even, as pairs of columns are rotated")
-    if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    if config["positions"] == "rotary" and not divides(2, d):
+        raise wrong("head_dim", d, "even, as pairs of columns are rotated")
+    if not divides(g, h): raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], read_pattern(config)
     unit = NORM_KINDS[config["norm"]](config["norm_eps"])
     turned = rotary(config["max_position_embeddings"], d,
                     config["rope_theta"]) if config["positions"] == "rotary" else None
 
-    def linear(name: str, n: int, p: int) -> Operator:
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         W = at(f"{name}.weight", p, n).T
         return affine(W, at(f"{name}.bias", p)) if config["bias"] else weight(W)
 

@@ -3,8 +3,9 @@ which is then cut by rows. It is read off the lines of a term, so a gate, groupe
 it."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
@@ -21,6 +22,13 @@ def contracts(matrix: Operator) -> bool:
 def divisible(matrix: Operator) -> bool:
     """Whether columns of it can be left out: no whole number of it says which they are."""
     return not any(type(each) is int or hasattr(each, "is_Symbol") for each in matrix.attributes)
+
+
+def asked_of(data: Data, cuts: Mapping[str, str]) -> str | None:
+    """How a weight shall be cut, by the first pattern that its name fits."""
+    source = data.cut_of or data
+    name = (source.base or source).name or ""
+    return next((how for pattern, how in cuts.items() if fnmatch(name, pattern)), None)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,33 @@ class Cuttable:
             found = line.more[0] if line.op == "split" else self.own_heads(reader)
             if found is not None: return found
         return None
+
+    def spread(self, asked: Mapping[int, str]) -> dict[int, str]:
+        """How each weight is cut, where it is said of some of them: whatever columns or heads meet those of a weight
+        that is cut by columns, on the way to one that is cut by rows, is cut with it."""
+        found = dict(asked)
+        for at, how in asked.items():
+            start = self.lines[at].args[0] if how == "rows" else at
+            for each in self.together(start) if how in ("columns", "rows") or self.carry[at] else ():
+                line = self.lines[each]
+                if line.op == "act" and line.args and contracts(line.more[0]) and self.carry[each]:
+                    found.setdefault(each, "whole" if how == "whole" else "columns")
+        return found
+
+    def together(self, start: int) -> set[int]:
+        """The lines whose columns, or heads, are cut if those of one are."""
+        found, todo = set[int](), [start]
+        while todo:
+            at = todo.pop()
+            if at in found: continue
+            found.add(at)
+            line = self.lines[at]
+            if not (line.op == "act" and contracts(line.more[0])):
+                todo += [arg for arg in line.args if self.carry[arg] and self.opened[arg]]
+            if self.carry[at]:
+                todo += [r for r in self.readers[at] if self.carry[r]
+                         and not (self.lines[r].op == "act" and contracts(self.lines[r].more[0]))]
+        return found
 
     def headed(self, at: int) -> bool: return bool(self.lines[at].shape.heads != 1)
 

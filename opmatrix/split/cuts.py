@@ -2,6 +2,7 @@
 merged yet. BatchSizes are numbers or expressions; `Piece` is what a rank holds of a cut."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -70,6 +71,37 @@ class Piece(sympy.Function):                                # type: ignore[misc]
         return units / n
 
     def _latex(self, printer: Any, **_: object) -> str: return str(printer.doprint(self.even()))
+
+
+class Largest(sympy.Function):                              # type: ignore[misc]
+    """The largest of several sums of products of sizes. Those that never are it are left out; symbols are not compared
+    otherwise, which takes sympy's Max seconds."""
+    @classmethod
+    def eval(cls, *each: Any) -> Any:
+        kept = undominated(each)
+        if all(e.is_number for e in kept): return max(kept)
+        if len(kept) == 1: return kept[0]
+        return None if len(kept) == len(each) else cls(*kept)
+
+    def _sympystr(self, printer: Any) -> str: return f"Max({', '.join(map(printer.doprint, self.args))})"
+    def _pythoncode(self, printer: Any) -> str: return f"max({', '.join(map(printer.doprint, self.args))})"
+    def _latex(self, printer: Any, **_: object) -> str:
+        return rf"\max\left({', '.join(map(printer.doprint, self.args))}\right)"
+
+
+def undominated(each: Iterable[sympy.Expr]) -> list[sympy.Expr]:
+    """Those of several sums of products that may be the largest: none is term by term at most another."""
+    kept: list[tuple[sympy.Expr, Mapping[sympy.Expr, sympy.Expr]]] = []
+    for e in dict.fromkeys(map(sympy.expand, each)):
+        terms = e.as_coefficients_dict()
+        if any(covers(other, terms) for _, other in kept): continue
+        kept = [(o, other) for o, other in kept if not covers(terms, other)] + [(e, terms)]
+    return [e for e, _ in kept]
+
+
+def covers(one: Mapping[sympy.Expr, sympy.Expr], other: Mapping[sympy.Expr, sympy.Expr]) -> bool:
+    """Whether a sum of products of sizes is term by term at least another."""
+    return all(one.get(term, 0) >= other.get(term, 0) for term in {*one, *other})
 
 
 def bounds(units: int, n: int, r: int) -> Bounds:

@@ -2,8 +2,8 @@
 operators, and what is cut; what crosses follows."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Literal, TypeAlias
@@ -26,7 +26,8 @@ class Strategy:
     vocabulary by columns. `mixing`: how attention meets rows that are cut: keys go round in a ring (Liu et al. 2023),
     rows change with heads (Jacobs et al. 2023, Ulysses), keys stay and queries come (each rank merges a carrier), keys
     are gathered. `layers`: stages of layers, one after the other. `stored`: what is stored once over the axis: 1
-    optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et al. 2020, ZeRO)."""
+    optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et al. 2020, ZeRO). `by_hand`: only weights that are
+    named are cut, and those that follow from them."""
     name: str
     home: Role | None = None
     weights: bool = False
@@ -34,6 +35,10 @@ class Strategy:
     mixing: Mixing | None = None
     layers: bool = False
     stored: int = 0
+    by_hand: bool = False
+
+    @property
+    def cuts_weights(self) -> bool: return self.weights or self.vocabulary or self.by_hand
 
 
 STRATEGIES = {each.name: each for each in (
@@ -51,7 +56,10 @@ STRATEGIES = {each.name: each for each in (
     Strategy("keys", home="rows", mixing="keys"),
     Strategy("gather", home="rows", mixing="gather"),
     Strategy("rows", home="rows", mixing="gather"),
-    Strategy("pipeline", layers=True))}
+    Strategy("pipeline", layers=True),
+    Strategy("by-hand", by_hand=True))}
+
+CONTEXTS = "ring", "ulysses", "keys", "gather"
 
 
 def strategy_named(name: str) -> Strategy:
@@ -75,9 +83,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes, the outermost first: ranks of the last one are neighbours. Raises InputError for ranks that are none."""
+    """Axes, the outermost first: ranks of the last one are neighbours. One rank splits nothing. Raises InputError for
+    ranks that are none, and for two axes that split the same thing."""
     axes: tuple[Axis, ...] = ()
-    by_name: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
@@ -88,12 +96,14 @@ class Mesh:
             if isinstance(ranks, bool) or (not isinstance(ranks, sympy.Expr) and (
                     not isinstance(ranks, int) or ranks < 1)):
                 raise InputError(f"mesh: axis {name} has {ranks!r} ranks: give a whole number from 1 on, or a name")
-            made.append(Axis(name, ranks, strategy_named(strategy) if isinstance(strategy, str) else strategy))
+            found = strategy_named(strategy) if isinstance(strategy, str) else strategy
+            made.append(Axis(name, ranks, Strategy(found.name, layers=found.layers) if ranks == 1 else found))
         return cls(tuple(made))
 
     def __post_init__(self) -> None:
         for number, axis in enumerate(self.axes):
-            twin = next((each for each in self.axes[:number] if meet(each.strategy, axis.strategy)), None)
+            twin = next((each for each in self.axes[:number] if 1 not in (each.ranks, axis.ranks)
+                         and meet(each.strategy, axis.strategy)), None)
             if twin is not None:
                 raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {axis.strategy.name}: make "
                                  "them one axis, of as many ranks as both")
@@ -115,6 +125,19 @@ class Mesh:
     def places(self) -> Iterator[tuple[int, ...]]:
         """The coordinates of every rank, the last axis fastest."""
         return product(*(range(int(axis.ranks)) for axis in self.axes))
+
+
+def usual_mesh(dp: int = 1, tp: int = 1, pp: int = 1, cp: int = 1, *, zero: int = 0, context: str = "ring",
+               sequence: bool = False, vocabulary: bool = False) -> Mesh:
+    """Axes by their usual names, those of one rank left out: stages `pp` outermost, then data `dp` with its stage of
+    ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `sequence`: norms are cut by rows over `tp`;
+    `vocabulary`: tables and heads of the vocabulary, too. Raises InputError for numbers that are none."""
+    if zero not in range(4): raise InputError(f"zero {zero}: a stage of ZeRO is 0, 1, 2 or 3")
+    if zero and dp == 1: raise InputError(f"zero {zero}: it stores state over the ranks of dp, of which there is one")
+    if context not in CONTEXTS: raise InputError(f"context {context!r}: it is one of {', '.join(CONTEXTS)}")
+    tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
+    axes = dict(pp=(pp, "pipeline"), dp=(dp, f"zero{zero}" if zero else "data"), cp=(cp, context), tp=(tp, tensor))
+    return Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1})
 
 
 def meet(one: Strategy, other: Strategy) -> bool:

@@ -3,6 +3,7 @@ moves, once a value and not once a reader."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
@@ -64,8 +65,8 @@ class WaitingScores(NamedTuple):
 
 class Ground:
     """The steps on a mesh, for a batch of those sizes."""
-    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, cuts: Mapping[str, str]) -> None:
-        self.mesh, self.sizes, self.carried, self.cuts = mesh, sizes, carried, cuts
+    def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, asked: Mapping[int, str]) -> None:
+        self.mesh, self.sizes, self.carried, self.asked = mesh, sizes, carried, asked
         self.steps, self.made = list[RankStep](), dict[RankStep, int]()
 
     @property
@@ -113,7 +114,7 @@ class Ground:
         if own == state: return at
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
-        if self.free(at) and (state is None or state.role in ("batch", "rows")): return self.again(at, k, state)
+        if self.free(at) and role_of(state) in (None, "batch", "rows"): return self.again(at, k, state)
         placement = step.placement.but(k, state)
         if own is None: return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice"))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
@@ -146,12 +147,20 @@ class Ground:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""
         step = self.steps[at]
         own = step.placement.on(k)
-        if isinstance(own, Partial) or (step.op == "repeat" and "heads" in (role_of(own), role_of(state))): return None
+        if isinstance(own, Partial) or (step.op == "repeat" and not self.repeats(step, own, state)): return None
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
         placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
         return self.add(step._replace(args=(moved,), placement=placement))
+
+    def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
+        """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""
+        before = self.steps[step.args[0]]
+        if role_of(own) == "heads": return False
+        if not (isinstance(state, Cut) and state.role == "heads"): return True
+        copied = any(isinstance(s, Cut) and s.copied for _, s in before.placement.cuts)
+        return not copied and state.units == before.dims.heads
 
 
 def crossing(own: AxisState, state: AxisState) -> str:
@@ -164,14 +173,19 @@ def crossing(own: AxisState, state: AxisState) -> str:
     raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
 
 
-def heads_for_rows(axis: Axis, dims: Dims) -> Cut:
-    """The heads of attention, for an axis that takes some with all their rows. Raises InputError for more ranks than
-    heads."""
-    h, n = dims.heads, axis.ranks
-    if isinstance(h, int) and isinstance(n, int) and h < n:
-        raise InputError(f"mesh: {axis.name} has {n} ranks and attention has {h} heads, of which each takes some: at "
-                         f"most {h} ranks, or strategy ring")
-    return Cut("heads", h)
+def heads_for_rows(split: Ground, axis: Axis, queries: int, shared: LiveSize | None) -> Cut:
+    """The heads of attention, of which an axis takes some with all their rows; as many as keys have where groups share
+    them and each rank gets one. Raises InputError for more ranks than heads."""
+    step = split.steps[queries]
+    h = step.dims.heads
+    others = prod([split.mesh.axes[k].ranks for k, s in step.placement.cuts if role_of(s) == "heads"], start=1)
+    over = axis.ranks * others
+    if isinstance(h, int) and isinstance(over, int) and h < over:
+        beside = f", of which other axes take {others} parts" if others != 1 else ""
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks, and attention has {h} heads{beside}: at most "
+                         f"{max(1, h // others)} ranks, each with some, or strategy ring")
+    if shared is None or (isinstance(shared, int) and isinstance(over, int) and shared < over): return Cut("heads", h)
+    return Cut("heads", shared)
 
 
 SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]],

@@ -52,7 +52,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
         states = [split.steps[a].placement.on(j) for a in args]
         head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
         if head is None and axis.strategy.mixing == "heads" and any(states):
-            head = heads_for_rows(axis, split.steps[scores.queries].dims)
+            before, _ = unwound(split, scores.keys)
+            head = heads_for_rows(split, axis, args[0], split.steps[before].dims.heads)
         args = [split.want(a, j, head) for a in args]
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
@@ -61,8 +62,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     placement = split.steps[queries].placement
     more = (k, scores.body, *line.more)
     taken = [other for _, other in scores.body if isinstance(other, int)]
-    args = queries, keys, values, *(at for at, _ in sources), *taken
-    return split.add(RankStep("ring", args, more, dims, placement, Placement(), "ring of keys", where=line.more[1]))
+    held = queries, keys, values, *(at for at, _ in sources), *taken
+    return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1]))
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:

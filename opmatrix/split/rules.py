@@ -40,7 +40,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if divisible(matrix) and (axis.strategy.weights or axis.strategy.vocabulary or not contracts(matrix)):
+        if divisible(matrix) and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
@@ -48,7 +48,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
-        asked = split.cuts.get(str(matrix.args[0]))
+        asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
@@ -171,7 +171,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
         case None, "batch", _: return [v, v], v, None, "sequences"
         case "heads", _, _: return [u, u], u, None, "heads"
         case _, "heads", _: return [v, v], v, None, "heads"
-        case "rows", "cols", "heads": return by_heads(split, axis, line, args)
+        case "rows", "cols", "heads": return by_heads(split, axis, at, args)
         case "rows", "cols", "keys": return [None, v], v, None, "columns of the product"
         case "rows" | None, "rows", _ if known:
             return [Cut("cols", v.units), v], Partial(over), None, "contraction"    # type: ignore[union-attr]
@@ -187,7 +187,9 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
 def role(state: AxisState) -> str | None: return state.role if isinstance(state, Cut) else None
 
 
-def by_heads(split: Ground, axis: Axis, line: Operation, args: Sequence[int]) -> Ruling:
-    """Rows that are cut change with heads, so every rank has all rows of some."""
-    cut = heads_for_rows(axis, split.steps[args[0]].dims)
+def by_heads(split: Ground, axis: Axis, at: int, args: Sequence[int]) -> Ruling:
+    """Rows that are cut change with heads, so every rank has all rows of some; of keys that groups share, as they are
+    before they are repeated, where each rank gets one."""
+    grain = split.carried.grain[at]
+    cut = heads_for_rows(split, axis, args[0], grain.heads if grain else None)
     return [cut, cut], cut, None, "heads for rows"

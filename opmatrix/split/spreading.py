@@ -8,7 +8,7 @@ from typing import Any
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator
-from opmatrix.split.carrying import Cuttable
+from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.cuts import AxisState, Cut, Dims, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
@@ -24,7 +24,11 @@ class Split(Ground):
                  x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
         self.x, self.selects, self.last = x or Shape(1, term.into.rows, term.into.cols), selects, last
         lines, self.result = trace(term, self.x)
-        super().__init__(mesh, sizes, Cuttable(lines), dict(cuts or {}))
+        self.cuts = dict(cuts or {})
+        carried = Cuttable(lines)
+        super().__init__(mesh, sizes, carried, carried.spread({
+            at: how for at, line in enumerate(lines) if line.op == "act" and contracts(line.more[0])
+            and (how := asked_of(line.more[0].args[0], self.cuts))}))
         self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.lines)
         for at, line in enumerate(self.lines): self.place[at] = self.split(at, line, selects)

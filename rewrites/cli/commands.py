@@ -1,4 +1,5 @@
-"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, spectrum."""
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, partition,
+spectrum."""
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,9 +73,6 @@ def optimize(
     if machine is not None:
         say(elsewhere(model, machine, tokens))
         return
-    if model.endswith(".json"):
-        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
-                         "NAME to predict")
     from rewrites.phases import Report, silence_stdout
     report = Report(quiet=quiet, began=context.obj)
     with report.phase("start", brief=True):
@@ -84,6 +82,7 @@ def optimize(
         from rewrites.lower.mixed import parse_mix
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
+        refuse_weightless(model)
         target = out or Path(f"{Path(model).resolve().name}.opmatrix")
         refuse(memory, number_type, output)
         possible({"--out": (target, attempt), "--json": (results, writable)},
@@ -103,10 +102,8 @@ def optimize(
 
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
     """What programs of a model would take on a machine from its data sheet."""
-    from opmatrix.files.checkpoint import open_model
     from opmatrix.pricing import datasheet
-    from rewrites.cli.predict import predicted
-    from rewrites.compiler.planned import shapes
+    from rewrites.cli.predict import open_promised, predicted
     from rewrites.phases import silence_stdout
     try:
         sheet = datasheet(name)
@@ -115,8 +112,15 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
     with silence_stdout():
-        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet,
-                         tokens or 128)
+        return predicted(open_promised(model), sheet, tokens or 128)
+
+
+def refuse_weightless(model: str) -> None:
+    """Raises InputError where a model's name is that of a configuration alone."""
+    from rewrites.compiler.planned import weightless
+    if weightless(model):
+        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
+                         "NAME to predict")
 
 
 def declarations(file: Path | None) -> "UserDeclarations":
@@ -321,6 +325,42 @@ def verify(
     found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
     say(format_checks(found))
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
+
+
+@app.command("partition")
+def partition_model(
+    model: options.ModelName,
+    dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
+    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
+    context: options.ContextKind = "ring",
+    sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
+    vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
+                                                                  "tp")] = False,
+    stages: options.Stages = None,
+    batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
+    tokens: Annotated[int | None, typer.Option(help="of each sequence")] = None,
+    values: options.NumberType = "bf16",
+    weights: options.WeightType = "bf16",
+    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
+    symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
+    machine: options.Elsewhere = None,
+    form: options.Form = "table",
+) -> None:
+    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
+    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    from opmatrix.split.mesh import usual_mesh
+    from rewrites.cli.partitions import name_of, opened, planned_partition, stages_of, told
+    from rewrites.phases import silence_stdout
+    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
+    with silence_stdout():
+        term = opened(model, symbolic, scores)
+        plan, at = planned_partition(term, mesh, name_of(model), batch, tokens, stages_of(stages))
+        text = told(plan, at, values, weights, training, machine, form)
+    say(text)
 
 
 @app.command()

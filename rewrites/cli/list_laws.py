@@ -1,8 +1,7 @@
 """All laws in groups, as text: what each says, its guard, its source."""
 from collections.abc import Sequence
-from difflib import get_close_matches
 
-from formats.core.errors import InputError
+from formats.core.errors import InputError, suggest_name
 from rewrites.compiler.approximation import Approximation
 from rewrites.law import Law
 from rewrites.laws import attention, joining, ring, spaces
@@ -20,8 +19,8 @@ LAW_GROUPS = {"exact": "exact laws", "value": "laws of values, which prove equat
 def book(own: UserDeclarations, kind: str | None = None) -> str:
     """Every law of a kind, or all; the last line counts them. Raises InputError for a kind that there is not."""
     if kind is not None and kind not in LAW_GROUPS:
-        near = "".join(f"did you mean {found}? " for found in get_close_matches(kind, LAW_GROUPS, 1))
-        raise InputError(f"--kind {kind}: no such kind of law; {near}there are {', '.join(LAW_GROUPS)}")
+        raise InputError(f"--kind {kind}: no such kind of law; {suggest_name(kind, LAW_GROUPS)}there are "
+                         f"{', '.join(LAW_GROUPS)}")
     shown = [group for group in list_groups(own) if kind in (None, group[0]) and group[2]]
     counts = [f"{sum(len(laws) for own_kind, _, laws in shown if own_kind == each)} {words}"
               for each, words in LAW_GROUPS.items() if any(own_kind == each for own_kind, _, _ in shown)]

@@ -9,7 +9,7 @@ import typer
 ModelName = Annotated[str, typer.Argument(
     help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, a .gguf file, or a name "
          "on the hub (org/name@revision, by huggingface_hub);"
-         " with --machine also a config.json alone")]
+         " with --machine also a config.json alone, or a well-known model such as llama2-70b")]
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
                                    "trust")]
@@ -54,3 +54,11 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")]
 Elsewhere = Annotated[str | None, typer.Option(
     metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")]
+
+# ---- of `partition`
+
+Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
+ContextKind = Annotated[str, typer.Option(help="how attention meets rows that are cut: ring, ulysses, keys or gather")]
+NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
+WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, of all weights")]
+Form = Annotated[str, typer.Option(help="table, latex or python: a function of the sizes")]

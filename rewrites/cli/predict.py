@@ -1,5 +1,6 @@
 """What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is
 claimed measured."""
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -7,12 +8,24 @@ from formats.machine.datasheets import Datasheet
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes, table
 from opmatrix.extents import Extents, counted, patterns
+from opmatrix.files.checkpoint import open_model
+from opmatrix.files.fetch import MODELS
+from opmatrix.models.known import find_known
+from rewrites.compiler.planned import shapes, weightless
 from rewrites.compiler.search import Structure, search
 from rewrites.laws import EXACT_LAWS
 
 NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
                                                              # units the second
 BOTTLENECKS = ("matrix", "vector", "memory")
+
+
+def open_promised(model: str) -> Operator:
+    """The operator of a MODEL where nothing is run: of a checkpoint, of a configuration alone, or of a well-known
+    model. Raises InputError for a name that there is not; for one that is no path, with the well-known ones."""
+    if weightless(model): return shapes(model)
+    if not (os.path.exists(model) or model in MODELS or os.sep in model): find_known(model)
+    return open_model(model).operator()
 
 
 def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:

@@ -3,6 +3,7 @@ is loaded or allocated, so a configuration of 70 billion weights takes seconds a
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import exists
 from pathlib import Path
 
 from formats.core.errors import InputError
@@ -10,7 +11,8 @@ from formats.disk.files import parse_json
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes
 from opmatrix.extents import Extents, counted, patterns
-from opmatrix.models import promised
+from opmatrix.models import check, known, promised
+from opmatrix.models.config import Settings
 from opmatrix.weightless import Planned
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
@@ -46,12 +48,12 @@ class PlannedModel:
 def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
             lengths: Sequence[int] = (128,)) -> PlannedModel:
     """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
-    (`opmatrix.pricing.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised
-    weights are taken to have no special numbers. The program is priced, planned and printed; to run or save it raises
-    InputError, as does a configuration that is none.
+    (`opmatrix.pricing.datasheet("H100")`). The configuration is a mapping, the path of its JSON, or the name of a
+    well-known model (`opmatrix.models.known.names()`). Promised weights are taken to have no special numbers. The
+    program is priced, planned and printed; to run or save it raises InputError, as does a configuration that is none.
 
         >>> from opmatrix.pricing import datasheet
-        >>> print(planned("config.json", datasheet("H100"), [512]))                                # doctest: +SKIP"""
+        >>> print(planned("llama2-70b", datasheet("H100"), [512]))                                 # doctest: +SKIP"""
     start = time.perf_counter()
     model = shapes(config)
     extents = counted(lengths, patterns(model))
@@ -61,11 +63,26 @@ def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
     return PlannedModel(program, extents, found.time, time.perf_counter() - start)
 
 
+def weightless(model: str) -> bool:
+    """Whether a model's name is that of a configuration alone: a file of JSON, or a well-known model where no file or
+    directory is called so."""
+    return model.endswith(".json") or (known.is_known(model) and not exists(model))
+
+
 def shapes(config: Mapping[str, object] | str | Path) -> Operator:
-    """The model of a configuration, its weights promised."""
-    if isinstance(config, Mapping): return promised(config)
+    """The model of a configuration, its weights promised. Raises InputError for a size that has a name."""
+    found = configured(config)
+    check(found)
+    return promised(found)
+
+
+def configured(config: Mapping[str, object] | str | Path) -> Settings:
+    """A configuration: itself, that of a well-known model, or what a file says. A file that exists goes before a
+    well-known model of its name."""
+    if isinstance(config, Mapping): return config
+    if known.is_known(str(config)) and not exists(config): return known.configuration(str(config))
     try: read = parse_json(Path(config).read_text("utf-8"), str(config))
     except (OSError, UnicodeDecodeError) as error: raise InputError(f"{config}: {error}") from None
     if not isinstance(read, dict):
         raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
-    return promised(read)
+    return read

@@ -4,12 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from difflib import get_close_matches
 from operator import sub, truediv
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from formats.core.errors import InputError
+from formats.core.errors import InputError, suggest_name
 from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program
 from rewrites.evaluate import pairs, perplexity
@@ -86,8 +85,8 @@ class Goal:
             raise InputError(f"{where}: a goal is a measure, <= or >=, and a number: {examples}")
         name, sign, number, unit = found.groups()
         if name not in MEASURES:
-            near = "".join(f"did you mean {each}? " for each in get_close_matches(name, MEASURES, 1))
-            raise InputError(f"{where}: no measure is called {name}; {near}there are {', '.join(MEASURES)}")
+            raise InputError(f"{where}: no measure is called {name}; {suggest_name(name, MEASURES)}there are "
+                             f"{', '.join(MEASURES)}")
         measure = MEASURES[name]
         if sign != measure.sign:
             raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")

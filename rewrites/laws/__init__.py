@@ -2,9 +2,8 @@
 what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues). Rulesets are
 tuples that add."""
 from collections.abc import Sequence
-from difflib import get_close_matches
 
-from formats.core.errors import InputError
+from formats.core.errors import InputError, suggest_name
 from rewrites.law import Law
 from rewrites.laws import attention, choosing, joining, ring, spaces
 
@@ -16,7 +15,6 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     """The laws but those; InputError names one that there is not."""
     known = {law.name for law in laws}
     if unknown := [name for name in names if name not in known]:
-        near = get_close_matches(unknown[0], known, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"--without {unknown[0]}: no such law; {hint}there are {', '.join(sorted(known))}")
+        raise InputError(f"--without {unknown[0]}: no such law; {suggest_name(unknown[0], known)}there are "
+                         f"{', '.join(sorted(known))}")
     return tuple(law for law in laws if law.name not in names)

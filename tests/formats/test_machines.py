@@ -142,13 +142,36 @@ def test_tables_are_read_with_mistrust(tmp_path):
     for change, said in (({"tile": [16, 16]}, "a tile of three"), ({"tile": 3}, "mine"), ({"vector": {}}, "float32"),
                          ({"memory": []}, "a memory"), ({"matrix": {"bf16": -1}}, "positive"), ({"beads": 1}, "beads"),
                          ({"memory": [["far", 2e9, 1e12], ["near", 1e6, 1e13]]}, "must grow"),
-                         ({"activations": "float7"}, "float7")):
+                         ({"activations": "float7"}, "float7"), ({"links": 3}, "mine"),
+                         ({"links": [["near", 8, 1e11]]}, "mine.*latency"),
+                         ({"links": [["near", 8, 1e11, "soon"]]}, "mine"),
+                         ({"links": [["near", 8, -1, 1e-6]]}, "mine: link 'near'.*positive.*-1"),
+                         ({"links": [["near", 8, 1e11, 0]]}, "mine: link 'near'.*positive"),
+                         ({"links": [["near", 1, 1e11, 1e-6]]}, "mine: link 'near': at least two devices"),
+                         ({"links": [["near", 7.5, 1e11, 1e-6]]}, "7.5 devices are no whole number"),
+                         *(({"links": [["near", 8, 1e11, 1e-6], ["far", *far, 1e-6]]}, "mine: links must grow.*'far'")
+                           for far in ((8, 1e10), (4, 1e10), (12, 1e10), (16, 2e11))),
+                         ({"links": [["near", None, 1e11, 1e-6], ["far", 16, 1e10, 1e-6]]}, "must grow")):
         file.write_text(json.dumps({"mine": table["A100"] | change}))
         with pytest.raises(ValueError, match=said): datasheets(file)
     with pytest.raises(ValueError, match="no data sheet of 'abacus'; there are A100, H100"): datasheet("abacus")
     with pytest.raises(KeyError, match=r"linear\.gold"): PLAIN.seconds("linear.gold", T=1)
     with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"):
         PLAIN.seconds("linear.dense", T=1, p=2)
+
+
+def test_links_are_levels_from_the_nearest_on(tmp_path):
+    for machine in MACHINES:
+        assert [link.bandwidth for link in machine.links] == sorted(link.bandwidth for link in machine.links)[::-1]
+        assert len(machine.links) >= 2 and machine.links[-1].devices == inf, "networks bound no number of devices"
+        assert "links: " in machine.source and "latenc" in machine.source, machine.name
+    h100, tpu = datasheet("H100").links, datasheet("TPUv5e").links
+    assert h100 == (("NVLink 4", 8, 450e9, 0.6e-6), ("InfiniBand NDR", inf, 50e9, 2.7e-6))
+    assert [link.devices for link in tpu] == [16, 256, inf]
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"mine": {k: v for k, v in json.loads(FILE.read_text())["A100"].items()
+                                         if k != "links"}}))
+    assert datasheets(file)["mine"].links == (), "a machine may be alone"
 
 
 def test_every_machine_says_where_its_numbers_are_from():

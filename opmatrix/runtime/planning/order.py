@@ -6,6 +6,7 @@ of done steps, and the least peak is a bottleneck path. A step that frees at lea
 is not above a peak that is paid anyway, may go first: what is alive only falls by it, whatever else is done before."""
 import heapq
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,7 +52,11 @@ class StepGraph:
 
     def alive(self, done: int) -> int:
         """Bytes of results that somebody still reads, or that are the output."""
-        return sum(self.size[i] for i in self.real if done >> i & 1 and (i in self.kept or self.readers[i] & ~done))
+        return sum(self.size[i] for i in self.real if done >> i & 1 and self.held(i, done))
+
+    def held(self, i: int, done: int) -> bool:
+        """Whether the result of step i is still read, or is the output."""
+        return i in self.kept or bool(self.readers[i] & ~done)
 
     def ready(self, done: int) -> list[int]:
         """Steps that can be next."""
@@ -78,22 +83,31 @@ class StepGraph:
 
     def cuts(self) -> list[int]:
         """Sets of done steps that every order goes through: those up to a step that all others come before or after."""
-        before = [0] * len(self.calls)
+        before, after = [0] * len(self.calls), [0] * len(self.calls)
         for i in self.real:
-            for j in self.real:
-                if self.needs[i] >> j & 1: before[i] |= before[j] | 1 << j
-        after = {i: sum(1 << j for j in self.real if before[j] >> i & 1) for i in self.real}
+            for j in bits(self.needs[i]): before[i] |= before[j] | 1 << j
+        for i in reversed(self.real):
+            for j in bits(self.needs[i]): after[j] |= after[i] | 1 << i
         return [before[i] | 1 << i for i in self.real if before[i] | after[i] | 1 << i == self.all] + [self.all]
+
+    def within(self, done: int, goal: int) -> "StepGraph":
+        """The graph between two sets of done steps, of this one's steps: those that are still to be done, and those
+        whose results are still read. What is no longer read before never is again."""
+        found = copy(self)
+        found.real = [*(i for i in self.real if done >> i & 1 and self.held(i, done)), *bits(goal & ~done)]
+        return found
 
     def path(self, most: int = STATES) -> tuple[int, list[int], bool]:
         """The least peak of what is alive, an order that has it, and whether it is the least: `most` sets of done steps
         are looked at, between two cuts at a time; where that is not enough, what is done next is what adds least."""
         done, peak, order, least = 0, 0, list[int](), True
+        near = self
         for goal in self.cuts():
-            found, looked = self.between(done, goal, peak, most)
+            near = near.within(done, goal)                  # else each of n steps is looked at n times
+            found, looked = near.between(done, goal, peak, most)
             most -= looked
             least = least and found is not None
-            reached, steps = found or self.greedy(done, goal)
+            reached, steps = found or near.greedy(done, goal)
             done, peak, order = goal, max(peak, reached), order + steps
         return peak, order, least
 
@@ -152,6 +166,14 @@ class StepGraph:
     def given(self) -> tuple[int, ...]:
         """The order that the steps came in."""
         return tuple(range(len(self.calls)))
+
+
+def bits(steps: int) -> Iterator[int]:
+    """The numbers of a set of steps, the lowest first."""
+    while steps:
+        lowest = steps & -steps
+        yield lowest.bit_length() - 1
+        steps ^= lowest
 
 
 def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from opmatrix.algebra.data import Data, Numeric
-from opmatrix.partition.feeds import Feed, window
-from opmatrix.partition.plan import Partition
-from opmatrix.partition.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, each_of, size
+from opmatrix.partitions.feeds import Feed, window
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, each_of, size
 from opmatrix.split.cuts import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep

@@ -16,7 +16,7 @@ class Factor(NamedTuple):
     """One factor of a model: its term, what it looks like without the names of its arrays, and these arrays."""
     term: Operator
     signature: tuple[Any, ...]
-    arrays: tuple[str, ...]
+    arrays: tuple[Data, ...]
 
 
 def chain(model: Operator) -> list[Factor]:
@@ -24,15 +24,15 @@ def chain(model: Operator) -> list[Factor]:
     return [Factor(term, *signed(term)) for term in factors(model)]
 
 
-def signed(term: Operator) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """The nodes of a term with shapes in place of arrays, and the keys of the arrays in order."""
-    places, nodes, arrays = dict[Operator, int](), list[Any](), list[str]()
+def signed(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
+    """The nodes of a term with shapes in place of arrays, and the arrays in order."""
+    places, nodes, arrays = dict[Operator, int](), list[Any](), list[Data]()
     for node in term.walk():
         places[node] = len(places)
         attributes = []
         for each in node.attributes:
             if isinstance(each, Data):
-                arrays.append((each.base or each).key)
+                arrays.append(each.base or each)
                 single = each.array.item() if each.shape and set(each.shape) == {1} and hasattr(
                     each, "base") and not hasattr(each, "promise") else None
                 attributes.append(("array", each.shape, each.base is not None, single))

@@ -12,8 +12,8 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import stored_dims, stored_key
-from opmatrix.partition.feeds import Feed, OneHot, window
+from opmatrix.partitions.booked import stored_dims, stored_key
+from opmatrix.partitions.feeds import Feed, OneHot, window
 from opmatrix.split.carrying import contracts
 from opmatrix.split.cuts import Cut, Dims, Partial, Role, bounds, widths
 from opmatrix.split.mesh import Mesh

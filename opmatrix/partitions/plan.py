@@ -2,19 +2,26 @@
 holds, exact for any cut, and the steps that virtual ranks run."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
 import sympy
 
+from formats.core.errors import InputError
+from opmatrix import body
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.shapes import Shape
+from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.partition.booked import Booked, Crossing, total
-from opmatrix.partition.stages import Factor, chain, cut_stages
-from opmatrix.split.cuts import piece
+from opmatrix.models import promised
+from opmatrix.models.config import Settings
+from opmatrix.partitions.booked import Booked, Crossing, total
+from opmatrix.partitions.stages import Factor, chain, cut_stages
+from opmatrix.split.carrying import asked_of
+from opmatrix.split.cuts import Dims, piece
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.placement import local
@@ -27,8 +34,8 @@ class FactorGroup:
     arrays, and those of each."""
     split: Split
     booked: Booked
-    own: tuple[str, ...]
-    arrays: tuple[tuple[str, ...], ...]
+    own: tuple[Data, ...]
+    arrays: tuple[tuple[Data, ...], ...]
 
     @property
     def count(self) -> int: return len(self.arrays)
@@ -36,8 +43,8 @@ class FactorGroup:
     def distinct(self, data: Data) -> set[str]:
         """The arrays that stand in the place of one in the factors: shared ones are one."""
         source = data.cut_of or data
-        at = self.own.index((source.base or source).key)
-        return {each[at] for each in self.arrays}
+        at = self.own.index(source.base or source)
+        return {each[at].key for each in self.arrays}
 
     @cached_property
     def flops(self) -> sympy.Expr:
@@ -47,7 +54,7 @@ class FactorGroup:
     @cached_property
     def held(self) -> list[sympy.Expr]: return [*dict.fromkeys(self.booked.held())]
     @cached_property
-    def stored(self) -> list[sympy.Expr]: return [numbers for _, numbers in self.booked.stored().values()]
+    def stored(self) -> list[LiveSize]: return [dims.numbers for _, dims in self.booked.stored().values()]
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,13 @@ class Partition:
         return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
                      last=known.last)
 
+    def formulas(self, stage: int = 0, **how: Any) -> Any:
+        """The formulas of the busiest rank of a stage, as `opmatrix.partitions.formulas.Formulas`: `how` says number
+        types, storage of weights, training."""
+        return body("partitions.formulas.Formulas")(self, stage, **how)
+
+    def __str__(self) -> str: return str(body("partitions.overview.Overview")(self).text())
+
     def flops(self, stage: int = 0) -> sympy.Expr:
         """Multiplications and additions of one batch on a rank of a stage."""
         return sum((part.count * part.flops for part in self.stages[stage]), sympy.Integer(0))
@@ -86,7 +100,7 @@ class Partition:
             for found in part.crossings: yield part.count, found
             arrays = part.stored
             for axis in self.stored_over(3):
-                whole, arrays = total(arrays), [sympy.sympify(piece(each, axis.ranks, axis.at)) for each in arrays]
+                whole, arrays = total(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
                 own = total(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
@@ -104,27 +118,34 @@ class Partition:
         """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights."""
         return [axis for axis in self.mesh if axis.strategy.stored >= level]
 
-    def arrays(self, stage: int = 0) -> list[sympy.Expr]:
-        """Numbers of each weight that a rank computes with, in all parts of its stage; what two parts read is one."""
-        found: dict[Any, sympy.Expr] = {}
-        for part in self.stages[stage]:
-            for (key, stored), (data, numbers) in part.booked.stored().items():
-                for name in part.distinct(data): found[name, key if data.cut_of else "", stored] = numbers
-        return [*found.values()]
+    def weights(self, stage: int = 0) -> list[tuple[Data, Dims, int]]:
+        """Each array that a rank computes with in its stage, what it has of it, and in how many layers; what two parts
+        read is one."""
+        found: dict[Any, tuple[Data, Dims]] = {}
+        for group in self.stages[stage]:
+            for (key, stored), (data, dims) in group.booked.stored().items():
+                for name in group.distinct(data): found[name, key if data.cut_of else "", stored] = data, dims
+        times = Counter((id(data), dims) for data, dims in found.values())
+        each = {(id(data), dims): (data, dims) for data, dims in found.values()}
+        return [(*each[key], count) for key, count in times.items()]
 
     def parameters(self, stage: int = 0) -> sympy.Expr:
         """Numbers of the weights that a rank computes with."""
-        return total(self.arrays(stage))
+        return total(count * dims.numbers for _, dims, count in self.weights(stage))
 
     def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
         """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with
         Adam 2, 2 and 12 (Rajbhandari et al. 2020, section 3.1). An axis that stores them once divides each array."""
         found = sympy.Integer(0)
         for level, size in ((3, weights), (2, gradients), (1, optimiser)):
-            arrays = self.arrays(stage) if size else []
-            for axis in self.stored_over(level): arrays = [piece(each, axis.ranks, axis.at) for each in arrays]
-            found += sympy.nsimplify(size) * total(arrays)
+            for _, dims, count in self.weights(stage) if size else ():
+                found += sympy.nsimplify(size) * count * self.share(dims.numbers, level)
         return found
+
+    def share(self, numbers: LiveSize, level: int) -> LiveSize:
+        """What a rank stores of an array that a stage of ZeRO stores once over its axes."""
+        for axis in self.stored_over(level): numbers = piece(numbers, axis.ranks, axis.at)
+        return numbers
 
     def held(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of values that a rank holds at a time, step by step: the largest is the peak."""
@@ -139,21 +160,26 @@ class Partition:
         return max(int(self.on(e, place)) for e in self.held(self.stage(place)))
 
 
-def partition(model: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
+WAYS = "columns", "rows", "whole"
+
+
+def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
               name: str = "model", stages: Sequence[int] | None = None,
               cuts: Mapping[str, str] | None = None) -> Partition:
     """A model on a mesh, for a batch of those sizes, numbers or symbols. `tokens`: it reads one-hot tokens, else x is
-    numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut, "columns" or "rows", by their
-    names; the rest follows. Raises InputError for a mesh that the model does not fit and for operators that no rule
-    splits."""
+    numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut over an axis by tensor or by
+    hand, by patterns of their names: "columns", "rows" or "whole"; the rest follows. Raises InputError for a mesh that
+    the model does not fit, for a pattern that no weight fits, and for operators that no rule splits."""
+    model = model if isinstance(model, Operator) else promised(model)
     factors, along = chain(model), mesh.stages
+    check_cuts(factors, cuts or {})
     bounds = cut_stages(factors, int(along.ranks) if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
     shape = Shape(1, model.into.rows, model.into.cols)
     for at, factor in enumerate(factors):
         first, last = at == 0, at == len(factors) - 1
-        key = factor.signature, shape, first, last
+        key = factor.signature, shape, first, last, tuple(asked_of(data, cuts or {}) for data in factor.arrays)
         if key not in known:
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
@@ -163,6 +189,15 @@ def partition(model: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, 
         for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
         made.append([part_of(splits, own, factors) for own in groups.values()])
     return Partition(mesh, sizes, factors, bounds, made, name, splits)
+
+
+def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
+    """Raises InputError for a way to cut that there is not, and for a pattern that no weight fits."""
+    names = {data.name or "" for factor in factors for data in factor.arrays}
+    for pattern, how in cuts.items():
+        if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
+        if not any(fnmatch(name, pattern) for name in names):
+            raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
 
 
 def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:

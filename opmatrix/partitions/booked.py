@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import AxisState, Cut, Dims, Partial, carried_columns, piece
+from opmatrix.split.cuts import AxisState, Cut, Dims, Largest, Partial, carried_columns, piece
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, local
@@ -151,15 +151,15 @@ class Booked:
     def crossings(self) -> Iterator[Crossing]:
         return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
 
-    def stored(self) -> dict[Any, tuple[Data, sympy.Expr]]:
-        """Numbers that a rank stores of each array, once however often it is read, and turned or not; single numbers
-        are none."""
-        found: dict[Any, tuple[Data, sympy.Expr]] = {}
+    def stored(self) -> dict[tuple[str, Placement], tuple[Data, Dims]]:
+        """What a rank stores of each array, once however often it is read, and turned or not; single numbers are
+        none."""
+        found: dict[tuple[str, Placement], tuple[Data, Dims]] = {}
         for step in self.steps:
             if step.op != "act": continue
             for data in (each for each in step.more[0].args if isinstance(each, Data)):
                 if (dims := stored_dims(data)).numbers == 1: continue
-                found[stored_key(data, step.stored)] = data, sympy.sympify(local(dims, step.stored, self.mesh).numbers)
+                found[stored_key(data, step.stored)] = data, local(dims, step.stored, self.mesh)
         return found
 
     def lasts(self) -> list[int]:
@@ -189,15 +189,12 @@ class Booked:
         carrier = q._replace(cols=carried_columns(step.more[2], v.cols)).numbers
         if not isinstance(axis.ranks, int): return block + rows * piece(whole, axis.ranks, axis.at) + carrier
         seen, n = seen_blocks(where, whole, axis.ranks), axis.ranks
-        return carrier + ByRank(axis.at, *(largest(
+        return carrier + ByRank(axis.at, *(Largest(*(
             (on_rank(axis, block, j) if j != r else sympy.Integer(0)) + rows * piece(whole, n, j)
-            for j in range(n) if seen[r][j]) for r in range(n)))
+            for j in range(n) if seen[r][j])) for r in range(n)))
 
 
 def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))
-
-
-def largest(each: Iterable[sympy.Expr]) -> sympy.Expr: return sympy.Max(*each)
 
 
 def stored_key(data: Data, stored: Placement) -> tuple[str, Placement]:

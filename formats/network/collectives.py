@@ -1,0 +1,136 @@
+"""What a collective takes on nested links: supersteps, a level each (Valiant 1990, Communications of the ACM 33;
+nested: Li and Hains 2012, SGL, Procedia Computer Science 9). Each takes its bytes over the bandwidth, and its messages
+times the latency; the two are kept apart.
+
+Ranks of one unit go round a ring, which sends the fewest bytes (Patarasuk and Yuan 2009, Journal of Parallel and
+Distributed Computing 69). Over several levels values are scattered inside before they cross, so that every device of a
+unit sends its own share outward: a flat ring over all ranks would send the whole value over the slowest link.
+
+The payload is the bytes of the whole value that one rank has where it is whole: what all_gather ends with, what
+reduce_scatter starts from, what all_reduce and broadcast leave on every rank, what one rank holds for all others in
+all_to_all, what send hands to the neighbour. It may be an expression of symbols; then so is what comes out."""
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from formats.core.errors import InputError
+from formats.network.links import Link, check_group
+
+if TYPE_CHECKING:
+    import sympy
+
+Quantity: TypeAlias = "float | sympy.Expr"                  # a number, or an expression of symbols
+
+
+class Place(NamedTuple):
+    """A level as a group meets it: how many units of the level before take part, the ranks inside each of them, and
+    how many such groups there are outside."""
+    units: Quantity
+    inside: int = 1
+    outside: int = 1
+
+
+class Collective(NamedTuple):
+    """Bytes that one rank sends at a level, of a payload, and in how many messages, one after another."""
+    sent: Callable[[Quantity, Place], Quantity]
+    messages: Callable[[Place], Quantity]
+
+
+def count_scattered(payload: Quantity, place: Place) -> Quantity:
+    """All shares but one, of what is left when each rank inside has its own."""
+    return payload * (place.units - 1) / (place.inside * place.units)
+
+
+def count_exchanged(payload: Quantity, place: Place) -> Quantity:
+    """One share for each rank in the other units of this level."""
+    return payload * (place.units - 1) / (place.units * place.outside)
+
+
+def count_passed_on(payload: Quantity, place: Place) -> Quantity:
+    """The whole, once round."""
+    return 0 * payload if place.units == 1 else payload
+
+
+def crosses(place: Place) -> bool:
+    """Whether this is the outermost level where a group has neighbours, which the slowest of them cross."""
+    return place.units != 1 and place.outside == 1
+
+
+RING = Collective(count_scattered, lambda place: place.units - 1)
+COLLECTIVES: Mapping[str, Collective] = {
+    "all_gather": RING,
+    "reduce_scatter": RING,
+    # scattered on the way outward, gathered on the way back
+    "all_reduce": Collective(lambda payload, place: 2 * count_scattered(payload, place),
+                             lambda place: 2 * (place.units - 1)),
+    "all_to_all": Collective(count_exchanged, lambda place: (place.units - 1) * place.inside),
+    "broadcast": Collective(count_passed_on, lambda place: place.units - 1),
+    "send": Collective(lambda payload, place: payload if crosses(place) else 0 * payload,
+                       lambda place: int(crosses(place)))}
+
+
+class CollectiveTime(NamedTuple):
+    """Seconds by level, the nearest first: of bytes, and of messages that wait for each other."""
+    levels: tuple[str, ...]
+    transfer: tuple[Quantity, ...]
+    latency: tuple[Quantity, ...]
+
+    @property
+    def seconds(self) -> Quantity:
+        """All of it: supersteps follow each other."""
+        return sum(self.transfer) + sum(self.latency)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{level}: {show(transfer)} s of transfer, {show(latency)} s of latency"
+                         for level, transfer, latency in zip(*self, strict=True))
+
+
+def wire_bytes(op: str, payload: Quantity, n: Quantity) -> Quantity:
+    """Bytes that one rank of n sends, all of them on one level.
+
+        >>> wire_bytes("all_reduce", 800, 8), wire_bytes("all_gather", 800, 8), wire_bytes("send", 800, 8)
+        (1400.0, 700.0, 800)"""
+    collective = find_collective(op)
+    if isinstance(n, int) and n < 1: raise InputError(f"{op} of {n} ranks: at least 1")
+    return collective.sent(check_payload(op, payload), Place(n))
+
+
+def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quantity, ...]:
+    """Bytes that one rank sends at each level, the nearest first, in a group of so many ranks by level.
+
+        >>> level_bytes("all_reduce", 800, (8, 2))
+        (1400.0, 100.0)"""
+    collective = find_collective(op)
+    return tuple(collective.sent(check_payload(op, payload), place) for place in list_places(group))
+
+
+def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: Sequence[Link]) -> CollectiveTime:
+    """What a collective takes in a group of so many ranks by level (`levels_of`), at the full rates of the links: no
+    switch that adds numbers on the way, no other traffic, and nothing beside it."""
+    check_group(group, links)
+    collective = find_collective(op)
+    return CollectiveTime(
+        tuple(link.name for link in links),
+        tuple(sent / link.bandwidth for sent, link in zip(level_bytes(op, payload, group), links, strict=True)),
+        tuple(collective.messages(place) * link.latency for place, link in zip(list_places(group), links, strict=True)))
+
+
+def list_places(group: Sequence[int]) -> list[Place]:
+    """Each level of a group, with what lies inside and outside of it."""
+    return [Place(units, prod(group[:level]), prod(group[level + 1:])) for level, units in enumerate(group)]
+
+
+def find_collective(op: str) -> Collective:
+    """A collective by name; InputError names those there are."""
+    if op not in COLLECTIVES: raise InputError(f"no collective {op!r}; there are {', '.join(COLLECTIVES)}")
+    return COLLECTIVES[op]
+
+
+def check_payload(op: str, payload: Quantity) -> Quantity:
+    """The payload; InputError for a negative number of bytes."""
+    if isinstance(payload, int | float) and not payload >= 0:
+        raise InputError(f"{op} of {payload} bytes: a payload is a number of at least 0, or an expression")
+    return payload
+
+
+def show(seconds: Quantity) -> str: return f"{seconds:.3g}" if isinstance(seconds, int | float) else str(seconds)

@@ -1,0 +1,92 @@
+"""Links between devices: nested levels, the nearest first. A unit of a level, such as a node, is so many devices that
+reach each other by its link; a unit of the next level is several of these units.
+
+A group of ranks is described by how many of them meet at each level: (8, 2) are 8 in each of 2 nodes."""
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, starmap
+from math import inf, prod
+from typing import NamedTuple
+
+from formats.core.errors import InputError
+
+
+class Link(NamedTuple):
+    """One level: devices of a unit, inf where nothing bounds them; bytes a second that each device sends, which it
+    receives at the same time; seconds from the start of a message to its arrival, without its bytes."""
+    name: str
+    devices: float
+    bandwidth: float
+    latency: float
+
+
+def read_links(rows: Iterable[tuple[str, float | None, float, float]]) -> tuple[Link, ...]:
+    """Levels of a data sheet, [name, devices, bandwidth, latency] each; TypeError where a row has other fields."""
+    return tuple(starmap(read_link, rows))
+
+
+def read_link(name: str, devices: float | None, bandwidth: float, latency: float) -> Link:
+    """One level; JSON has no infinity, so null is as many devices as one likes."""
+    return Link(name, inf if devices is None else devices, bandwidth, latency)
+
+
+def check_links(machine: str, links: Sequence[Link]) -> None:
+    """ValueError names the machine and the first level that is wrong."""
+    for link in links:
+        if not (1 < link.devices and 0 < link.bandwidth < inf and 0 < link.latency < inf):
+            raise ValueError(f"{machine}: link {link.name!r}: at least two devices, and positive bytes a second and "
+                             f"seconds; given were {link.devices}, {link.bandwidth}, {link.latency}")
+        if not divides(1, link.devices):
+            raise ValueError(f"{machine}: link {link.name!r}: {link.devices} devices are no whole number")
+    for near, far in pairwise(links):
+        if not (near.devices < far.devices and divides(near.devices, far.devices) and far.bandwidth <= near.bandwidth):
+            raise ValueError(f"{machine}: links must grow by whole units, and slow down, from the nearest on: "
+                             f"{far.name!r} ({far.devices} devices, {far.bandwidth:g} bytes a second) follows "
+                             f"{near.name!r} ({near.devices}, {near.bandwidth:g})")
+
+
+def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> tuple[int, ...]:
+    """How many ranks of a group meet at each level, where n ranks are a stride of devices apart; their product is n.
+
+    Axes of a mesh are placed in order, the innermost nearest, so the stride of an axis is the product of the sizes of
+    those before it. `mesh`: the devices that are used, where it is known: what lies in one unit straddles none.
+    InputError where groups would lie over units unevenly.
+
+        >>> node = [Link("node", 8, 3e11, 1e-6), Link("network", inf, 25e9, 3e-6)]
+        >>> levels_of(1, 8, node), levels_of(8, 4, node), levels_of(1, 16, node), levels_of(4, 4, node)
+        ((8, 1), (1, 4), (8, 2), (2, 2))"""
+    if n < 1 or stride < 1:
+        raise InputError(f"a group of {n} ranks, {stride} devices apart: both are whole numbers of at least 1")
+    if n == 1: return (1,) * len(links)
+    if not links:
+        raise InputError(f"a group of {n} ranks needs links, and the machine states none: add `links` to its data "
+                         "sheet (docs/add_a_machine.md)")
+    span, counts = stride * n, [1]
+    for link in links:
+        if link.devices <= stride: inside = 1
+        elif span <= link.devices and (divides(span, link.devices) or mesh <= link.devices): inside = n
+        elif span > link.devices and divides(stride, link.devices) and divides(link.devices, span):
+            inside = int(link.devices) // stride
+        else:
+            raise InputError(f"a group of {n} ranks, {stride} apart, straddles units of {link.name!r}: the "
+                             f"{span} devices that it spans must divide its {link.devices}, or be a multiple of them")
+        counts.append(inside)
+    if counts[-1] < n:
+        raise InputError(f"a group of {n} ranks, {stride} apart, is larger than {links[-1].name!r} of "
+                         f"{links[-1].devices} devices: take a smaller group, or a machine with one level more")
+    return tuple(far // near for near, far in pairwise(counts))
+
+
+def check_group(group: Sequence[int], links: Sequence[Link]) -> None:
+    """InputError for a group that has no place on these links."""
+    if len(group) != len(links) or any(ranks < 1 for ranks in group):
+        raise InputError(f"a group of {tuple(group)} ranks by level on {len(links)} links: one number of at least 1 "
+                         "for each, as levels_of(stride, n, links) gives them")
+    for level, link in enumerate(links, 1):
+        if (inside := prod(group[:level])) > link.devices:
+            raise InputError(f"a group of {tuple(group)} ranks by level has {inside} in a unit of {link.name!r}, which "
+                             f"has {link.devices} devices: levels_of(stride, n, links) gives what there is room for")
+
+
+def divides(part: float, whole: float) -> bool:
+    """Whether whole units of this part make up the whole; what is unbounded any part divides."""
+    return whole == inf or whole % part == 0

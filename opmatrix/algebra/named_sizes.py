@@ -1,0 +1,33 @@
+"""The sizes of a term that have names instead of numbers."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sympy
+
+from formats.core.errors import InputError
+from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.data import Data, LiveNumber
+from opmatrix.algebra.shapes import is_named
+from opmatrix.algebra.term import Operator
+
+
+def symbols(attribute: object) -> list[sympy.Symbol]:
+    """The symbols in a size, or in a number that is made of sizes, by name."""
+    if isinstance(attribute, LiveNumber): attribute = attribute.expression
+    return sorted(attribute.free_symbols, key=str) if isinstance(attribute, sympy.Expr) else []
+
+
+def names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:
+    """Every place where a size has a name, with the name."""
+    for node in term.walk():
+        if node.kind.name == "symbol": continue             # it stands for any operator, and is refused as such
+        for attribute in node.attributes:
+            shape = attribute.shape if isinstance(attribute, Data) else ()
+            yield from ((node, found) for each in (attribute, *shape) for found in symbols(each) if is_named(found))
+
+
+def require_numbers(term: Operator) -> None:
+    """Raises InputError for a size that has a name, where only numbers will do."""
+    for node, name in names(term):
+        raise InputError(f"{brief(node)}: {name} is the name of a size: a number is needed here")

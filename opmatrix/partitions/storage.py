@@ -1,0 +1,77 @@
+"""How weights are stored, in bytes: so many a number, or a format for those of a name. Its sizes are those that a rank
+has, so compression and partition meet in one formula."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import NamedTuple, TypeAlias
+
+import sympy
+
+from formats import FORMATS
+from formats.core.errors import InputError
+from formats.core.sizes import n, nnz, p
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import LiveSize, as_int
+from opmatrix.partitions.plan import Partition
+from opmatrix.split.cuts import Dims, even
+
+PROBES = 4096, 8192
+NUMBERS = {"float32": 4, "bf16": 2, "float16": 2, "int8": 1}
+
+
+class Stored(NamedTuple):
+    """A format and its parameters, such as `Stored("nm", {"n": 2, "m": 4})` or `Stored("csr", {"density": 0.1})`."""
+    method: str
+    parameters: Mapping[str, float] = {}
+
+
+Storage: TypeAlias = "float | str | Mapping[str, float | str | Stored]"     # for all weights, or by patterns of names
+
+
+def weight_bytes(plan: Partition, stage: int, storage: Storage) -> sympy.Expr:
+    """Bytes that a rank of a stage stores of weights. What an axis stores once it stores a share of. Raises InputError
+    for a format or a number type that there is not."""
+    found = sympy.Integer(0)
+    for data, dims, count in plan.weights(stage):
+        stored = chosen(data, storage)
+        whole = array_bytes(dims, stored) if isinstance(stored, Stored) else sympy.nsimplify(stored) * dims.numbers
+        found += count * sympy.sympify(plan.share(whole, 3))
+    return found
+
+
+def chosen(data: Data, storage: Storage) -> float | Stored:
+    """How an array is stored: by the first pattern that its name fits; 2 bytes a number where none does."""
+    name = str(data.cut_of or data)
+    how = storage if not isinstance(storage, Mapping) else next(
+        (each for pattern, each in storage.items() if fnmatch(name, pattern)), 2)
+    if isinstance(how, int | float): return how
+    if isinstance(how, str) and how in NUMBERS: return NUMBERS[how]
+    found = Stored(how) if isinstance(how, str) else how
+    if found.method in FORMATS: return found
+    raise InputError(f"{found.method}: weights are stored in {', '.join(NUMBERS)}, or in a format: "
+                     f"{', '.join(FORMATS)}")
+
+
+def array_bytes(dims: Dims, stored: Stored) -> sympy.Expr:
+    """Bytes of what the first rank has of an array in a format, by what the format declares; vectors are kept in
+    float32. Raises InputError where sizes are symbols and more than two of them decide, as blocks do."""
+    rows, cols = (first_rank(each) for each in (dims.rows, dims.cols))
+    if rows == 1: return sympy.sympify(4 * dims.numbers)
+    form = FORMATS[stored.method]
+    if isinstance(rows, int) and isinstance(cols, int):
+        return sympy.sympify(dims.heads) * form.bytes.subs(form.expected(rows, cols, **stored.parameters))
+    one, other = (form.expected(size, size, **stored.parameters) for size in PROBES)
+    fixed = {symbol: value for symbol, value in one.items() if symbol not in (n, p) and other[symbol] == value}
+    fixed |= {nnz: sympy.nsimplify(stored.parameters.get("density", 0.1)) * rows * cols} if nnz in one else {}
+    if missing := form.bytes.free_symbols - fixed.keys() - {n, p}:
+        raise InputError(f"{stored.method} of {rows} × {cols}: its {', '.join(map(str, missing))} follow from numbers: "
+                         "give sizes of the model as numbers")
+    return sympy.sympify(dims.heads) * form.bytes.subs({n: rows, p: cols, **fixed})
+
+
+def first_rank(size: LiveSize) -> LiveSize:
+    """A size on the first rank of every axis, which has the largest piece."""
+    found = sympy.sympify(size)
+    ranks = {s: sympy.Integer(0) for s in found.free_symbols if str(s).startswith("r_")}
+    return as_int(even(found.xreplace(ranks)))

@@ -1,0 +1,99 @@
+"""What one batch takes on a machine of a data sheet: computation, communication by level, synchronisation, each an
+expression of the sizes that have no number. They are lower bounds: full rates, nothing beside it, nothing overlaps."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import sympy
+
+from formats.core.errors import InputError
+from formats.machine.datasheets import BYTES, WIDER, Datasheet
+from formats.network.collectives import collective_seconds
+from formats.network.links import levels_of
+from opmatrix.partitions.booked import Crossing, total
+from opmatrix.partitions.formulas import Formulas, busiest
+from opmatrix.partitions.plan import FactorGroup, Partition
+from opmatrix.partitions.storage import Storage
+from opmatrix.split.carrying import contracts
+
+
+class StageSeconds(NamedTuple):
+    """Seconds of the busiest rank of a stage; those of bytes and of messages by the levels of links."""
+    computation: sympy.Expr
+    communication: dict[str, sympy.Expr]
+    synchronisation: dict[str, sympy.Expr]
+    supersteps: sympy.Expr
+
+    @property
+    def seconds(self) -> sympy.Expr:
+        return self.computation + total(self.communication.values()) + total(self.synchronisation.values())
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A partition on a machine, for values and weights of those types."""
+    plan: Partition
+    sheet: Datasheet
+    number: str = "bf16"
+    storage: Storage = "bf16"
+
+    def stage(self, stage: int) -> StageSeconds:
+        """What a stage takes for one batch. Raises InputError for meshes whose ranks are symbols and for machines
+        without links."""
+        formulas = Formulas(self.plan, stage, BYTES[self.number], self.storage)
+        names = [link.name for link in self.sheet.links]
+        moved, waited = ({name: sympy.Integer(0) for name in names} for _ in range(2))
+        for count, crossing in self.plan.crossings(stage):
+            size = formulas.bytes_of(crossing)
+            for name, bytes_, messages in self.levels(crossing, size):
+                moved[name] += count * bytes_
+                waited[name] += count * messages
+        steps = total(each.supersteps for each in formulas.traffic)
+        return StageSeconds(self.computation(stage, formulas), moved, waited, steps)
+
+    def levels(self, crossing: Crossing, size: sympy.Expr) -> Iterator[tuple[str, sympy.Expr, sympy.Expr]]:
+        """By level, seconds of the bytes and of the messages of what crosses."""
+        at = self.plan.mesh.index(crossing.axis)
+        ranks = [axis.ranks for axis in self.plan.mesh]
+        if not all(isinstance(n, int) for n in ranks):
+            raise InputError(f"partition: ranks {', '.join(map(str, ranks))} on {self.sheet.name}: give numbers")
+        stride, n = prod(ranks[at + 1:]), 2 if crossing.at < 0 and crossing.op == "send" else ranks[at]
+        group = levels_of(int(stride), int(n), self.sheet.links, float(prod(ranks)))
+        value = size * busiest(crossing.payload if crossing.op == "send" else crossing.whole)
+        found = collective_seconds(crossing.op, value, group, self.sheet.links)
+        times = busiest(crossing.messages) if crossing.op == "send" else 1
+        for name, moved, waits in zip(*found, strict=True): yield name, moved, times * waits
+
+    def computation(self, stage: int, formulas: Formulas) -> sympy.Expr:
+        """Each product takes what its operations or its bytes take, whichever is more; functions of single numbers
+        ride on products, and scores stay where they are computed."""
+        return total(group.count * self.group_seconds(group, formulas) for group in self.plan.stages[stage])
+
+    def group_seconds(self, group: FactorGroup, formulas: Formulas) -> sympy.Expr:
+        booked, found = group.booked, sympy.Integer(0)
+        for at, step in enumerate(booked.steps):
+            work = busiest(booked.flops(at))
+            if work == 0: continue
+            touched = [*step.args, at] if step.op != "ring" else [*step.args[:3], at]
+            values = total(booked.numbers(each) for each in touched if not self.scores(group, each))
+            weights = total(busiest(sympy.sympify(dims.numbers)) for data, dims in booked.stored().values()
+                            if step.op == "act" and contracts(step.more[0]) and data in step.more[0].args)
+            size = BYTES[self.number] * busiest(values) + formulas.weight_size * weights
+            found += sympy.Max(work / self.rate, size / self.sheet.memory[-1][2])
+        return found
+
+    @staticmethod
+    def scores(group: FactorGroup, at: int) -> bool:
+        """Whether a value has tokens on both sides."""
+        step = group.booked.steps[at]
+        return step.where is not None and step.op != "ring" and step.dims.rows == step.dims.cols != 1
+
+    @property
+    def rate(self) -> float:
+        """Operations a second of the matrix unit in this type, or the next wider one that it has."""
+        kind = self.number
+        while kind not in self.sheet.matrix and kind in WIDER: kind = WIDER[kind]
+        return self.sheet.matrix.get(kind) or self.sheet.vector_rate(self.number)

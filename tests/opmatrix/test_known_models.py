@@ -1,0 +1,145 @@
+"""Well-known models by name: what their configurations say, how many parameters they lead to, and who is refused."""
+import json
+import re
+from os.path import exists
+
+import pytest
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Promised
+from opmatrix.models import FAMILIES, known, parameters, promised, tensors
+from rewrites.cli.commands import app
+from rewrites.compiler.planned import shapes
+
+# counted on models that transformers made of published config files (tests/peers/test_known_shapes.py), BERT's pooler
+# taken off
+COUNTED = {
+    "bert-base": 109_482_240 - 768 * 769, "bert-large": 335_141_888 - 1024 * 1025, "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200, "gpt3-175b": 174_604_259_328,
+    "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-30b": 32_528_943_616, "llama-65b": 65_285_660_672,
+    "llama2-7b": 6_738_415_616, "llama2-70b": 68_976_648_192, "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800, "qwen1.5-72b": 72_287_920_128}
+
+
+def count_pangu(layers, n):
+    """Pangu-alpha by hand: a layer is 12 squares and 13 rows, two norms among them; tables of 40,000 tokens, of 1,024
+    positions and of as many queries; a norm."""
+    return layers * (12 * n ** 2 + 13 * n) + (40_000 + 2 * 1024 + 2) * n
+
+
+def count_embedded(layers, n, f, kept, tables):
+    """openPangu-Embedded by hand: queries and what is behind them, keys and values of `kept` columns, each with a bias;
+    a gated unit, two norms; tables of 153,376 tokens; a norm."""
+    mixing = 2 * n * (n + 1) + 2 * kept * (n + 1)
+    return layers * (mixing + 3 * n * f + 2 * n) + tables * 153_376 * n + n
+
+
+BY_HAND = {
+    "pangu-alpha-2.6b": count_pangu(32, 2560), "pangu-alpha-13b": count_pangu(40, 5120),
+    "pangu-alpha-200b": count_pangu(64, 16384),
+    "openpangu-embedded-1b": count_embedded(26, 1536, 6144, 768, 1),
+    "openpangu-embedded-7b": count_embedded(34, 4096, 12800, 1024, 2)}
+
+
+LAYERS = "num_hidden_layers", "n_layer", "num_layers"      # as families call them
+
+
+def few_positions(config):
+    """The model for short texts: tables that rotate are no parameters, and large."""
+    return config | dict(max_position_embeddings=64) if "rope_theta" in config else config
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return {name: parameters(few_positions(known.configuration(name))) for name in known.names()}
+
+
+def test_parameters_are_those_of_the_published_code(counts):
+    assert counts == COUNTED | BY_HAND
+
+
+def test_published_totals_are_near(counts):
+    """Within half of their last digit, or a fortieth: papers round, and some leave tables of tokens out."""
+    far = {}
+    for name, count in counts.items():
+        config, published = known.configuration(name), known.find_known(name).published
+        digits, unit, rest = re.fullmatch(r"([\d.]+)([BM])( without tables of tokens)?", published).groups()
+        size = {"B": 1e9, "M": 1e6}[unit]
+        if rest: count -= (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * config["hidden_size"]
+        last = size * 10 ** -len(digits.partition(".")[2])
+        if abs(count - float(digits) * size) > max(last / 2, float(digits) * size / 40): far[name] = count, published
+    assert not far
+
+
+@pytest.mark.parametrize("name", known.names())
+def test_a_configuration_is_one_of_its_family(name):
+    """Every key is one that the family declares, so that none is passed over; JSON holds it; a model of promised
+    weights comes out of it, here of two layers."""
+    config = known.configuration(name)
+    keys = FAMILIES[config["model_type"]].keys
+    assert {*config} <= {"model_type", *(key.called or each for each, key in keys.items())}
+    assert json.loads(json.dumps(config)) == config
+    model = promised(few_positions(config) | {key: 2 for key in LAYERS if key in config})
+    leaves = {data for node in model.walk() if node.kind.name == "weight" for data in node.args}
+    assert leaves and all(isinstance(leaf, Promised) for leaf in leaves)
+    assert known.find_known(name).source and known.find_known(name).outside
+
+
+def test_all_positions_are_held():
+    """The largest tables of those that rotate fit what a family allows; positions are no parameters."""
+    config = known.configuration("llama3-405b") | dict(num_hidden_layers=1)
+    assert parameters(config) == parameters(few_positions(config)) and config["max_position_embeddings"] == 131_072
+
+
+def test_a_copy_is_given_in_any_case_of_letters():
+    (config := known.configuration("LLaMA3-8B"))["rope_scaling"]["factor"] = 2
+    assert known.configuration("llama3-8b")["rope_scaling"]["factor"] == 8 != config["rope_scaling"]["factor"]
+
+
+def test_parameters_count_a_head_of_its_own_once():
+    tied = known.configuration("openpangu-embedded-1b") | dict(num_hidden_layers=1, max_position_embeddings=64)
+    table = 153_376 * 1536
+    assert parameters(tied) + table == parameters(tied | dict(tie_word_embeddings=False))
+    assert parameters(tied) == sum(n * (p or [1])[0] for n, *p in tensors(tied).values())
+
+
+@pytest.mark.parametrize("name, meant", [("llama2-70", "did you mean llama2-70b?"), ("GPT3", "did you mean gpt2?"),
+                                         ("qwen-1.5-72b", "did you mean qwen1.5-72b?"), ("zzz", "so; there are")])
+def test_a_name_that_there_is_not(name, meant):
+    with pytest.raises(InputError) as error: known.configuration(name)
+    assert str(error.value).startswith(f"{name}: no well-known model is called so; ") and meant in str(error.value)
+    assert all(each in str(error.value) for each in known.names()) and "\n" not in str(error.value)
+
+
+# ---- on the command line
+
+def run(*words): app(["optimize", *words], standalone_mode=False)
+
+
+def test_a_name_stands_for_its_configuration(tmp_path, monkeypatch, capsys):
+    """What is stored, four bytes for each parameter, is in the table: nothing was fetched or read."""
+    monkeypatch.chdir(tmp_path)
+    run("bert-base", "--machine", "A100", "--tokens", "16")
+    table = capsys.readouterr().out
+    assert "A100, one sentence of 16 tokens: lower bounds" in table
+    assert f"{4 * COUNTED['bert-base'] / 1e6:.1f}" in re.search("imported +float32 .*", table)[0]
+    with pytest.raises(InputError, match=r"^bert-base: a configuration has no weights to optimize: .*--machine NAME"):
+        run("bert-base", "--quiet")
+
+
+def test_what_is_there_goes_before_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not exists("gpt2") and "wte" in str(shapes("gpt2"))
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "llama-7b").write_text('{"model_type": "abacus"}')
+    with pytest.raises(InputError, match=r"gpt2/config\.json"): run("gpt2", "--machine", "A100")
+    with pytest.raises(InputError, match="llama-7b"): run("llama-7b", "--machine", "A100")
+    with pytest.raises(InputError, match="model_type is 'abacus'"): shapes("llama-7b")
+
+
+def test_names_near_one_are_said_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"^llama2-70: .*did you mean llama2-70b"):
+        run("llama2-70", "--machine", "H100")
+    with pytest.raises(InputError, match=r"^absent/place/x: neither a model that opmatrix fetches"):
+        run("absent/place/x", "--machine", "H100")
