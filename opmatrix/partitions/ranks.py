@@ -106,7 +106,7 @@ class Rank:
                     if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
-        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2]
+        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2 and large]
         levels = []
         for k in over:
             levels.append([*map(len, flat)])
@@ -222,7 +222,7 @@ class Rank:
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
         left = self.steps[step.args[0]]
         seen = None if where.name == "everyone" else visibility(where, *self.positions(left))
-        if partial is not None and not over.plain(): return carried(over, u, v, seen)
+        if partial is not None and not partial.over.plain(): return carried(over, u, v, seen)
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
     def positions(self, scores: RankStep) -> tuple[Numeric, Numeric]:
