@@ -45,7 +45,7 @@ class Compared(NamedTuple):
     def agrees(self) -> bool: return self.error <= 1e-12 and not self.differences
 
 
-def arrays_drawn(seed=0):
+def random_arrays(seed=0):
     """`at` of a model whose weights are drawn; gains and biases, too."""
     rng = np.random.default_rng(seed)
     return lambda name, *shape: Data.of(rng.normal(size=shape) * 0.4)
@@ -53,7 +53,7 @@ def arrays_drawn(seed=0):
 
 def made(config, **changed):
     """A model of a configuration, some of it changed, with random weights."""
-    return build(config | changed, arrays_drawn())
+    return build(config | changed, random_arrays())
 
 
 def ids_of(sequences, tokens, seed=0):
@@ -121,7 +121,7 @@ def random_case(seed):
     axes, said = random_axes(rng), []
     while True:
         mesh = Mesh.of(**axes)
-        try: planned(build(config, arrays_drawn()), mesh, sequences, tokens)
+        try: planned(build(config, random_arrays()), mesh, sequences, tokens)
         except InputError as refused: said.append(str(refused))
         else: return DrawnCase(config, mesh, sequences, tokens, tuple(said))
         axes = advised(axes, said[-1])

@@ -22,6 +22,7 @@ from opmatrix.partitions.booked import Booked, Crossing, total
 from opmatrix.partitions.stages import Factor, chain, cut_stages
 from opmatrix.split.carrying import asked_of
 from opmatrix.split.cuts import Dims, piece
+from opmatrix.split.haloed import FromRelation
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.placement import local
@@ -152,12 +153,19 @@ class Partition:
         return [*dict.fromkeys(e for part in self.stages[stage] for e in part.held)]
 
     def on(self, e: sympy.Expr, place: Sequence[int]) -> sympy.Expr:
-        """A formula at the coordinates of a rank."""
-        return e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
+        """A formula at the coordinates of a rank; of what the relations of the batch say, the numbers."""
+        found = e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
+        return found.xreplace({each: sympy.Integer(each.count(whole)) for each in found.atoms(FromRelation)
+                               if each.placed and (whole := self.sizes.entries(each.relation)) is not None})
 
     def peak(self, place: Sequence[int]) -> int:
-        """The most numbers of values that a rank holds at a time."""
-        return max(int(self.on(e, place)) for e in self.held(self.stage(place)))
+        """The most numbers of values that a rank holds at a time. Raises InputError where a relation decides it that
+        the sizes do not give."""
+        found = [self.on(e, place) for e in self.held(self.stage(place))]
+        if unknown := sorted({each.relation for e in found for each in e.atoms(FromRelation)}):
+            raise InputError(f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
+                             "relations={name: matrix})")
+        return max(map(int, found))
 
 
 WAYS = "columns", "rows", "whole"

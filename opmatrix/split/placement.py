@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.split.cuts import AxisState, Cut, Dims, Role, piece
+from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Role, piece
+from opmatrix.split.haloed import ROWS, NamedRows
 from opmatrix.split.mesh import Mesh
 
 Coordinates: TypeAlias = Sequence[int]                            # the coordinates of a rank
@@ -52,6 +53,8 @@ def local(dims: Dims, placement: Placement, mesh: Mesh) -> Dims:
     """The sizes that a rank holds, by its coordinates as symbols."""
     held: dict[Role, tuple[LiveSize, LiveSize]] = {}        # units there are, and in all
     for k, state in placement.cuts:
+        if isinstance(state, Needed):
+            dims = dims._replace(rows=NamedRows.at(state.relation, (ROWS, mesh.axes[k].ranks, mesh.axes[k].at)))
         if not isinstance(state, Cut): continue
         count, whole = held.get(state.role, (state.units, state.units))
         if whole != state.units: count = count * state.units / whole

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import everyone
+from opmatrix.patterns import Pattern, everyone
+from opmatrix.split.carrying import Grain
 from opmatrix.split.cuts import Cut, Dims
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
 from opmatrix.split.placement import Placement
+from opmatrix.split.relating import attend_entries, begin_scores, compute_scores
 from opmatrix.split.traced import Operation
 
 
 def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation,
-             dims: Dims) -> int | WaitingScores | None:
+             dims: Dims, where: Pattern | None = None) -> int | WaitingScores | None:
     """What a line makes of scores that wait, or scores that shall; None where it has to do with none. `held`: the
-    values that the line takes."""
+    values that the line takes; `where`: the pattern under which what it gives is read, if it is scores."""
     scores = next((each for each in held if isinstance(each, WaitingScores)), None)
-    if scores is None: return begun(split, dims, held) if line.op == "product" else None
+    if scores is None and line.op != "product": return None
+    if scores is None: return begin_scores(split, held, where, dims) or begun(split, dims, held)
     if line.op == "act" and (line.more[0].entrywise and not line.more[0].args):
         return scores._replace(body=(*scores.body, ("act", line.more[0])))
     if line.op in ("mul", "add") and len(held) == 2:
@@ -26,7 +29,7 @@ def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation
         if isinstance(other, int) and split.steps[other].dims.numbers == 1:
             return scores._replace(body=(*scores.body, (line.op, other)))
     if line.op == "product" and held[0] is scores and isinstance(held[1], int):
-        return ring(split, line, dims, scores, held[1])
+        return (ring if scores.relation is None else attend_entries)(split, line, dims, scores, held[1])
     return None
 
 
@@ -53,7 +56,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
         head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
         if head is None and axis.strategy.mixing == "heads" and any(states):
             before, _ = unwound(split, scores.keys)
-            head = heads_for_rows(split, axis, args[0], split.steps[before].dims.heads)
+            head = heads_for_rows(split, axis, args[0], Grain(split.steps[before].dims.heads))
         args = [split.want(a, j, head) for a in args]
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
@@ -77,6 +80,7 @@ def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
 
 def computed(split: Ground, scores: WaitingScores) -> int:
     """WaitingScores that something else reads: keys are gathered first."""
+    if scores.relation is not None: return compute_scores(split, scores)
     keys = split.want(scores.keys, scores.axis, None)
     placement = split.steps[scores.queries].placement
     both = monoids.sum, everyone

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import sympy
-from partitioned import ANY, arrays_drawn, compared, made
+from partitioned import ANY, compared, made, random_arrays
 
 from opmatrix.algebra.operators import I, attention, diag, gelu, rmsnorm, weight
 from opmatrix.algebra.shapes import size
@@ -115,7 +115,7 @@ def test_grouped_keys_are_narrower():
 
 
 def test_another_norm_costs_no_product_and_no_crossing():
-    at = arrays_drawn()
+    at = random_arrays()
     model = made(ANY, num_hidden_layers=1)
     more = model @ rmsnorm(1e-5) @ diag(at("gain", 12))
     one, other = (layer_of(each, x=("t", "sequence")) for each in (model, more))
@@ -134,7 +134,7 @@ def mixing_alone(at, h, heads, out):
 
 def test_without_an_output_projection_nothing_merges_heads():
     """So its weights are not cut, every rank computes all of attention, and one sum of two is left."""
-    h, at = 12, arrays_drawn()
+    h, at = 12, random_arrays()
     for out, sums in ((True, 2), (False, 1)):
         model = mixing_alone(at, h, 6, out)
         plan, sent = layer_of(model, x=("t", "tensor"))
