@@ -28,7 +28,7 @@ CUTTING = [name for name in NAMES if not STRATEGIES[name].layers]
 PAIRS = [pair for pair in combinations(NAMES, 2) if not meet(*map(STRATEGIES.get, pair))]
 TRIPLES = [three for three in combinations(CUTTING, 3)
            if not any(meet(STRATEGIES[a], STRATEGIES[b]) for a, b in combinations(three, 2))]
-DRAWN, TRIED, CHUNK = 96, 24, 8                             # random models and meshes; triples; of one test
+DRAWN, TRIED, CHUNK = 64, 16, 8                             # random models and meshes; triples; of one test
 
 
 def holds(found): assert found.agrees, found
@@ -55,20 +55,20 @@ def test_one_rank_is_the_model():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_strategy(name):
-    """Of 2 ranks, and of as many as do not divide heads, columns, rows, sequences or layers."""
+    """Of as many ranks as divide neither heads, columns, rows, sequences nor layers, where groups of heads allow it."""
     for config in FAMILIES.values():
-        layers = dict(num_hidden_layers=3) if config is not GPT2 else dict(n_layer=3)
-        term = made(config, **layers)
-        ranks = 2 if name == "pipeline" or (config is LLAMA and STRATEGIES[name].weights) else 4
-        for n in {2, ranks}: holds(compared(term, Mesh.of(x=(n, name)), 5, 11))
+        layers = 3 if name == "pipeline" else 1
+        term = made(config, **(dict(n_layer=layers) if config is GPT2 else dict(num_hidden_layers=layers)))
+        few = name == "pipeline" or (config is LLAMA and STRATEGIES[name].weights)
+        holds(compared(term, Mesh.of(x=(2 if few else 4, name)), 5, 11))
 
 
 @pytest.mark.parametrize("name", ["tensor", "sequence-vocabulary", "ulysses", "ring", "keys", "vocabulary", "zero3"])
 @pytest.mark.parametrize("ranks", [5, 8])
 def test_many_ranks(name, ranks):
-    """Of 11 heads, 13 columns of an inner layer, 17 tokens and 9 sequences."""
+    """Of 11 heads, 13 columns of an inner layer, 15 tokens and 9 sequences."""
     term = made(ANY, num_attention_heads=11, num_key_value_heads=11, intermediate_size=13, num_hidden_layers=1)
-    holds(compared(term, Mesh.of(x=(ranks, name)), 9, 17))
+    holds(compared(term, Mesh.of(x=(ranks, name)), 9, 15))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
