@@ -100,7 +100,7 @@ class Partition:
         for part in self.stages[stage]:
             for found in part.crossings: yield part.count, found
             arrays = part.stored
-            for axis in self.stored_over(3):
+            for axis in self.stored_over(3) if arrays else ():
                 whole, arrays = total(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
                 own = total(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,

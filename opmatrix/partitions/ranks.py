@@ -112,7 +112,7 @@ class Rank:
                     if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
-        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2]
+        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2 and large]
         levels = []
         for k in over:
             levels.append([*map(len, flat)])
@@ -284,7 +284,7 @@ class Rank:
         rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
         seen = None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]])
-        if partial is not None and not over.plain(): return carried(over, u, v, seen)
+        if partial is not None and not partial.over.plain(): return carried(over, u, v, seen)
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
     def seen(self, where: Pattern, scores: RankStep) -> Numeric:

@@ -196,9 +196,10 @@ class Ground:
     def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
         """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""
         before = self.steps[step.args[0]]
+        if role_of(own) == "heads": return False
+        if not (isinstance(state, Cut) and state.role == "heads"): return True
         copied = any(isinstance(s, Cut) and s.copied for _, s in before.placement.cuts)
-        if copied or role_of(own) == "heads": return False
-        return not (isinstance(state, Cut) and state.role == "heads") or state.units == before.dims.heads
+        return not copied and state.units == before.dims.heads
 
 
 def crossing(own: AxisState, state: AxisState) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
+from opmatrix.split.carrying import Grain
 from opmatrix.split.cuts import Cut, Dims, mergeable
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
 from opmatrix.split.placement import Placement, passing, role_of
@@ -55,7 +56,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
         states = [split.steps[a].placement.on(j) for a in args]
         head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
         if head is None and axis.strategy.mixing == "heads" and any(states):
-            head = heads_for_rows(split, axis, scores.queries)
+            before, _ = unwound(split, scores.keys)
+            head = heads_for_rows(split, axis, args[0], Grain(split.steps[before].dims.heads))
         args = [split.want(a, j, head) for a in args]
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
