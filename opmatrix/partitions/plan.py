@@ -213,7 +213,8 @@ def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
 
 def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:
     """Raises InputError for sequences that are longer than a model has positions."""
-    for line in (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions"):
+    given = (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions")
+    for line in given:
         last = line.shape.cols
         if isinstance(last, int) and isinstance(tokens, int) and tokens > last:
             raise InputError(f"tokens {tokens}: the model has {last} positions: at most {last} tokens a sequence")

@@ -36,7 +36,8 @@ def weight_bytes(plan: Partition, stage: int, storage: Storage) -> sympy.Expr:
     found = sympy.Integer(0)
     for data, dims, count in plan.weights(stage):
         stored = chosen(data, storage)
-        whole = format_bytes(data, dims, stored) if isinstance(stored, Stored) else sympy.nsimplify(stored) * dims.numbers
+        if isinstance(stored, Stored): whole = format_bytes(data, dims, stored)
+        else: whole = sympy.nsimplify(stored) * dims.numbers
         found += count * sympy.sympify(plan.share(whole, 3))
     return found
 

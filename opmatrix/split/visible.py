@@ -37,8 +37,8 @@ def blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
         back, ahead = where.reach
         return tuple(tuple(c <= b - 1 + ahead and d - 1 >= a - back for c, d in cuts) for a, b in cuts)
     if tokens > TOKENS:
-        raise InputError(f"partition: a ring over {tokens} tokens under {where}: whom each sees is looked at one by one: "
-                         f"at most {TOKENS} tokens")
+        raise InputError(f"partition: a ring over {tokens} tokens under {where}: whom each sees is looked at one by "
+                         f"one: at most {TOKENS} tokens")
     seen = visibility(where, np.arange(tokens), np.arange(tokens))
     return tuple(tuple(bool(seen[a:b, c:d].any()) for c, d in cuts) for a, b in cuts)
 
