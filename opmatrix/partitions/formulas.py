@@ -135,7 +135,8 @@ class Formulas:
 def busiest(e: sympy.Expr) -> sympy.Expr:
     """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys. What
     is cut is taken to be even where its size is a symbol."""
-    e = nameless(e)
+    e = even(nameless(e))                                             # first: ranks of even cuts differ in few ways
+    ranks = {each: Largest(*map(busiest, dict.fromkeys(each.args[1:]))) for each in e.atoms(ByRank)}
+    e = e.xreplace(ranks)
     first = {s: sympy.Integer(0) for s in e.free_symbols if str(s).startswith("r_")}
-    ranks = {each: Largest(*map(busiest, each.args[1:])) for each in e.atoms(ByRank)}
-    return sympy.expand(even(e.xreplace(ranks).xreplace(first)))
+    return sympy.expand(even(e.xreplace(first)))

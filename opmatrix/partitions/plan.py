@@ -3,7 +3,7 @@ holds, exact for any cut, and the steps that virtual ranks run."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -190,6 +190,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     model = model if isinstance(model, Operator) else promised(model)
     factors, along = chain(model), mesh.stages
     check_cuts(factors, cuts or {})
+    check_batch(mesh, sizes)
     bounds = cut_stages(factors, int(along.ranks) if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
@@ -200,6 +201,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
         if key not in known:
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
+    check_positions(known.values(), sizes.tokens)
     made: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
@@ -215,6 +217,24 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
         if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
         if not any(fnmatch(name, pattern) for name in names):
             raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
+
+
+def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
+    """Raises InputError for ranks that would share one sequence, or one token."""
+    for axis in mesh:
+        count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
+            axis.strategy.home or "", (None, ""))
+        if count == 1 and isinstance(axis.ranks, int):
+            raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
+
+
+def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:
+    """Raises InputError for sequences that are longer than a model has positions."""
+    given = (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions")
+    for line in given:
+        last = line.shape.cols
+        if isinstance(last, int) and isinstance(tokens, int) and tokens > last:
+            raise InputError(f"tokens {tokens}: the model has {last} positions: at most {last} tokens a sequence")
 
 
 def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:
