@@ -10,13 +10,13 @@ import sympy
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.tables import table
+from opmatrix.partitions.factor_chain import layers
 from opmatrix.partitions.formulas import Formulas
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.stages import layers
-from opmatrix.partitions.storage import Storage
 from opmatrix.partitions.timing import StageSeconds, Timing
+from opmatrix.partitions.weight_storage import Storage
 
-UNITS = ("", "k", "M", "G", "T", "P", "E")
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Overview:
 
     @cached_property
     def formulas(self) -> list[Formulas]:
-        """Those of each stage; stages of equal groups have one."""
+        """The formulas of each stage; stages of equal groups have one."""
         known: dict[tuple[object, ...], Formulas] = {}
         last = len(self.plan.stages) - 1
         return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)),
@@ -96,7 +96,7 @@ class Overview:
         if any(each.seconds.free_symbols for each in found):
             lines = [f"stage {k + 1}: {line}" for k, each in enumerate(found) for line in expressions(each)]
         else:
-            rows = [[f"stage {k + 1}", *times(each)] for k, each in enumerate(found)]
+            rows = [[f"stage {k + 1}", *milliseconds(each)] for k, each in enumerate(found)]
             rows += [["all, one after the other", *sums(found)]] if len(found) > 1 else []
             levels = [f"{kind} {name}" for kind in ("bytes on", "messages on") for name in found[0].communication]
             lines = [table(rows, ["ms at least", "computation", *levels, "in all", "supersteps"])]
@@ -116,7 +116,7 @@ def parts_of(each: StageSeconds) -> list[sympy.Expr]:
     return [each.computation, *each.communication.values(), *each.synchronisation.values(), each.seconds]
 
 
-def times(each: StageSeconds) -> list[str]:
+def milliseconds(each: StageSeconds) -> list[str]:
     """Milliseconds of a stage, and its supersteps."""
     return [*(f"{1e3 * float(e):.4g}" for e in parts_of(each)), str(each.supersteps)]
 
@@ -136,5 +136,5 @@ def shorten(value: float, unit: str) -> str:
     """A number with at most four figures and a prefix of the SI; what has no unit as it is."""
     if not unit: return f"{value:g}"
     at = 0
-    while abs(value) >= 999.95 and at < len(UNITS) - 1: value, at = value / 1000, at + 1
-    return f"{value:.4g} {UNITS[at]}{unit}"
+    while abs(value) >= 999.95 and at < len(PREFIXES) - 1: value, at = value / 1000, at + 1
+    return f"{value:.4g} {PREFIXES[at]}{unit}"

@@ -18,10 +18,10 @@ from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
-from opmatrix.partitions.booked import Booked, Crossing, total
-from opmatrix.partitions.stages import Factor, chain, cut_stages
+from opmatrix.partitions.booked import Booked, Crossing, add_up
+from opmatrix.partitions.factor_chain import Factor, chain, cut_stages
+from opmatrix.split.axis_states import Dims, piece
 from opmatrix.split.carrying import asked_of
-from opmatrix.split.cuts import Dims, piece
 from opmatrix.split.haloed import FromRelation
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
@@ -101,8 +101,8 @@ class Partition:
             for found in part.crossings: yield part.count, found
             arrays = part.stored
             for axis in self.stored_over(3) if arrays else ():
-                whole, arrays = total(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
-                own = total(arrays)
+                whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
+                own = add_up(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
         if stage < len(self.stages) - 1:
@@ -132,7 +132,7 @@ class Partition:
 
     def parameters(self, stage: int = 0) -> sympy.Expr:
         """Numbers of the weights that a rank computes with."""
-        return total(count * dims.numbers for _, dims, count in self.weights(stage))
+        return add_up(count * dims.numbers for _, dims, count in self.weights(stage))
 
     def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
         """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with

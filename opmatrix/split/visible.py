@@ -8,9 +8,9 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.patterns import FAR, Pattern, Positions
-from opmatrix.split.cuts import pieces
+from opmatrix.split.axis_states import all_bounds
 
-PROBES = 4, 12                                              # tokens a rank, where their number is a symbol
+PROBED_TOKENS = 4, 12                                              # tokens a rank, where their number is a symbol
 RANKS = 256                                                 # of a ring: blocks are pairs of them
 TOKENS = 16_384                                             # whose pairs fit into memory
 
@@ -22,17 +22,17 @@ def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, .
     if n > RANKS:
         raise InputError(f"mesh: a ring has {n} ranks, and whom each of them sees is looked at block by block: at most "
                          f"{RANKS} ranks")
-    if isinstance(tokens, int): return blocks(where, tokens, n)
-    one, other = (blocks(where, n * each, n) for each in PROBES)
+    if isinstance(tokens, int): return count_blocks(where, tokens, n)
+    one, other = (count_blocks(where, n * each, n) for each in PROBED_TOKENS)
     if one == other: return one
     raise InputError(f"partition: which blocks of keys are seen under {where} depends on the number of tokens, "
                      f"{tokens}: give it as a number")
 
 
-def blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
+def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
     """Of a pattern that sees a range of positions by its ends, so sequences may have any length; of others by looking
     at all of them."""
-    cuts = pieces(tokens, n)
+    cuts = all_bounds(tokens, n)
     if where.reach is not None:
         back, ahead = where.reach
         return tuple(tuple(c <= b - 1 + ahead and d - 1 >= a - back for c, d in cuts) for a, b in cuts)

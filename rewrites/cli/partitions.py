@@ -5,14 +5,14 @@ from pathlib import Path
 
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import Datasheet
-from opmatrix.algebra.named_sizes import names
+from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import name_sizes, promised
 from opmatrix.models.config import Settings
 from opmatrix.partitions.overview import Overview
 from opmatrix.partitions.plan import WAYS, Partition, partition
-from opmatrix.partitions.storage import NUMBERS, Storage, Stored, check_stored
+from opmatrix.partitions.weight_storage import NUMBER_BYTES, Storage, StoredIn, check_stored
 from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
@@ -69,7 +69,7 @@ def opened(model: str, symbolic: bool, scores: bool) -> tuple[Operator, Operator
     if config is None: config = open_model(model).config
     named = name_sizes(config) if symbolic else config
     plain = promised(config, scores)
-    if any(True for _ in names(plain)): return promised(named, scores), None, {}
+    if any(True for _ in find_names(plain)): return promised(named, scores), None, {}
     numbers = {str(name): int(str(config[key])) for key, name in named.items() if name != config[key]}
     return promised(named, scores), plain, numbers
 
@@ -128,7 +128,7 @@ def cuts_of(texts: Sequence[str]) -> dict[str, str]:
 def storage_of(text: str) -> Storage:
     """How weights are stored: a number type or a format, with its parameters, such as nm:n=2:m=4; of some names alone
     as PATTERN=KIND, with commas between them, the first that fits."""
-    found: dict[str, float | str | Stored] = {}
+    found: dict[str, float | str | StoredIn] = {}
     for part in text.split(","):
         first, *parameters = part.split(":")
         where, equals, kind = first.rpartition("=")
@@ -136,16 +136,16 @@ def storage_of(text: str) -> Storage:
     return found
 
 
-def stored_of(kind: str, parameters: Sequence[str]) -> float | str | Stored:
+def stored_of(kind: str, parameters: Sequence[str]) -> float | str | StoredIn:
     """A number type, or a format with its parameters."""
-    if kind in NUMBERS and not parameters: return NUMBERS[kind]
+    if kind in NUMBER_BYTES and not parameters: return NUMBER_BYTES[kind]
     given = {}
     for each in parameters:
         name, _, value = each.partition("=")
         try: given[name] = float(value) if "." in value else int(value)
         except ValueError:
             raise InputError(f"--weights {kind}:{each}: parameters are numbers, such as nm:n=2:m=4") from None
-    found = Stored(kind, given)
+    found = StoredIn(kind, given)
     try: check_stored(found)
     except InputError as error: raise InputError(f"--weights {error}") from None
     return found

@@ -21,10 +21,10 @@ class Factor(NamedTuple):
 
 def chain(model: Operator) -> list[Factor]:
     """The factors of a model, from its input on."""
-    return [Factor(term, *signed(term)) for term in factors(model)]
+    return [Factor(term, *signature_of(term)) for term in factors(model)]
 
 
-def signed(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
+def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
     """The nodes of a term with shapes in place of arrays, and the arrays in order."""
     places, nodes, arrays = dict[Operator, int](), list[Any](), list[Data]()
     for node in term.walk():
