@@ -30,7 +30,7 @@ def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, .
 
 
 def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
-    """Of a pattern that sees a range of positions by its ends, so sequences may have any length; of others by looking
+    """Found of a pattern that sees a range of positions by its ends, so sequences may have any length; of others by looking
     at all of them."""
     cuts = all_bounds(tokens, n)
     if where.reach is not None:

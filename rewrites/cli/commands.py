@@ -33,7 +33,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
 
 def version(asked: bool) -> None:
     """Prints the version, and ends."""
-    if asked:                                               # every command comes by here, and most need no such imports
+    if check_asked:                                               # every command comes by here, and most need no such imports
         from rewrites.report.results import installed
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
@@ -354,10 +354,10 @@ def partition_model(
     """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
     The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.split.mesh import usual_mesh
-    from rewrites.cli.partitions import asked, told
+    from rewrites.cli.partitions import check_asked, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
-    given = asked(batch, tokens, stages, cut or [], values, weights, training, machine, form)
+    given = check_asked(batch, tokens, stages, cut or [], values, weights, training, machine, form)
     with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
     say(text)
 

@@ -24,7 +24,7 @@ VALUES = "bf16", "float16", "float32"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartitionWish:
     """What is asked for beside a model and a mesh."""
     sequences: int | None = None
     tokens: int | None = None
@@ -37,8 +37,8 @@ class Asked:
     form: str = "table"
 
 
-def asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str, weights: str,
-          training: bool, machine: str | None, form: str) -> Asked:
+def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str, weights: str,
+          training: bool, machine: str | None, form: str) -> PartitionWish:
     """What the options say, before anything is opened. Raises InputError for an option that says nothing that there
     is."""
     check_among("--form", form, FORMS)
@@ -50,7 +50,7 @@ def asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Seque
         if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
     try: sheet = None if machine is None else datasheet(machine)
     except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
-    return Asked(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights), training, sheet, form)
+    return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights), training, sheet, form)
 
 
 def check_among(option: str, given: str, names: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def config_of(model: str) -> Settings | None:
     return configured(file) if file.is_file() else None
 
 
-def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: Asked) -> str:
+def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWish) -> str:
     """The formulas of a MODEL on a mesh as tables, as LaTeX or as Python, and what they are at numbers. Raises
     InputError for what does not fit."""
     live, plain, sizes = opened(model, symbolic, scores)
@@ -93,7 +93,7 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: Asked) -> st
 
 
 def planned_partitions(live: Operator, plain: Operator | None, mesh: Mesh, name: str,
-                       ask: Asked) -> tuple[Partition, Partition | None]:
+                       ask: PartitionWish) -> tuple[Partition, Partition | None]:
     """A partition whose formulas have sizes of the batch as symbols, and one at numbers for all sizes, where they are
     given. Where a pattern asks for numbers they stand in the formulas."""
     def split(model: Operator, sizes: BatchSizes) -> Partition:

@@ -7,11 +7,11 @@ import standin
 from searched import RAGGED, Round, model, structure
 from test_joining import model as gated
 
+from formats.core.errors import InputError
 from opmatrix import measure
 from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from rewrites import run
-from rewrites.cli.exit_codes import InputError
 from rewrites.compiler.search import search
 from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS

@@ -5,6 +5,7 @@ import pytest
 import standin
 from searched import KINDS, RAGGED, model, relative, structure
 
+from formats.core.errors import InputError
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import (
@@ -27,7 +28,6 @@ from opmatrix.patterns import causal, sequence
 from opmatrix.pipelines.pooling import MODES, Pooling
 from opmatrix.program import Program
 from rewrites import optimize
-from rewrites.cli.exit_codes import InputError
 from rewrites.derivations.chain import derive_chain
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
