@@ -302,7 +302,7 @@ def cut(name, size): return lambda d: (d / name).write_bytes((d / name).read_byt
 
 WORD, BIAS = "word.w", "encoder.layer.0.output.dense.bias"
 DAMAGE = {
-    "no directory": (shutil.rmtree, "no program.json in it"),
+    "no directory": (shutil.rmtree, "no such directory: program.json was looked for, and .* is empty: give"),
     "no program": (lambda d: (d / PROGRAM).unlink(), "no program.json in it"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), "weights.safetensors: No such file"),
     "program cut": (cut(PROGRAM, 300), "program.json: no JSON"),
