@@ -92,6 +92,17 @@ def joined(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     return flattened(a, x).beside(flattened(b, x))
 
 
+@combinator(at_x=2, **every("additive", "constant", "uniform", "row_wise", "positively_homogeneous",
+                            "maps_zero_to_zero"))
+def with_heads(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
+    """The heads of `a`, and behind them those of b, of as many columns each."""
+    (first, _), (last, _) = count_columns(a.term), count_columns(b.term)
+    if isinstance(x, Shape):
+        if a(x).cols != b(x).cols: raise ShapeError(f"heads of {a(x).cols} columns with heads of {b(x).cols}")
+        return a(x)._replace(heads=first + last)
+    return flattened(a, x).beside(flattened(b, x)).split(first + last)
+
+
 @combinator(at_x=1)
 def left(x: ReadAt, y: Operator, a: Operator) -> ReadAt:
     """The first columns of y, as many as `a` has, in as many heads."""

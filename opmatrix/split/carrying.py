@@ -148,5 +148,6 @@ class Cuttable:
     def wanted(self, reader: int) -> Grain | None:
         line = self.lines[reader]
         if line.op in ("product", "join") and not self.gathers(line): return self.grain[reader]
+        if line.op == "total": return self.grain[line.args[0]]
         if line.op == "act" and contracts(line.more[0]) and not self.headed(reader): return None
         return self.units[reader]

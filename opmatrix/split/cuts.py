@@ -133,6 +133,12 @@ def even(e: LiveSize) -> sympy.Expr:
     return found
 
 
+def mergeable(over: type[Monoid]) -> bool:
+    """Whether ranks can merge parts of a product over it: what they carry has a place for each number that comes out,
+    and none says where in the whole something stood."""
+    return over.width == 1 and not over.indexed
+
+
 def widths(over: type[Monoid], cols: LiveSize) -> list[LiveSize]:
     """Columns of each component that a monoid carries for a product of so many columns: what depends on the left
     operand alone, as softmax's maximum and mass do, is one column."""

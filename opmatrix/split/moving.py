@@ -16,7 +16,7 @@ from opmatrix.relations import Relation, Sparse, of_sentences
 from opmatrix.split.carrying import Cuttable, Grain
 from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Partial, Role, describe
 from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.placement import Placement, role_of
+from opmatrix.split.placement import Placement, passing, role_of
 from opmatrix.split.traced import Operation
 
 GIVEN = "input", "given", "related", "entered"              # what the batch gives
@@ -25,7 +25,7 @@ TURNED: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
 
 class RankStep(NamedTuple):
     """What a rank does: an operation on what it holds, or a move. `dims` are those of the whole value, `lie` says what
-    of it the rank holds; `stored` how the numbers of a matrix lie; `why` names the rule."""
+    of it the rank holds; `stored` how the numbers of a matrix lie; `why` names the rule, `rules` that of each axis."""
     op: str
     args: tuple[int, ...]
     more: tuple[Any, ...]
@@ -35,6 +35,12 @@ class RankStep(NamedTuple):
     why: str = ""
     selects: bool = False                                   # one-hot rows: held as a number each
     where: Any = None                                       # the pattern under which scores are read
+    rules: tuple[tuple[int, str], ...] = ()                 # by the number of the axis, where the step is cut on it
+
+    def by_rule(self, k: int, state: AxisState, name: str) -> RankStep:
+        """With that rule for an axis on which it lies in that state."""
+        rest = tuple(each for each in self.rules if each[0] != k)
+        return self._replace(rules=rest if state is None else (*rest, (k, name)))
 
 
 class BatchSizes(NamedTuple):
@@ -99,7 +105,7 @@ class Ground:
     def lines(self) -> Sequence[Operation]: return self.carried.lines
 
     def add(self, step: RankStep) -> int:
-        key = step._replace(why="")
+        key = step._replace(why="", rules=())
         if key not in self.made:
             self.made[key] = len(self.steps)
             self.steps.append(step)
@@ -143,9 +149,12 @@ class Ground:
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
         if self.free(at) and (state is None or role_of(state) in ("batch", "rows")): return self.again(at, k, state)
         placement = step.placement.but(k, state)
-        if own is None: return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice"))
+        if own is None:
+            return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice",
+                                     rules=((k, "slice"),)))
         if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
-        return self.add(RankStep("move", (at,), (k, own, state), step.dims, placement, why=crossing(own, state)))
+        why = crossing(own, state)
+        return self.add(RankStep("move", (at,), (k, own, state), step.dims, placement, why=why, rules=((k, why),)))
 
     def is_known(self, at: int) -> bool:
         """Whether every rank knows a value whole: ids and relations that the batch gives, no numbers."""
@@ -155,7 +164,8 @@ class Ground:
         """A rank takes what it wants of what every rank knows, or stores."""
         step = self.steps[at]
         stored = step.stored.but(k, state) if step.op == "act" else step.stored
-        return self.add(step._replace(placement=step.placement.but(k, state), stored=stored))
+        found = step._replace(placement=step.placement.but(k, state), stored=stored)
+        return self.add(found.by_rule(k, state, "slice"))
 
     def free(self, at: int) -> bool:
         """Whether a value is made of what every rank knows alone, as the angles of positions are: it is computed where
@@ -168,7 +178,8 @@ class Ground:
         """Computes a value that is free in another state."""
         step = self.steps[at]
         args = tuple(self.want(a, k, state) for a in step.args)
-        return self.add(step._replace(args=args, placement=step.placement.but(k, state)))
+        found = step._replace(args=args, placement=step.placement.but(k, state))
+        return self.add(found.by_rule(k, state, "rows one by one" if step.op == "act" else "entry by entry"))
 
     def through(self, at: int, k: int, state: AxisState) -> int | None:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""
@@ -180,7 +191,8 @@ class Ground:
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
         placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
-        return self.add(step._replace(args=(moved,), placement=placement))
+        rule = "turned" if step.op == "turn" else passing(asked)
+        return self.add(step._replace(args=(moved,), placement=placement).by_rule(k, asked, rule))
 
     def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
         """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""

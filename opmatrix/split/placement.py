@@ -49,6 +49,11 @@ class Placement(NamedTuple):
 def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None
 
 
+def passing(state: AxisState) -> str:
+    """The rule by which a cut value goes through an operation that leaves that dimension alone."""
+    return {"heads": "heads", "cols": "columns"}.get(role_of(state) or "", "rows one by one")
+
+
 def local(dims: Dims, placement: Placement, mesh: Mesh) -> Dims:
     """The sizes that a rank holds, by its coordinates as symbols."""
     held: dict[Role, tuple[LiveSize, LiveSize]] = {}        # units there are, and in all

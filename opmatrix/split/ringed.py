@@ -8,9 +8,9 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.split.carrying import Grain
-from opmatrix.split.cuts import Cut, Dims
+from opmatrix.split.cuts import Cut, Dims, mergeable
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
-from opmatrix.split.placement import Placement
+from opmatrix.split.placement import Placement, passing, role_of
 from opmatrix.split.relating import attend_entries, begin_scores, compute_scores
 from opmatrix.split.traced import Operation
 
@@ -49,6 +49,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     k = scores.axis
     cut = split.steps[scores.queries].placement.on(k)
     if split.steps[values].placement.on(k) != cut: return None
+    if not (mergeable(line.more[0]) and line.more[0].commutative): return None     # each rank begins with its block
     args = [scores.queries, scores.keys, values]
     for j, axis in enumerate(split.mesh.axes):              # the other axes must hold all three alike
         if j == k: continue
@@ -66,7 +67,14 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     more = (k, scores.body, *line.more)
     taken = [other for _, other in scores.body if isinstance(other, int)]
     held = queries, keys, values, *(at for at, _ in sources), *taken
-    return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1]))
+    return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1],
+                              rules=rules_of(placement, {k: "ring of keys"})))
+
+
+def rules_of(placement: Placement, own: dict[int, str]) -> tuple[tuple[int, str], ...]:
+    """The rules of a product of rows, heads and sequences, by axis; `own` are those of some axes."""
+    names = {"batch": "sequences", "heads": "heads"}
+    return tuple((k, own.get(k, names.get(role_of(state) or "", "rows"))) for k, state in placement.cuts)
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
@@ -84,9 +92,13 @@ def computed(split: Ground, scores: WaitingScores) -> int:
     keys = split.want(scores.keys, scores.axis, None)
     placement = split.steps[scores.queries].placement
     both = monoids.sum, everyone
-    at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows"))
+    at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows",
+                            rules=rules_of(placement, {})))
+    passed = tuple((k, passing(state)) for k, state in placement.cuts)
+    alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
     for op, other in scores.body:
-        if isinstance(other, Operator): at = split.add(RankStep("act", (at,), (other,), scores.dims, placement))
-        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement))
+        if isinstance(other, Operator):
+            at = split.add(RankStep("act", (at,), (other,), scores.dims, placement, rules=passed))
+        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement, rules=alike))
     return at
 

@@ -8,9 +8,10 @@ from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.oracles import reduced
 from opmatrix.split.carrying import contracts, divisible
-from opmatrix.split.cuts import AxisState, Cut, Partial
+from opmatrix.split.cuts import AxisState, Cut, Partial, mergeable
 from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
+from opmatrix.split.placement import passing
 from opmatrix.split.relating import picked_rows, related_product
 from opmatrix.split.traced import Operation
 
@@ -41,13 +42,17 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
     if isinstance(own, Cut) and own.role == "cols":
         if entrywise: return [own], own, own, "columns"
-        if divisible(matrix) and (axis.strategy.cuts_weights or not contracts(matrix)):
+        able = mergeable(reduced(matrix)[1]) and divisible(matrix)
+        if able and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
-        return [home], home, None, ""
+        return [home], home, None, passing(home)
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
+            if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
+                raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
+                                 f"most {x.dims.cols} ranks")
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
         asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":
@@ -55,7 +60,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
             cut = heads_fit(split, at, axis)
             return [None], cut, cut, "columns of a matrix"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
@@ -104,7 +109,7 @@ def turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequ
     [own] = states(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
     out = own._replace(role=TURNED.get(own.role, own.role)) if isinstance(own, Cut) else own
-    return [own], out, None, ""
+    return [own], out, None, "turned"
 
 
 @rule("beside")
@@ -112,7 +117,7 @@ def beside(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Se
     """Columns side by side are whole; whatever else is cut is so in both."""
     found = states(split, k, args)
     kept = next((s for s in found if isinstance(s, Cut) and s.role != "cols"), None)
-    return [kept] * 2, kept, None, ""
+    return [kept] * 2, kept, None, "side by side"
 
 
 @rule("split")
@@ -122,17 +127,20 @@ def heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "cols":
         whole = isinstance(h, int) and isinstance(own.units, int)
-        if whole and h % own.units: return [split.home(k, args[0])], split.home(k, args[0]), None, ""
+        if whole and h % own.units:
+            home = split.home(k, args[0])
+            return [home], home, None, passing(home)
         return [own], own._replace(role="heads"), None, "heads"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 @rule("join")
 def join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads are columns again."""
     [own] = states(split, k, args)
-    if isinstance(own, Partial): own = split.home(k, args[0])
-    return [own], own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own, None, ""
+    if isinstance(own, Partial) or role(own) == "cols": own = split.home(k, args[0])
+    out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
+    return [own], out, None, passing(own)
 
 
 @rule("repeat")
@@ -141,7 +149,7 @@ def repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Se
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 @rule("total")
@@ -149,7 +157,7 @@ def total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
     """The sum of heads, of which a rank has some."""
     [own] = states(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
-    return [own], own, None, ""
+    return [own], own, None, passing(own)
 
 
 @rule("pick")
@@ -165,6 +173,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
             for s, a in zip(states(split, k, args), args, strict=True))
+    if not mergeable(over): u, v = (None if role(state) == cut else state for state, cut in ((u, "cols"), (v, "rows")))
     known = split.is_known(args[0])
     match role(u), role(v), axis.strategy.mixing:
         case "batch", _, _: return [u, u if v is not None else None], u, None, "sequences"

@@ -46,17 +46,28 @@ class Split(Ground):
         if line.op == "given" and line.shape.rows is not T:
             raise InputError(f"partition: {line.more[0]} of rows of {line.shape.rows}: only tokens have them here: "
                              "pick rows behind what reads them")
+        if line.op == "product": self.check_within(line)
         if line.op in GIVEN:
             homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
             placement = Placement(tuple((k, s) for k, s in homes if s is not None))
             return self.add(RankStep(line.op, (), line.more or ((at,) if line.op == "input" else ()), dims, placement,
-                                 selects=selects if line.op == "input" else line.op == "given"))
+                                 selects=selects if line.op == "input" else line.op == "given",
+                                 rules=tuple((k, "slice") for k, _ in placement.cuts)))
         if line.op == "act" and not line.args: return self.add(RankStep("act", (), line.more, dims, Placement()))
         if line.op == "product": check_pattern(line, self.lines[line.args[0]])
         later = deferred(self, [self.place[a] for a in line.args], line, dims, self.scored.get(at))
         if later is not None: return later
         args = [self.settled(self.place[a]) for a in line.args]
         return self.ruled(at, line, dims, args)
+
+    def check_within(self, line: Operation) -> None:
+        """Sequences are computed one by one, so no product may merge tokens of several."""
+        over, where = line.more
+        left = self.lines[line.args[0]]
+        apart = where.within or (left.op == "related" and not left.more[0].custom)
+        if left.shape.cols is T and not apart and self.sizes.sequences != 1:
+            raise InputError(f"partition: a product over {over.__name__} where {where} merges tokens of all sequences: "
+                             f"give a pattern within sequences, or one sequence in place of {self.sizes.sequences}")
 
     def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
         if line.op not in RULES:
@@ -65,17 +76,20 @@ class Split(Ground):
         placement, stored, why = Placement(), Placement(), ""
         order: list[int] = []
         outs: dict[int, AxisState] = {}
+        rules: list[tuple[int, str]] = []
         for k in self.turns(line, args):
             axis = self.mesh.axes[k]
             demand, out, kept, said = RULES[line.op](self, k, axis, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, kept), why or said
+            if any(state is not None for state in (*demand, out, kept)): rules.append((k, said))
         for a in args: order += [k for k, _ in self.steps[a].placement.cuts if k not in order]
         order += [k for k in outs if k not in order]
         for k in order: placement = placement.but(k, outs[k])
         for a in args: self.check_nested(a, placement, line)
         where = self.scored.get(at)
-        return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where))
+        return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where,
+                                 rules=tuple(rules)))
 
     def turns(self, line: Operation, args: Sequence[int]) -> list[int]:
         """Axes in the order in which they are ruled: those that cut heads of a product before those that shall."""

@@ -10,10 +10,10 @@ from opmatrix.algebra.shapes import H, N, Shape, ShapeError, T, size, space, unt
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
-from rewrites.kinds import behind, joined, left, right
+from rewrites.kinds import behind, joined, left, right, with_heads
 from rewrites.proofs.laws.value_kinds import below
 
-PURE = {*LASTING.values(), below, behind, joined, left, right}      # kinds that read x through their operands alone
+PURE = {*LASTING.values(), below, behind, joined, left, right, with_heads}   # kinds that read x through operands alone
 
 
 def read_both(one: Operator, other: Operator) -> tuple[Operator, Operator]:

@@ -153,13 +153,14 @@ def test_columns_of_a_wider_value_are_read_in_place(rng):
 
 def test_a_kernel_is_one_entry(rng, monkeypatch):
     """A kernel that is declared nowhere but here is checked, planned, run, read in float64, priced and printed."""
-    @kernel(inplace="x")
+    @kernel(inplace="x", prices={})
     class largest(Arguments):
         """The largest number of a row, or least."""
 
         def run(out, x: Rows, *, least: float = 0.0): np.maximum(x.max(1, keepdims=True), least, out=out)
         def shape(a) -> Rows: return Rows(1)
         def reference(a): return np.maximum(a.x.max(1, keepdims=True), a.least)
+        def bound(a): return np.zeros(1)
         def cost(a, out, extents): return [("gather", {"T": extents[T], "p": a.x.cols})]
 
     monkeypatch.setitem(KERNELS, "largest", largest)
