@@ -114,10 +114,10 @@ class DrawnCase(NamedTuple):
 
 
 def random_case(seed):
-    """A model of any family of random sizes, a mesh of up to 8 ranks and 4 axes, a batch. Where a mesh is refused, what
+    """A model of any family of random sizes, a mesh of up to 8 ranks and 3 axes, a batch. Where a mesh is refused, what
     the refusal advises is done: so advice is tried, too."""
     rng = np.random.default_rng(seed)
-    config, sequences, tokens = random_config(rng), int(rng.integers(1, 6)), int(rng.integers(2, 14))
+    config, sequences, tokens = random_config(rng), int(rng.integers(1, 8)), int(rng.integers(3, 15))
     axes, said = random_axes(rng), []
     while True:
         mesh = Mesh.of(**axes)
@@ -147,13 +147,14 @@ def random_config(rng):
 
 
 def random_axes(rng):
-    """Up to four axes of strategies that do not meet, 2 to 8 ranks in all, in any order."""
-    axes, count = {}, int(rng.integers(1, 5))
+    """Up to three axes of strategies that do not meet, 2 to 8 ranks in all, in any order."""
+    axes, count = {}, int(rng.integers(1, 4))
     for name in rng.permutation([name for name, each in STRATEGIES.items() if not each.by_hand]):
         strategy, left = STRATEGIES[name], 8 // prod((n for n, _ in axes.values()), start=1)
         if left < 2 or len(axes) == count: break
         if not any(meet(strategy, other) for _, other in axes.values()):
-            axes["abcd"[len(axes)]] = int(rng.integers(2, left + 1)), strategy
+            room = left // 2 ** (count - len(axes) - 1)     # the axes to come have two ranks at least
+            axes["abc"[len(axes)]] = int(rng.integers(2, room + 1)), strategy
     return axes
 
 

@@ -174,6 +174,8 @@ class Partition:
         if unknown := sorted({each.relation for e in found for each in e.atoms(FromRelation)}):
             raise InputError(f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
                              "relations={name: matrix})")
+        if named := sorted({str(each) for e in found for each in e.free_symbols}):
+            raise InputError(f"{named[0]}: it is the name of a size: a peak needs its number")
         return max(map(int, found))
 
 
@@ -188,10 +190,11 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     hand, by patterns of their names: "columns", "rows" or "whole"; the rest follows. Raises InputError for a mesh that
     the model does not fit, for a pattern that no weight fits, and for operators that no rule splits."""
     model = model if isinstance(model, Operator) else promised(model)
+    check_sizes(sizes)
     factors, along = chain(model), mesh.stages
     check_cuts(factors, cuts or {})
     check_batch(mesh, sizes)
-    bounds = cut_stages(factors, int(along.ranks) if along else 1, stages)
+    bounds = cut_stages(factors, along.count if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
     shape = Shape(1, model.into.rows, model.into.cols)
@@ -208,6 +211,13 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
         for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
         made.append([part_of(splits, own, factors) for own in groups.values()])
     return Partition(mesh, sizes, factors, bounds, made, name, splits)
+
+
+def check_sizes(sizes: BatchSizes) -> None:
+    """Raises InputError for sequences or tokens that are neither a whole number from 1 on nor an expression."""
+    for what, number in (("sequences", sizes.sequences), ("tokens", sizes.tokens)):
+        if isinstance(number, sympy.Expr) or (type(number) is int and number > 0): continue
+        raise InputError(f"{what} {number!r}: give a whole number from 1 on, or a name")
 
 
 def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
@@ -149,6 +150,9 @@ class Rank:
 
     def selecting(self, step: RankStep, ids: Numeric) -> OneHot:
         batch, _, rows, cols = self.window(step.dims, step.placement)
+        if wrong := [each for each in (ids.min(initial=0), ids.max(initial=0)) if not 0 <= each < step.dims.cols]:
+            raise InputError(f"batch: id {wrong[0]} of {step.more[0] if step.op == 'given' else 'tokens'} is outside "
+                             f"0..{int(step.dims.cols) - 1}")
         return OneHot(ids[batch, rows], cols.start, cols.stop)
     def input(self, step: RankStep) -> Held:
         if self.start is not None: return self.start

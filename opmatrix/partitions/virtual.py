@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
@@ -35,7 +36,12 @@ class Ran:
 
 
 def run(plan: Partition, feed: Feed) -> Ran:
-    """Runs every rank of a partition at the numbers of a batch. Raises Stuck for ranks that wait for ever."""
+    """Runs every rank of a partition at the numbers of a batch. Raises Stuck for ranks that wait for ever, and
+    InputError for a batch that is not as large as the partition says."""
+    dims, found = plan.sizes.dims(plan.splits[0].x), feed.x.shape[:2]
+    if (dims.batch, dims.rows) != found:
+        raise InputError(f"batch: {found[0]} sequences of {found[1]} rows, and the partition is of {dims.batch} of "
+                         f"{dims.rows}: give it the sizes of the batch")
     mesh, meters = plan.mesh, {place: Meter() for place in plan.mesh.places()}
     splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
     results = drive({place: rank(plan, splits, place, feed, meters[place]) for place in meters}, mesh, meters)

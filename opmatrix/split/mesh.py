@@ -80,6 +80,12 @@ class Axis:
         """The coordinate of a rank on the axis, from 0 on."""
         return sympy.Symbol(f"r_{self.name}", integer=True, nonnegative=True)
 
+    @property
+    def count(self) -> int:
+        """The ranks, where a number is needed. Raises InputError for a name."""
+        if isinstance(self.ranks, int): return self.ranks
+        raise InputError(f"mesh: axis {self.name} has {self.ranks} ranks, a name: a number is needed here")
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -92,7 +98,7 @@ class Mesh:
         """`Mesh.of(dp=(2, "data"), tp=(4, "tensor"))`: the ranks of an axis and its strategy."""
         made = []
         for name, (ranks, strategy) in axes.items():
-            if isinstance(ranks, str): ranks = size(ranks)
+            if isinstance(ranks, str) and ranks.isidentifier(): ranks = size(ranks)
             if isinstance(ranks, bool) or (not isinstance(ranks, sympy.Expr) and (
                     not isinstance(ranks, int) or ranks < 1)):
                 raise InputError(f"mesh: axis {name} has {ranks!r} ranks: give a whole number from 1 on, or a name")
@@ -105,8 +111,10 @@ class Mesh:
             twin = next((each for each in self.axes[:number] if 1 not in (each.ranks, axis.ranks)
                          and meet(each.strategy, axis.strategy)), None)
             if twin is not None:
-                raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {axis.strategy.name}: make "
-                                 "them one axis, of as many ranks as both")
+                by = axis.strategy.name
+                if by != twin.strategy.name: by = f"what {twin.strategy.name} and {by} have in common"
+                raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {by}: make them one axis, of "
+                                 "as many ranks as both")
 
     @property
     def ranks(self) -> LiveSize: return prod((axis.ranks for axis in self.axes), start=1)
@@ -123,8 +131,8 @@ class Mesh:
     def stages(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.layers), None)
 
     def places(self) -> Iterator[tuple[int, ...]]:
-        """The coordinates of every rank, the last axis fastest."""
-        return product(*(range(int(axis.ranks)) for axis in self.axes))
+        """The coordinates of every rank, the last axis fastest. Raises InputError for ranks that are a name."""
+        return product(*(range(axis.count) for axis in self.axes))
 
 
 def usual_mesh(dp: int = 1, tp: int = 1, pp: int = 1, cp: int = 1, *, zero: int = 0, context: str = "ring",

@@ -50,6 +50,9 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
         return [home], home, None, passed_on(home)
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
+            if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
+                raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
+                                 f"most {x.dims.cols} ranks")
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
         asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":

@@ -30,8 +30,8 @@ def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, .
 
 
 def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
-    """Found of a pattern that sees a range of positions by its ends, so sequences may have any length; of others by looking
-    at all of them."""
+    """A pattern that sees a range of positions is read at its ends, so sequences may have any length; of others all
+    positions are looked at."""
     cuts = all_bounds(tokens, n)
     if where.reach is not None:
         back, ahead = where.reach

@@ -33,7 +33,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
 
 def version(asked: bool) -> None:
     """Prints the version, and ends."""
-    if check_asked:                                               # every command comes by here, and most need no such imports
+    if asked:                                               # every command comes by here, and most need no such imports
         from rewrites.report.results import installed
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit

@@ -37,8 +37,8 @@ class PartitionWish:
     form: str = "table"
 
 
-def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str, weights: str,
-          training: bool, machine: str | None, form: str) -> PartitionWish:
+def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str,
+                weights: str, training: bool, machine: str | None, form: str) -> PartitionWish:
     """What the options say, before anything is opened. Raises InputError for an option that says nothing that there
     is."""
     check_among("--form", form, FORMS)
@@ -50,7 +50,8 @@ def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts:
         if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
     try: sheet = None if machine is None else datasheet(machine)
     except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
-    return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights), training, sheet, form)
+    return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights), training,
+                         sheet, form)
 
 
 def check_among(option: str, given: str, names: Sequence[str]) -> None:

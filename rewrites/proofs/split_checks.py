@@ -25,7 +25,7 @@ from rewrites.laws.splitting import RuleKey
 from rewrites.proofs.enclosure import Between
 from rewrites.verify.failure import VerificationError
 
-KEY_COUNTS, ROW_COUNTS, SEQUENCE_LENGTHS = 9, 7, (4, 1, 3, 5)                    # of a check: keys, rows, and sequences of unequal length
+KEY_COUNTS, ROW_COUNTS, SEQUENCE_LENGTHS = 9, 7, (4, 1, 3, 5)        # of a check; sequences of unequal length
 FEW_COLUMNS, CLOSE = 1e-9, 1e-12                                 # relative: of intervals, of float64
 MERGED = tuple(over for over in monoids.MONOIDS if mergeable(over))
 UNEQUAL = "no operator gives what a monoid carries"

@@ -67,6 +67,7 @@ REFUSED = [
     ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"),
     ("paired.py", ["no-such"], "no-such: no commit of"),
     ("drawn.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
+    ("partitions.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("models.py", ["--types", "float8"], "--types float8: float32")]
 
 
