@@ -48,7 +48,7 @@ class Placement(NamedTuple):
 def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None
 
 
-def passing(state: AxisState) -> str:
+def pass_rule(state: AxisState) -> str:
     """The rule by which a cut value goes through an operation that leaves that dimension alone."""
     return {"heads": "heads", "cols": "columns"}.get(role_of(state) or "", "rows one by one")
 

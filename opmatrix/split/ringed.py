@@ -9,7 +9,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.patterns import everyone
 from opmatrix.split.cuts import Cut, Dims, mergeable
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
-from opmatrix.split.placement import Placement, passing, role_of
+from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.traced import Operation
 
 
@@ -89,7 +89,7 @@ def computed(split: Ground, scores: WaitingScores) -> int:
     both = monoids.sum, everyone
     at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows",
                             rules=rules_of(placement, {})))
-    passed = tuple((k, passing(state)) for k, state in placement.cuts)
+    passed = tuple((k, pass_rule(state)) for k, state in placement.cuts)
     alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
     for op, other in scores.body:
         if isinstance(other, Operator):

@@ -11,7 +11,7 @@ from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.cuts import AxisState, Cut, Partial, mergeable
 from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
-from opmatrix.split.placement import passing
+from opmatrix.split.placement import pass_rule
 from opmatrix.split.traced import Operation
 
 RULES: dict[str, SplitRule] = {}
@@ -46,7 +46,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
-        return [home], home, None, passing(home)
+        return [home], home, None, pass_rule(home)
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
@@ -56,7 +56,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
             cut = heads_fit(split, at, axis)
             return [None], cut, cut, "columns of a matrix"
-    return [own], own, None, passing(own)
+    return [own], own, None, pass_rule(own)
 
 
 def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
@@ -125,9 +125,9 @@ def heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
         whole = isinstance(h, int) and isinstance(own.units, int)
         if whole and h % own.units:
             home = split.home(k, args[0])
-            return [home], home, None, passing(home)
+            return [home], home, None, pass_rule(home)
         return [own], own._replace(role="heads"), None, "heads"
-    return [own], own, None, passing(own)
+    return [own], own, None, pass_rule(own)
 
 
 @rule("join")
@@ -136,7 +136,7 @@ def join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequ
     [own] = states(split, k, args)
     if isinstance(own, Partial) or role(own) == "cols": own = split.home(k, args[0])
     out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
-    return [own], out, None, passing(own)
+    return [own], out, None, pass_rule(own)
 
 
 @rule("repeat")
@@ -145,7 +145,7 @@ def repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Se
     [own], h = states(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
-    return [own], own, None, passing(own)
+    return [own], own, None, pass_rule(own)
 
 
 @rule("total")
@@ -153,7 +153,7 @@ def total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
     """The sum of heads, of which a rank has some."""
     [own] = states(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
-    return [own], own, None, passing(own)
+    return [own], own, None, pass_rule(own)
 
 
 @rule("pick")

@@ -17,7 +17,7 @@ from opmatrix.split.cuts import Partial
 from opmatrix.split.moving import RankStep
 from opmatrix.split.spreading import Split
 from rewrites.law import PARTITION
-from rewrites.laws.splitting import Key, key_of, statement
+from rewrites.laws.splitting import RuleKey, key_of, statement
 
 PASSING = {"rows one by one", "entry by entry", "turned", "side by side", "columns", "slice"}
 HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "heads")}     # pass heads on, too
@@ -27,7 +27,7 @@ HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "h
 class PartitionStep:
     """One application of a rule on axes of a mesh: the equation that it is, to what it is applied, what crosses, and
     to how many steps in a row."""
-    rule: Key
+    rule: RuleKey
     axes: tuple[str, ...]
     says: str
     what: str = ""
@@ -100,7 +100,7 @@ def between_stages(plan: Partition) -> Iterator[PartitionStep]:
 def steps_of(split: Split) -> Iterator[PartitionStep]:
     """The steps of one factor. Those that pass on what is cut are said once a run, with their number."""
     booked = Booked(split.steps, split.mesh, split.out)
-    passed: dict[tuple[str, Key, tuple[str, ...]], int] = {}
+    passed: dict[tuple[str, RuleKey, tuple[str, ...]], int] = {}
     for at, step in enumerate(split.steps):
         for rule, axes in by_rule(split, step).items():
             key = key_of(step.op, rule)
@@ -122,9 +122,9 @@ def by_rule(split: Split, step: RankStep) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def said(passed: dict[tuple[str, Key, tuple[str, ...]], int]) -> Iterator[PartitionStep]:
+def said(passed: dict[tuple[str, RuleKey, tuple[str, ...]], int]) -> Iterator[PartitionStep]:
     """A run of steps that pass on what is cut, one for each equation."""
-    counts: dict[tuple[str, tuple[str, ...]], tuple[Key, int]] = {}
+    counts: dict[tuple[str, tuple[str, ...]], tuple[RuleKey, int]] = {}
     for (_, key, axes), count in passed.items():
         says = statement(key)
         first, before = counts.get((says, axes), (key, 0))

@@ -21,12 +21,12 @@ from opmatrix.patterns import Pattern, causal, everyone, sequence, window
 from opmatrix.split.cuts import mergeable
 from opmatrix.split.visible import visibility
 from rewrites.law import FunctionDeclaration, apart
-from rewrites.laws.splitting import Key
+from rewrites.laws.splitting import RuleKey
 from rewrites.proofs.enclosure import Between
 from rewrites.verify.failure import VerificationError
 
-KEYS, ROWS, LENGTHS = 9, 7, (4, 1, 3, 5)                    # of a check: keys, rows, and sequences of unequal length
-NARROW, CLOSE = 1e-9, 1e-12                                 # relative: of intervals, of float64
+MANY, QUERY_ROWS, SEQUENCES = 9, 7, (4, 1, 3, 5)           # of a check: keys, rows, sequences of unequal length
+THIN, CLOSE = 1e-9, 1e-12                                 # relative: of intervals, of float64
 MERGED = tuple(over for over in monoids.MONOIDS if mergeable(over))
 UNEQUAL = "no operator gives what a monoid carries"
 BATCHES = "who sees whom is said by the batch"
@@ -37,7 +37,7 @@ class SplitCheck(FunctionDeclaration):
     """One check: `body` tries so many pieces, over a monoid. `rules`: what it justifies. `reason`: why it is no
     proof. It raises VerificationError where what ranks have is not what the whole has."""
     body: Callable[[type[Monoid], int, np.random.Generator], None]
-    rules: tuple[Key, ...]
+    rules: tuple[RuleKey, ...]
     reason: str
     over: tuple[type[Monoid], ...]
 
@@ -46,7 +46,7 @@ CHECKS: list[SplitCheck] = []
 CheckBody = Callable[[type[Monoid], int, np.random.Generator], None]
 
 
-def try_parts(*rules: Key, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[[CheckBody], SplitCheck]:
+def try_parts(*rules: RuleKey, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[[CheckBody], SplitCheck]:
     """Declares a check of rules."""
     def declare(body: CheckBody) -> SplitCheck:
         CHECKS.append(SplitCheck(body, rules, reason, tuple(over)))
@@ -66,7 +66,7 @@ Lifted = list[Carrier]
 
 def draw_carriers(over: type[Monoid], rng: np.random.Generator) -> Lifted:
     """What is merged: in rationals where the monoid computes in them, else in intervals."""
-    drawn = rng.integers(-20, 21, (KEYS, 2))
+    drawn = rng.integers(-20, 21, (MANY, 2))
     def of(number: Callable[[int], object]) -> Lifted:
         return [over.lifted(number(x), number(w)) for x, w in drawn.tolist()]
     try:
@@ -95,7 +95,7 @@ def same_number(a: object, b: object) -> bool:
     if not (isinstance(a, Between) or isinstance(b, Between)): return bool(a == b)
     a, b = (each if isinstance(each, Between) else Between(float(each)) for each in (a, b))     # type: ignore[arg-type]
     if a.low == b.low and a.high == b.high: return True
-    wide = NARROW * max(abs(a).high, abs(b).high, 1.0)
+    wide = THIN * max(abs(a).high, abs(b).high, 1.0)
     return a.low <= b.high and b.low <= a.high and a.high - a.low <= wide and b.high - b.low <= wide
 
 
@@ -104,16 +104,16 @@ def same_number(a: object, b: object) -> bool:
 def carriers_in_order(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Carriers of neighbours, merged in the order of ranks, are the carrier of all; a rank may have none."""
     every = draw_carriers(over, rng)
-    ranks = [merge_carriers(over, every[lo:hi]) for lo, hi in uneven(KEYS, n, rng)]
+    ranks = [merge_carriers(over, every[lo:hi]) for lo, hi in uneven(MANY, n, rng)]
     compare_carriers("carriers_in_order", over, merge_carriers(over, ranks), merge_carriers(over, every))
 
 
 @try_parts(("ring", "ring of keys"), reason=UNEQUAL, over=[over for over in MERGED if over.commutative])
 def carriers_in_a_ring(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Each rank begins with its own block and goes on to the left, and leaves out blocks of which it sees nothing."""
-    every, blocks = draw_carriers(over, rng), uneven(KEYS, n, rng)
+    every, blocks = draw_carriers(over, rng), uneven(MANY, n, rng)
     for r in range(n):
-        seen = (rng.random(KEYS) < 0.6) & np.repeat(rng.random(n) < 0.7, [hi - lo for lo, hi in blocks])
+        seen = (rng.random(MANY) < 0.6) & np.repeat(rng.random(n) < 0.7, [hi - lo for lo, hi in blocks])
         seen[slice(*blocks[r])] = True
         carrier = over.unit()
         for lo, hi in (blocks[(r - d) % n] for d in range(n)):
@@ -150,11 +150,11 @@ def compare_pieces(name: str, what: object, found: NDArray[np.float64], wanted: 
 def by_sequences(term: Operator, n: int, rng: np.random.Generator) -> tuple[
         NDArray[np.float64], NDArray[np.float64]]:
     """What a term gives of all sequences, and of those of each rank."""
-    x = rng.normal(size=(sum(LENGTHS), 5))
-    ends, found = [0, *accumulate(LENGTHS)], []
-    for lo, hi in uneven(len(LENGTHS), n, rng):
-        if lo < hi: found.append(np.asarray(dense(term, x[ends[lo]:ends[hi]], zeros(LENGTHS[lo:hi]))))
-    return np.concatenate(found), np.asarray(dense(term, x, zeros(LENGTHS)))
+    x = rng.normal(size=(sum(SEQUENCES), 5))
+    ends, found = [0, *accumulate(SEQUENCES)], []
+    for lo, hi in uneven(len(SEQUENCES), n, rng):
+        if lo < hi: found.append(np.asarray(dense(term, x[ends[lo]:ends[hi]], zeros(SEQUENCES[lo:hi]))))
+    return np.concatenate(found), np.asarray(dense(term, x, zeros(SEQUENCES)))
 
 
 def zeros(lengths: Sequence[int]) -> Batch: return Batch([np.zeros(length, int) for length in lengths])
@@ -180,11 +180,11 @@ def rows_that_are_picked(over: type[Monoid], n: int, rng: np.random.Generator) -
 def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """A rank that has some rows of scores masks them by the positions that they have in the whole."""
     for where in (everyone, *WITHIN):
-        term, x = scored(rng, over, where), rng.normal(size=(ROWS, 5))
+        term, x = scored(rng, over, where), rng.normal(size=(QUERY_ROWS, 5))
         z, v = (np.asarray(dense(each, x)) for each in term.args[:2])
         found = []
-        for lo, hi in uneven(ROWS, n, rng):
-            seen = visibility(where, np.arange(lo, hi), np.arange(ROWS))
+        for lo, hi in uneven(QUERY_ROWS, n, rng):
+            seen = visibility(where, np.arange(lo, hi), np.arange(QUERY_ROWS))
             found.append((over.closed or over.product)(z[lo:hi], v, seen))
         compare_pieces("rows_at_their_positions", f"{over.__name__} where {where}", np.concatenate(found),
-                       np.asarray(dense(term, x, zeros([ROWS]))))
+                       np.asarray(dense(term, x, zeros([QUERY_ROWS]))))

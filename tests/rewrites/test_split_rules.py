@@ -35,9 +35,9 @@ from rewrites.laws.splitting import (
     grouped,
     key_of,
     pieces,
-    stacked,
+    piled,
+    some_values,
     statement,
-    values,
 )
 from rewrites.proofs.split_checks import CHECKS, SplitCheck
 from rewrites.proofs.split_rules import CHECKED, PROVED, hold, survive, verdicts, written
@@ -138,15 +138,16 @@ def test_every_rule_that_is_written_has_an_equation():
 def wrong(*pairs, exact=False): return SplitEquation(lambda n: pairs, (), "", exact)
 
 
-X, W, V = values("x", 3, splitting.M, "k"), values("W", 3, "k", splitting.P), values("V", 3, splitting.K, "p")
-Y = values("y", 1, splitting.M, splitting.K)[0]
-Q, K = (values(name, 2, T, splitting.K, 2) for name in "qk")
+X, W = some_values("x", 3, splitting.M, "k"), some_values("W", 3, "k", splitting.P)
+V = some_values("V", 3, splitting.K, "p")
+Y = some_values("y", 1, splitting.M, splitting.K)[0]
+Q, K = (some_values(name, 2, T, splitting.K, 2) for name in "qk")
 PLANTED = {
-    "a part is forgotten": (product(abreast(X), stacked(W)), product(X[0], W[0]) + product(X[1], W[1])),
+    "a part is forgotten": (product(abreast(X), piled(W)), product(X[0], W[0]) + product(X[1], W[1])),
     "columns in another order": (product(Y, abreast(V)), abreast([product(Y, each) for each in V[::-1]])),
-    "the nonlinear before the sum": (compose(product(abreast(X), stacked(W)), gelu), reduce(
+    "the nonlinear before the sum": (compose(product(abreast(X), piled(W)), gelu), reduce(
         lambda a, b: a + b, [compose(product(x, w), gelu) for x, w in zip(X, W, strict=True)])),
-    "a softmax as a sum": (product(abreast(X), stacked(W), monoids.softmax), reduce(
+    "a softmax as a sum": (product(abreast(X), piled(W), monoids.softmax), reduce(
         lambda a, b: a + b, [product(x, w, monoids.softmax) for x, w in zip(X, W, strict=True)])),
     "heads exchanged": (product(grouped(Q), turn(grouped(K))), grouped([product(a, turn(b)) for a, b in zip(
         Q[::-1], K[::-1], strict=True)])),
@@ -164,9 +165,9 @@ def test_a_wrong_equation_is_refuted(pair):
 
 def test_wrong_equations_of_numbers():
     """Heads repeated one after the other are no heads repeated each by itself, and pieces have an order."""
-    two = [splitting.some_heads(lo, hi) for lo, hi in pieces(splitting.HEADS, 2)]
-    tiled = splitting.some_heads(0, splitting.HEADS) @ repeat(2 * splitting.HEADS), grouped(two * 2)
-    for pair in (tiled, (splitting.some_heads(0, splitting.HEADS), grouped(two[::-1]))):
+    two = [splitting.some_heads(lo, hi) for lo, hi in pieces(splitting.ALL_HEADS, 2)]
+    tiled = splitting.some_heads(0, splitting.ALL_HEADS) @ repeat(2 * splitting.ALL_HEADS), grouped(two * 2)
+    for pair in (tiled, (splitting.some_heads(0, splitting.ALL_HEADS), grouped(two[::-1]))):
         with pytest.raises(VerificationError, match="2 pieces differ"): hold(wrong(pair, exact=True), 2)
 
 
