@@ -18,7 +18,8 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.disk.files import read_json
 from opmatrix.display.tables import table
-from opmatrix.files.saving import FRONT, REPORT
+from opmatrix.files.loading import FRONT
+from opmatrix.files.saving import REPORT
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from formats import FORMATS
-from formats.kernels import WHERE
+from formats.kernels import find_modules
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
@@ -49,7 +49,7 @@ def stated(kind: Kind, name: str) -> str:
 def properties(kind: Kind) -> str:
     return ", ".join(filter(None, (stated(kind, name) for name in PROPERTIES if name in kind.properties)))
 
-def file(kernel: str) -> str: return f"{WHERE[kernel].replace('.', '/')}.py"
+def file(kernel: str) -> str: return f"{find_modules()[kernel].replace('.', '/')}.py"
 
 def statement(text: str) -> str: return code(text.replace("formula(lambda x: ", "(x ↦ "))
 

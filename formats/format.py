@@ -344,7 +344,7 @@ class Format:
         return kernels.borders(*cls.called())
 
     @classmethod
-    def called(cls) -> list[str]: return sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.WHERE})
+    def called(cls) -> list[str]: return sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.find_modules()})
 
     def tolerance(self, W: Floats) -> float:
         """How far, in Frobenius norm, rounding may put unpack() from a W that can be held: by default not at all."""

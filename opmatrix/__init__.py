@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.batch import *  # noqa: F403
     from opmatrix.files.checkpoint import open_model as open_model
-    from opmatrix.files.storage import load as load
+    from opmatrix.files.loading import load as load
     from opmatrix.models import *  # noqa: F403
     from opmatrix.partitions.plan import partition as partition
     from opmatrix.patterns import *  # noqa: F403

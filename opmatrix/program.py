@@ -325,7 +325,7 @@ class Program:
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
         memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
         replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        program: Program = body("files.storage.load")(directory, copy)
+        program: Program = body("files.loading.load")(directory, copy)
         return program
 
     def __str__(self) -> str:

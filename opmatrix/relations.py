@@ -147,6 +147,10 @@ class Sparse(NamedTuple):
         found[np.repeat(np.arange(self.shape[0]), np.diff(self.starts)), self.at] = self.numbers
         return found
 
+    def there(self) -> NDArray[np.bool_]:
+        """Where there is an entry, zero or not."""
+        return self._replace(numbers=np.ones(len(self.at))).dense(bool)
+
     def layers(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]:
         """The first entry of each row that has one, then the second, and so on: rows, columns, numbers."""
         counts = np.diff(self.starts)

@@ -13,7 +13,8 @@ from formats.machine.quiet import Watch, warn_busy
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.files.saving import DERIVATION, FRONT, REPORT
+from opmatrix.files.loading import FRONT
+from opmatrix.files.saving import DERIVATION, REPORT
 from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.program import Program
 from rewrites.compiler.search import Structure

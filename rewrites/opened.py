@@ -14,8 +14,8 @@ from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, Part, outputs, parts
 from rewrites.law import Law
+from rewrites.lower.float32_range import list_arrays
 from rewrites.lower.lower import plainly
-from rewrites.lower.precision import count_bytes
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import NUMBER_TYPES, Representable
 from rewrites.phases import Tell
@@ -108,3 +108,8 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
     workload = opened.workload
     if programs["exact"].stored_bytes > LARGE: workload = replace(workload, state=workload.verify)
     return Searched(opened, workload, space, structures, programs, emitter)
+
+
+def count_bytes(model: Operator) -> int:
+    """Bytes of its arrays in float32, each once."""
+    return sum(4 * data.array.size for data in {id(data): data for data in list_arrays(model)}.values())

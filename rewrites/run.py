@@ -34,8 +34,8 @@ from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, outputs
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.lower.float32_range import check_precision
 from rewrites.lower.mixed import Mix
-from rewrites.lower.precision import check_precision
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
 from rewrites.opened import Opened, Searched, search_exact
@@ -46,10 +46,10 @@ from rewrites.pruning.removing import check_removal
 from rewrites.pruning.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
+from rewrites.report.evaluated_terms import find_evaluated
 from rewrites.report.gains import add_means
 from rewrites.report.points import Point
 from rewrites.report.results import Result
-from rewrites.report.uncompiled import find_evaluated
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce

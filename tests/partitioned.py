@@ -149,7 +149,7 @@ def random_config(rng):
 def random_axes(rng):
     """Up to four axes of strategies that do not meet, 2 to 8 ranks in all, in any order."""
     axes, count = {}, int(rng.integers(1, 5))
-    for name in rng.permutation(list(STRATEGIES)):
+    for name in rng.permutation([name for name, each in STRATEGIES.items() if not each.by_hand]):
         strategy, left = STRATEGIES[name], 8 // prod((n for n, _ in axes.values()), start=1)
         if left < 2 or len(axes) == count: break
         if not any(meet(strategy, other) for _, other in axes.values()):

@@ -65,7 +65,10 @@ class Ragged:
     """opmatrix at work: a batch is all rows of its sentences, one after another; nothing is padded."""
 
     def __init__(self, program):
-        from opmatrix.batch import Batch
+        try:
+            from opmatrix.batch import Batch
+        except ModuleNotFoundError:                         # where it was before 0.14
+            from opmatrix.patterns import Batch
         self.program, self.batch = program, Batch
 
     def ready(self, rows): return self.batch(rows)

@@ -25,8 +25,11 @@ def module(name):
 
 
 def catalogue():
-    """What a calibration is handed, in a tree since 0.13."""
-    return [import_module("opmatrix.pricing").catalogue()] if find_spec("opmatrix.pricing") else []
+    """What a calibration is handed, in a tree since 0.13. Before, kernels of programs entered a table of prices when
+    they were imported."""
+    if find_spec("opmatrix.pricing"): return [import_module("opmatrix.pricing").catalogue()]
+    import_module("opmatrix.program")
+    return []
 
 
 def origins():
@@ -35,9 +38,18 @@ def origins():
 
 
 def priced():
-    """The file that this tree looks for its calibration in, and whether it can use what is there."""
+    """The file that this tree looks for its calibration in, and whether it can use what is there. One that was only
+    begun is of no use: what it lacks each tree would measure by itself."""
     file = module("formats.machine.model").machine_file()
-    return {"file": str(file), "wrong": unusable(file)}
+    return {"file": str(file), "wrong": unusable(file) or begun(file)}
+
+
+def begun(file):
+    """What a calibration lacks of all that its tree prices; nothing where it is full."""
+    prices = import_module("formats.machine.prices")
+    names = {*catalogue()[0].prices} if catalogue() else {*prices.PRICES, *getattr(prices, "LATER", ())}
+    lacking = names - json.loads(Path(file).read_text())["coefficients"].keys()
+    return f"{file}: it lacks prices of {', '.join(sorted(lacking))}" if lacking else None
 
 
 def unusable(file):
@@ -48,10 +60,11 @@ def unusable(file):
 
 
 def calibrate():
-    """Takes a quick calibration, whole, and says where it is kept. It is not marked as taken while busy, or one side
-    would take it anew."""
+    """Takes a calibration, full where this tree knows such, so that no side measures a price by itself, and says where
+    it is kept. It is not marked as taken while busy, or one side would take it anew."""
     model, measure = module("formats.machine.model"), module("formats.machine.calibration").calibrate
-    machine = measure(*catalogue(), whole=True) if "whole" in signature(measure).parameters else model.this_machine()
+    most = next((word for word in ("full", "whole") if word in signature(measure).parameters), None)
+    machine = measure(*catalogue(), **{most: True}) if most else model.this_machine()
     (replace(machine, busy="") if hasattr(machine, "busy") else machine).save(model.machine_file())
     return str(model.machine_file())
 

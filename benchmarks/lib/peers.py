@@ -21,7 +21,7 @@ from lib.command import LIB, ROOT, cores
 from lib.engines import ENGINES
 
 from formats.disk.cache import cache_directory
-from opmatrix.files.storage import VERSION
+from opmatrix.files.loading import VERSION
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore",

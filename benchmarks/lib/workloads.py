@@ -54,7 +54,7 @@ def made(name, checkpoint, pairs, count, rounds=1):
         rows = ids(tokenizer.encode(SentencePairs.read(pairs).texts[:count]))
         order = sorted(range(len(rows)), key=lambda i: len(rows[i])) if name == "sorted" else range(len(rows))
         return Workload(name, rows, [[*order[at:at + BATCH]] for at in range(0, len(rows), BATCH)])
-    limit = checkpoint.config["max_position_embeddings"]
+    limit = checkpoint.positions
     if name == FRESH: return fresh(*cut(tokenizer, 1, min(128, limit)), 1 + TURN * rounds)
     try: count, length = map(int, name.split("x"))
     except ValueError: count = length = 0
@@ -102,7 +102,7 @@ def cut(tokenizer, count, length):
 def calibration(checkpoint):
     """What quantisation is calibrated on: the even sentences that ship, as they are and joined to 128 tokens."""
     tokenizer = checkpoint.tokenizer()
-    limit = min(128, checkpoint.config["max_position_embeddings"])
+    limit = min(128, checkpoint.positions)
     short = [row[:limit] for row in ids(tokenizer.encode(sentences()[0::2]))]
     return short + cut(tokenizer, 16, limit)
 

@@ -14,6 +14,7 @@ from typing import Any
 from formats.core.errors import InputError
 
 MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24   # bytes of a text; of JSON, which takes many times as many once read
+MOST_NAMES = 6                                                    # names in a directory that a message lists
 TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
 FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
               stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
@@ -152,3 +153,15 @@ def shown(path: object) -> str:
     """A name in a message, cut where it is long."""
     words = str(path).replace("\0", "\\0")
     return words if len(words) <= 200 else f"{words[:100]}…{words[-60:]}"
+
+
+def lying(directory: str | Path) -> str:
+    """What lies in a directory, for a message; where there is none, what lies in the nearest one above it."""
+    place = Path(directory)
+    while not os.path.isdir(place) and place != place.parent: place = place.parent
+    try: names = sorted(os.listdir(place))
+    except OSError as error: return f"{shown(place)}: {reason(error)}"
+    where = "the working directory" if place == Path() else shown(place)
+    more = f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES)
+    listed = ", ".join(shown(name) if name.isprintable() else repr(name) for name in names[:MOST_NAMES])
+    return f"{where} holds {listed}{more}" if names else f"{where} is empty"

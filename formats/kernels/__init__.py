@@ -1,62 +1,41 @@
 """Kernels: arrays in, arrays out. Compiled by other processes when first used, and kept in the user's cache; importing
-is free.
+is free. The index is made of the files: a module lists its kernels in `__all__`, and in `__borders__` the rows, or
+tokens of a sequence, at which they take another path.
 
 >>> from formats import kernels
 >>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""
 import hashlib
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-WHERE = {name: module for module, names in {
-    "products.linear": ("product_dense", "product_half", "product_lowrank"),
-    "products.csr_nm": ("product_csr", "product_nm"),
-    "products.block_vectorwise": ("product_block", "product_vectorwise"),
-    "products.packed_panels": ("product_packed",),
-    "products.q4_1_levels": ("product_levels",),
-    "products.bf16_int8_int4": ("product_bf16", "product_int8", "product_int4", "product_balanced_bytes",
-                        "product_lowrank_bytes"),
-    "products.blockint8_product": ("product_byte_blocks",),
-    "products.nmint8_product": ("product_pruned_bytes",),
-    "products.csc_product": ("product_csc",),
-    "products.sell_product": ("product_sell",),
-    "rows.passes": ("pointwise", "scale", "gather", "embed"),
-    "rows.gathering": ("Columns",),
-    "products.by_head": ("headwise",),
-    "rows.rotating": ("rotate",),
-    "rows.norms": ("pointwise_heads",),
-    "rows.sequences": ("pool_rows", "hand_rows", "link_rows", "attend_once"),
-    "mixing.masked": ("attention_blocks",),
-    "mixing.attending": ("attention",),
-    "mixing.attending_halves": ("attention_halves",),
-    "mixing.caches": ("append", "attention_cached"),
-    "mixing.heads": ("scores", "softmax", "values"),
-}.items() for name in names}
-PRODUCT_BORDERS = "products.linear.ENOUGH", "products.linear.MAX_ITEM_ROWS"        # rows that products are split by
-STRIP_BORDERS = (*PRODUCT_BORDERS, "products.csr_nm.STRIP")
-NARROW_BORDERS = (*PRODUCT_BORDERS, "products.narrow_vectors.BAND", "products.narrow_matrix.BAND")
-BORDERS = {                                                  # constants at which a module's kernels take another path
-    "products.linear": (*PRODUCT_BORDERS, "products.linear.REUSED", "products.gemm.TILE_ROWS"),
-    **dict.fromkeys(("products.csr_nm", "products.csc_product", "products.sell_product"), STRIP_BORDERS),
-    **dict.fromkeys(("products.bf16_int8_int4", "products.blockint8_product", "products.nmint8_product"),
-                    NARROW_BORDERS),
-    "products.block_vectorwise": (*PRODUCT_BORDERS, "products.block_vectorwise.TALL"),
-    "products.packed_panels": (*PRODUCT_BORDERS, "products.packed_panels.FEW_ROWS"),
-    "products.q4_1_levels": (*PRODUCT_BORDERS, "products.q4_1_levels.REGISTER_ROWS"),
-    "products.by_head": ("products.gemm.TILE_ROWS",),
-    "mixing.heads": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),
-    "mixing.masked": ("mixing.heads.QUERIES", "mixing.heads.KEYS"),
-    "mixing.attending": ("mixing.attending.QUERIES", "mixing.attending.PACKED"),
-    "mixing.attending_halves": ("mixing.attending.QUERIES",),
-    "mixing.caches": ("mixing.caches.PAGE", "mixing.caches.KEYS_AT_ONCE")}
-__all__ = [*WHERE, "borders", "digest", "warm"]
+ROOMS = "products", "rows", "mixing"
+LISTED = re.compile(r"^__all__ = \[([^]]*)\]", re.MULTILINE)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in WHERE: raise AttributeError(f"formats.kernels has no {name!r}; it has {', '.join(__all__)}")
-    globals()[name] = found = getattr(import_module(f".{WHERE[name]}", __name__), name)
+    if name.startswith("__") or name not in (known := find_modules()):
+        raise AttributeError(f"formats.kernels has no {name!r}; it has {', '.join(__dir__())}")
+    globals()[name] = found = getattr(import_module(f".{known[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]: return [*find_modules(), "borders", "digest", "find_modules", "warm"]
+
+
+@cache
+def find_modules() -> dict[str, str]:
+    """The module of each kernel. They are found by a pattern: to import a module takes a compiler. Raises TypeError
+    where two list one name."""
+    found = dict[str, str]()
+    for file in (file for room in ROOMS for file in sorted((Path(__file__).parent / room).glob("*.py"))):
+        module = f"{file.parent.name}.{file.stem}"
+        for name in re.findall(r"\w+", " ".join(LISTED.findall(file.read_text("utf-8")))):
+            if (other := found.setdefault(name, module)) != module:
+                raise TypeError(f"kernel {name}: {other} and {module} list it: give one of them another name")
     return found
 
 
@@ -64,8 +43,8 @@ def __getattr__(name: str) -> Any:
 def borders(*names: str) -> frozenset[int]:
     """Rows, or tokens of a sequence, at which these kernels take another path: their tiles, as their modules have
     them."""
-    found = [place.rpartition(".") for name in names for place in BORDERS.get(WHERE.get(name, ""), ())]
-    return frozenset(getattr(import_module(f".{module}", __name__), constant) for module, _, constant in found)
+    modules = [import_module(f".{found}", __name__) for name in names if (found := find_modules().get(name))]
+    return frozenset(border for module in modules for border in getattr(module, "__borders__", ()))
 
 
 @cache
@@ -81,6 +60,6 @@ def digest() -> str:
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:
     """Compile kernels, or read them from the cache, with progress(name, seconds) after each; seconds in all."""
-    for module in set(WHERE.values()): import_module(f".{module}", __name__)
+    for module in set(find_modules().values()): import_module(f".{module}", __name__)
     from formats.kernels.engine.launch import warm as compile_all
     return compile_all(names, progress)

@@ -59,7 +59,7 @@ class Datasheet:
         check_links(self.name, self.links)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """The least seconds that one call can take; KeyError and ValueError as of a calibrated machine."""
+        """The least seconds that one call can take; ValueError as of a calibrated machine."""
         parts = self.roofline(kernel, **sizes)
         return max(parts.values()) + (0.0 if self.catalogue[kernel].rides else self.launch)
 

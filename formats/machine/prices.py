@@ -81,10 +81,10 @@ class Catalogue:
     def __contains__(self, kernel: str) -> bool: return kernel in self.prices or kernel in self.optional
 
     def __getitem__(self, kernel: str) -> Price:
-        """The declaration of a price; KeyError names those there are."""
+        """The declaration of a price; ValueError names those there are."""
         if kernel in self.prices: return self.prices[kernel]
         if kernel in self.optional: return self.optional[kernel]
-        raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(self.prices)}")
+        raise ValueError(f"no kernel {kernel!r} has a price; there are {', '.join(self.prices)}")
 
     @cached_property
     def common(self) -> list[str]:

@@ -115,7 +115,7 @@ class Promised(Data):
         self.name, self.promise, self.turned = name, (name, shape), turned
 
     @property
-    def shape(self) -> tuple[LiveSize, ...]:                                   # type: ignore[override]
+    def shape(self) -> tuple[LiveSize, ...]:
         return self.promise[1][::-1] if self.turned else self.promise[1]
     @cached_property
     def key(self) -> str: return f"{self.promise}{self.turned}"
@@ -152,4 +152,4 @@ class LiveNumber(Promised):
     @property
     def array(self) -> Numeric:                                                # type: ignore[override]
         raise TypeError(f"{self.label} is a number of sizes that have none yet: build the model with numbers for them")
-    def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr: return self.expression    # type: ignore[override]
+    def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr: return self.expression

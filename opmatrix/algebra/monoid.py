@@ -81,7 +81,7 @@ class Monoid:
     @classmethod
     def unit(cls) -> Carrier: return cls.carry(cls.identity)
     @classmethod
-    def lifted(cls, x: object, w: object, at: int = 0) -> Carrier:
+    def lifted(cls, x: object, w: object, at: Scalars = 0) -> Carrier:
         return cls.carry(cls.lift(x, w, at) if cls.indexed else cls.lift(x, w))
     @classmethod
     def merged(cls, a: Carrier, b: Carrier) -> Carrier:

@@ -12,22 +12,22 @@ from opmatrix.algebra.shapes import is_named
 from opmatrix.algebra.term import Operator
 
 
-def symbols(attribute: object) -> list[sympy.Symbol]:
+def find_symbols(attribute: object) -> list[sympy.Symbol]:
     """The symbols in a size, or in a number that is made of sizes, by name."""
     if isinstance(attribute, LiveNumber): attribute = attribute.expression
     return sorted(attribute.free_symbols, key=str) if isinstance(attribute, sympy.Expr) else []
 
 
-def names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:
+def find_names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:
     """Every place where a size has a name, with the name."""
     for node in term.walk():
         if node.kind.name == "symbol": continue             # it stands for any operator, and is refused as such
         for attribute in node.attributes:
-            shape = attribute.shape if isinstance(attribute, Data) else ()
-            yield from ((node, found) for each in (attribute, *shape) for found in symbols(each) if is_named(found))
+            sizes = (attribute, *(attribute.shape if isinstance(attribute, Data) else ()))
+            yield from ((node, found) for each in sizes for found in find_symbols(each) if is_named(found))
 
 
 def require_numbers(term: Operator) -> None:
     """Raises InputError for a size that has a name, where only numbers will do."""
-    for node, name in names(term):
+    for node, name in find_names(term):
         raise InputError(f"{brief(node)}: {name} is the name of a size: a number is needed here")

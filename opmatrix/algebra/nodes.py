@@ -48,8 +48,9 @@ def scalar_function(**properties: bool) -> Callable[[ScalarBody], Operator]:
 # Matrices of numbers. The adjoint is of n columns coming in.
 
 def slice_size(n: LiveSize, lo: LiveSize, hi: LiveSize, what: str) -> None:
-    """The size of a choice of columns, which lie inside where that is known."""
-    if any(map(certain, (lo < 0, hi <= lo, n is not N and hi > n))):
+    """The size of a choice of columns, which lie inside where that is known. Of a number of columns no named size may
+    be cut that could be larger: in laws, two sizes would be taken for one."""
+    if any(map(certain, (lo < 0, hi <= lo, n is not N and hi > n))) or (isinstance(n, int) and not certain(hi <= n)):
         raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
 def cols_shape(n: LiveSize, lo: LiveSize, hi: LiveSize, of: LiveSize | None) -> Sizes:

@@ -250,8 +250,8 @@ class Entrywise:
         found = read_relation(self.batch, relation)
         numbers = found.dense()
         made = self.of((1, *found.shape), lambda _, r, j: self.number(float(numbers[r, j])))
-        there = Sparse(found.starts, found.at, np.ones(len(found.at)), found.shape).dense(bool)
-        return replace(made, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]), present=there)
+        rows = needed(self.batch, relation).space(relation.rows, found.shape[0])
+        return replace(made, batch=rows, present=found.there())
     def entered(self, port: Port) -> Entrywise:
         found = needed(self.batch, f"input {port}").input(port).reshape(-1, port.heads, port.columns)
         made = self.of((port.heads, len(found), port.columns), lambda h, r, j: self.number(float(found[r, h, j])))

@@ -17,7 +17,7 @@ from opmatrix.algebra import monoids, operators
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import is_known
-from opmatrix.algebra.named_sizes import symbols
+from opmatrix.algebra.named_sizes import find_symbols
 from opmatrix.algebra.term import KINDS, Operator, formula
 from opmatrix.patterns import Pattern
 
@@ -59,7 +59,7 @@ def label_leaves(nodes: list[Operator], names: Mapping[str, Iterable[object]]) -
     found: dict[Leaf, str] = {}
     taken = {*vocabulary(), *names, "x"}
     said = [a for node in nodes if node.kind.name != "symbol" for a in node.attributes]
-    sizes = dict.fromkeys(symbol for a in (*said, *chain(*names.values())) for symbol in symbols(a))
+    sizes = dict.fromkeys(symbol for a in (*said, *chain(*names.values())) for symbol in find_symbols(a))
     for leaf in dict.fromkeys([*sizes, *(leaf for node in nodes for leaf in leaves(node))]):
         name = spelt(leaf)
         while normal(name) in taken or keyword.iskeyword(name): name += "_"

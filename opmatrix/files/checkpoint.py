@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.core.errors import InputError
-from formats.disk.files import read_json, read_text
+from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
@@ -72,7 +72,11 @@ class Checkpoint:
         if not (directory / "config.json").exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
             return cls.of_gguf(files[0], name)
         if not isdir(directory):                            # a name that cannot be is none
-            raise InputError(f"{directory}: no such directory: give one that holds config.json and {WEIGHTS}")
+            raise InputError(f"{directory}: no such directory: config.json and {WEIGHTS} were looked for, and "
+                             f"{lying(directory)}: give a directory that holds them")
+        if not (directory / "config.json").exists():
+            raise InputError(f"{directory / 'config.json'}: No such file: a model needs it, and {lying(directory)}: "
+                             "give a directory that holds it")
         config = Config(directory / "config.json")
         with config.named(): check(config)
         return cls(name or directory.resolve().name, directory, config, listing(directory))

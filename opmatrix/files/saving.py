@@ -1,5 +1,5 @@
 """Programs written to disk: a directory of JSON and safetensors that appears whole or not at all.
-opmatrix.files.storage reads it."""
+opmatrix.files.loading reads it."""
 import hashlib
 import json
 import os
@@ -12,13 +12,24 @@ from uuid import uuid4
 from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
 from opmatrix.algebra.data import Numeric
+from opmatrix.files.loading import (
+    APART,
+    FRONT,
+    KIND,
+    NAMED_VERSION,
+    PROGRAM,
+    SHARDS,
+    SHARED,
+    VERSION,
+    WEIGHTS,
+    own_functions,
+)
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory
-from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS, own_functions
 from opmatrix.program import Program
 
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
-FRONT, DERIVATION, REPORT = "front", "derivation.txt", "report.json"     # what `opmatrix optimize` writes beside them
+DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix optimize` writes beside them, and FRONT
 OURS = (*FILES, DERIVATION, REPORT)
 
 

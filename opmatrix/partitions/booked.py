@@ -12,7 +12,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import AxisState, Cut, Dims, Largest, Partial, carried_columns, piece
+from opmatrix.split.cuts import AxisState, Cut, Dims, Largest, Needed, Partial, carried_columns, piece
+from opmatrix.split.haloed import ROWS, HeldEntries, Receivers, SentRows
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, local
@@ -59,7 +60,17 @@ class Booked:
         """Numbers that a rank holds of a value: of one-hot rows a number each, of a part the carrier."""
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
+        if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
+
+    def entries(self, at: int) -> sympy.Expr:
+        """Entries that a rank holds of a relation, of one sequence where it is within sequences. By rows it is held as
+        where each row begins, and a column and a number an entry."""
+        step, dims = self.steps[at], self.held_dims[at]
+        if step.more[0].pooled: return sympy.sympify(dims.rows * dims.cols)
+        return HeldEntries.at(step.more[0], *((state.role, self.mesh.axes[k].ranks, self.mesh.axes[k].at)
+                                              for k, state in step.placement.cuts
+                                              if isinstance(state, Cut) and state.role in ("rows", "cols")))
 
     @staticmethod
     def carrier(placement: Placement, dims: Dims) -> Dims:
@@ -71,11 +82,24 @@ class Booked:
         """Multiplications and additions of the products of a step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_flops(at)
+        if step.op == "among": return self.entry_scores(at) * 2 * self.entry_columns(at)
         if not step.args or step.op not in ("act", "product"): return NONE
         x, own = self.held_dims[step.args[0]], self.held_dims[at]
         if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return NONE
         cols = own.cols if step.op == "act" else self.held_dims[step.args[1]].cols
+        if self.steps[step.args[0]].op == "related":
+            return sympy.sympify(2 * own.batch * own.heads * self.entries(step.args[0]) * cols)
         return sympy.sympify(2 * own.batch * own.heads * own.rows * x.cols * cols)
+
+    def entry_scores(self, at: int) -> sympy.Expr:
+        """The scores of the entries that a rank has, of all heads."""
+        q, k, _, entries = self.steps[at].args[:4]
+        heads = self.held_dims[q if self.steps[q].dims.heads != 1 else k].heads
+        return sympy.sympify(self.held_dims[at].batch * heads) * self.entries(entries)
+
+    def entry_columns(self, at: int) -> sympy.Expr:
+        """Columns of queries and of values, which each entry multiplies."""
+        return sympy.sympify(sum(self.held_dims[a].cols for a in (self.steps[at].args[0], self.steps[at].args[2])))
 
     def ring_flops(self, at: int) -> sympy.Expr:
         step = self.steps[at]
@@ -112,6 +136,7 @@ class Booked:
         axis, n = self.mesh.axes[k], sympy.sympify(self.mesh.axes[k].ranks)
         before, after = self.steps[step.args[0]], step
         handed = sympy.sympify(self.carrier(before.placement, self.held_dims[step.args[0]]).numbers)
+        if isinstance(state, Needed): return self.halo_crossing(at, axis, state)
         kept = self.stays(before, k, own, state)
         match after.why:
             case "all_gather":
@@ -123,6 +148,14 @@ class Booked:
             case "reduce_scatter":
                 return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
         return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
+
+    def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
+        """To each rank the rows that its entries name, and to none where they name none."""
+        dims = self.held_dims[self.steps[at].args[0]]
+        slicing = ROWS, axis.ranks, axis.at
+        sent = SentRows.at(state.relation, slicing) * dims.batch * dims.heads * dims.cols
+        return Crossing("halo", axis.name, sent, sent, sympy.sympify(self.held_dims[at].numbers),
+                        Receivers.at(state.relation, slicing), sympy.Integer(1), at)
 
     def stays(self, step: RankStep, k: int, own: AxisState, state: AxisState) -> sympy.Expr:
         """Numbers of what a rank hands over that it keeps."""
@@ -177,7 +210,7 @@ class Booked:
         for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
         for at, step in enumerate(self.steps):
             now += self.numbers(at)
-            yield now + (self.ring_room(at) if step.op == "ring" else 0)
+            yield now + (ROOM[step.op](self, at) if step.op in ROOM else 0)
             for done in ending.get(at, ()): now -= self.numbers(done)
 
     def ring_room(self, at: int) -> sympy.Expr:
@@ -192,6 +225,9 @@ class Booked:
         return carrier + ByRank(axis.at, *(Largest(*(
             (on_rank(axis, block, j) if j != r else sympy.Integer(0)) + rows * piece(whole, n, j)
             for j in range(n) if seen[r][j])) for r in range(n)))
+
+
+ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores)        # what a step holds beside its operands and value
 
 
 def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))

@@ -14,6 +14,7 @@ from opmatrix.partitions.booked import ByRank, Crossing, total
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.storage import Storage, weight_bytes
 from opmatrix.split.cuts import Largest, even
+from opmatrix.split.haloed import nameless
 
 
 class Traffic(NamedTuple):
@@ -134,6 +135,8 @@ class Formulas:
 def busiest(e: sympy.Expr) -> sympy.Expr:
     """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys. What
     is cut is taken to be even where its size is a symbol."""
+    e = even(nameless(e))                                             # first: ranks of even cuts differ in few ways
+    ranks = {each: Largest(*map(busiest, dict.fromkeys(each.args[1:]))) for each in e.atoms(ByRank)}
+    e = e.xreplace(ranks)
     first = {s: sympy.Integer(0) for s in e.free_symbols if str(s).startswith("r_")}
-    ranks = {each: Largest(*map(busiest, each.args[1:])) for each in e.atoms(ByRank)}
-    return sympy.expand(even(e.xreplace(ranks).xreplace(first)))
+    return sympy.expand(even(e.xreplace(first)))

@@ -3,7 +3,7 @@ holds, exact for any cut, and the steps that virtual ranks run."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -22,6 +22,7 @@ from opmatrix.partitions.booked import Booked, Crossing, total
 from opmatrix.partitions.stages import Factor, chain, cut_stages
 from opmatrix.split.carrying import asked_of
 from opmatrix.split.cuts import Dims, piece
+from opmatrix.split.haloed import FromRelation
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.placement import local
@@ -99,7 +100,7 @@ class Partition:
         for part in self.stages[stage]:
             for found in part.crossings: yield part.count, found
             arrays = part.stored
-            for axis in self.stored_over(3):
+            for axis in self.stored_over(3) if arrays else ():
                 whole, arrays = total(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
                 own = total(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
@@ -152,12 +153,28 @@ class Partition:
         return [*dict.fromkeys(e for part in self.stages[stage] for e in part.held)]
 
     def on(self, e: sympy.Expr, place: Sequence[int]) -> sympy.Expr:
-        """A formula at the coordinates of a rank."""
-        return e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
+        """A formula at the coordinates of a rank; of what the relations of the batch say, the numbers."""
+        found = e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
+        return found.xreplace({each: self.said(each) for each in found.atoms(FromRelation)})
+
+    @cached_property
+    def counts(self) -> dict[FromRelation, sympy.Expr]: return {}      # of relations, once each
+
+    def said(self, each: FromRelation) -> sympy.Expr:
+        """What the relations of the batch say of a number; itself where they say nothing."""
+        if each not in self.counts:
+            whole = self.sizes.entries(each.relation) if each.placed else None
+            self.counts[each] = each if whole is None else sympy.Integer(each.count(whole))
+        return self.counts[each]
 
     def peak(self, place: Sequence[int]) -> int:
-        """The most numbers of values that a rank holds at a time."""
-        return max(int(self.on(e, place)) for e in self.held(self.stage(place)))
+        """The most numbers of values that a rank holds at a time. Raises InputError where a relation decides it that
+        the sizes do not give."""
+        found = [self.on(e, place) for e in self.held(self.stage(place))]
+        if unknown := sorted({each.relation for e in found for each in e.atoms(FromRelation)}):
+            raise InputError(f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
+                             "relations={name: matrix})")
+        return max(map(int, found))
 
 
 WAYS = "columns", "rows", "whole"
@@ -173,6 +190,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     model = model if isinstance(model, Operator) else promised(model)
     factors, along = chain(model), mesh.stages
     check_cuts(factors, cuts or {})
+    check_batch(mesh, sizes)
     bounds = cut_stages(factors, int(along.ranks) if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
@@ -183,6 +201,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
         if key not in known:
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
+    check_positions(known.values(), sizes.tokens)
     made: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
@@ -198,6 +217,24 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
         if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
         if not any(fnmatch(name, pattern) for name in names):
             raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
+
+
+def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
+    """Raises InputError for ranks that would share one sequence, or one token."""
+    for axis in mesh:
+        count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
+            axis.strategy.home or "", (None, ""))
+        if count == 1 and isinstance(axis.ranks, int):
+            raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
+
+
+def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:
+    """Raises InputError for sequences that are longer than a model has positions."""
+    given = (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions")
+    for line in given:
+        last = line.shape.cols
+        if isinstance(last, int) and isinstance(tokens, int) and tokens > last:
+            raise InputError(f"tokens {tokens}: the model has {last} positions: at most {last} tokens a sequence")
 
 
 def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:

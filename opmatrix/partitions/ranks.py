@@ -14,8 +14,12 @@ from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import stored_dims, stored_key
 from opmatrix.partitions.feeds import Feed, OneHot, window
+from opmatrix.partitions.related import Rows, dense_window, locate, merge_entries, pick_held
+from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation, Sparse
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import Cut, Dims, Partial, Role, bounds, widths
+from opmatrix.split.cuts import Cut, Dims, Needed, Partial, Role, bounds, widths
+from opmatrix.split.haloed import named, own_rows, part
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, found_at
@@ -23,7 +27,7 @@ from opmatrix.split.traced import sliced
 from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
 
 Carriers: TypeAlias = tuple[Numeric, ...]
-Held: TypeAlias = "Numeric | OneHot | Carriers"
+Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 
 
 class Message(NamedTuple):
@@ -62,6 +66,7 @@ class Meter:
 def size(held: Held) -> int:
     """Numbers that are held."""
     if isinstance(held, OneHot): return held.ids.size
+    if isinstance(held, Sparse): return held.starts.size + held.at.size + held.numbers.size
     return held.size if isinstance(held, np.ndarray) else sum(int(each.size) for each in held)
 
 
@@ -84,7 +89,8 @@ class Rank:
             room = 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
             elif step.op == "ring": self.values[at], room = yield from self.ring(at, step)
-            else: self.values[at] = getattr(self, step.op)(step, *(self.values[a] for a in step.args))
+            elif step.op == "among": self.values[at], room = self.among(step)
+            else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             held = sum(map(size, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
             for done in [v for v in self.values if lasts.get(v, v) <= at]: del self.values[done]
@@ -106,7 +112,7 @@ class Rank:
                     if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
-        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2]
+        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2 and large]
         levels = []
         for k in over:
             levels.append([*map(len, flat)])
@@ -152,7 +158,29 @@ class Rank:
     def entered(self, step: RankStep) -> Held:
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
     def related(self, step: RankStep) -> Held:
-        return self.feed.relations[step.more[0].name][None, None][self.window(step.dims, step.placement)]
+        _, _, rows, cols = self.window(step.dims, step.placement)
+        return part(self.relation(step.more[0], step.dims), (rows.start, rows.stop), (cols.start, cols.stop))
+    def relation(self, relation: Relation, dims: Dims) -> Sparse:
+        """All of a relation: every rank knows it."""
+        return self.feed.relation(relation, (int(dims.rows), int(dims.cols)))
+
+    def operands(self, step: RankStep) -> list[Held]:
+        """The values that a step takes; a relation is a matrix wherever it is not the left of a product."""
+        found = [self.values[a] for a in step.args]
+        for place, (at, held) in enumerate(zip(step.args, found, strict=True)):
+            if isinstance(held, Sparse) and (step.op != "product" or place):
+                batch, _, _, cols = self.window(self.steps[at].dims, self.steps[at].placement)
+                found[place] = np.repeat(dense_window(held, cols)[None, None], batch.stop - batch.start, 0)
+        return found
+
+    def rows_held(self, at: int) -> Rows:
+        """Which rows of a whole value this rank has."""
+        step = self.steps[at]
+        for k, state in step.placement.cuts:
+            if isinstance(state, Needed): return named(
+                self.feed.sparse[state.relation.name], int(self.mesh.axes[k].ranks), self.place[k])
+        rows = self.window(step.dims, step.placement)[2]
+        return np.arange(rows.start, rows.stop)
 
     # What is computed.
 
@@ -215,26 +243,64 @@ class Rank:
         return each_of(x, lambda each: cut_piece(each, state, unit_size(step.dims, state),
                                                  int(self.mesh.axes[k].ranks), self.place[k]))
 
-    def product(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+    def pick(self, step: RankStep, x: Numeric) -> Held:
+        relation, rows = step.more[0], self.window(step.dims, step.placement)[2]
+        whole = self.relation(relation, Dims(rows=step.dims.rows, cols=self.steps[step.args[0]].dims.rows))
+        return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
+
+    def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
+        """Of the entries that are here, with the rows that they name."""
+        over, x = step.more[0], v.rows if isinstance(v, OneHot) else v
+        carrier, flops = merge_entries(over, u, u.numbers, x, self.rows_held(step.args[1]))
+        self.meter.flops += flops
+        if any(isinstance(s, Partial) for _, s in step.placement.cuts): return carrier[0] if over.plain() else carrier
+        return np.asarray(over.finished(carrier, (*x.shape[:-2], len(u.starts) - 1, x.shape[-1])), np.float64)
+
+    def among(self, step: RankStep) -> tuple[Numeric, int]:
+        """Attention between the rows of entries; beside what comes out, their scores are held."""
+        (q, keys, values), entries = (self.array(a) for a in step.args[:3]), self.values[step.args[3]]
+        assert isinstance(entries, Sparse)
+        _, body, over, _ = step.more
+        rows = np.repeat(np.arange(len(entries.starts) - 1), np.diff(entries.starts))
+        z = (q[..., rows, :] * keys[..., locate(self.rows_held(step.args[1]), entries.at), :]).sum(-1)[..., None, :]
+        self.meter.flops += 2 * z.size * q.shape[-1]
+        z = self.through(body, z)
+        carrier, flops = merge_entries(over, entries, z[..., 0, :], values, self.rows_held(step.args[2]))
+        self.meter.flops += flops
+        shape = (*carrier[0].shape[:-1], values.shape[-1])
+        return np.asarray(over.finished(carrier, shape), np.float64), z.size
+
+    def through(self, body: Sequence[tuple[str, int | Operator]], z: Numeric) -> Numeric:
+        """Scores behind what they go through."""
+        for op, other in body:
+            if isinstance(other, Operator): z = DenseReading(z).act(other).array
+            else: z = z + self.array(other) if op == "add" else z * self.array(other)
+        return z
+
+    def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
         over, where = step.more
+        if isinstance(u, Sparse): return self.related_product(step, u, v)
         partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)), None)
         rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
-        left = self.steps[step.args[0]]
-        seen = None if where.name == "everyone" else visibility(where, *self.positions(left))
-        if partial is not None and not over.plain(): return carried(over, u, v, seen)
+        seen = None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]])
+        if partial is not None and not partial.over.plain(): return carried(over, u, v, seen)
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
-    def positions(self, scores: RankStep) -> tuple[Numeric, Numeric]:
-        """Which positions the rows and columns of scores are here."""
+    def seen(self, where: Pattern, scores: RankStep) -> Numeric:
+        """Which of the columns of scores that are here their rows see."""
         _, _, rows, cols = self.window(scores.dims, scores.placement)
-        return np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
+        if where.relation is None: return visibility(where, np.arange(rows.start, rows.stop),
+                                                     np.arange(cols.start, cols.stop))
+        own = part(self.relation(where.relation, scores.dims), (rows.start, rows.stop), (cols.start, cols.stop))
+        return own.there()[:, cols]
 
     # What crosses.
 
     def message(self, at: int, step: RankStep) -> Message:
         k, own, state = step.more
         held = self.values[step.args[0]]
+        if isinstance(state, Needed): return Message("halo", k, self.halo(step, state), at)
         arrays = held if isinstance(held, tuple) and not isinstance(held, OneHot) else (held,)
         dims = self.steps[step.args[0]].dims
         return Message(step.why, k, arrays, at, own.over if isinstance(own, Partial) else None,      # type: ignore[arg-type]
@@ -242,6 +308,12 @@ class Rank:
                        unit_size(dims, state) if state is not None else 1,
                        int(own.units) if isinstance(own, Cut) else 0,
                        any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts))
+
+    def halo(self, step: RankStep, state: Needed) -> Carriers:
+        """The rows that each rank of the axis names, of those that are here."""
+        k, x, held = step.more[0], self.array(step.args[0]), self.rows_held(step.args[0])
+        n, whole = int(self.mesh.axes[k].ranks), self.feed.sparse[state.relation.name]
+        return tuple(pick_held(x, held, own_rows(whole, n, q, self.place[k])) for q in range(n))
 
     def ring(self, at: int, step: RankStep) -> Generator[Message, Any, tuple[Numeric, int]]:
         """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""
@@ -262,9 +334,7 @@ class Rank:
             if d: keys, values = (self.rewound(step, a, dict(zip(sources, block, strict=True))) for a in (1, 2))
             z = q @ keys
             self.meter.flops += 2 * z.size * (q.shape[-1] + values.shape[-1])
-            for op, other in body:
-                if op == "act": z = DenseReading(z).act(other).array
-                else: z = z + self.array(other) if op == "add" else z * self.array(other)
+            z = self.through(body, z)
             near = visibility(where, np.arange(*bounds(int(cut.units), n, r)), np.arange(*bounds(int(cut.units), n, j)))
             carrier = over.merged(carrier, carried(over, z, values, near))
             came = sum(map(size, block)) if d else 0

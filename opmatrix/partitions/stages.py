@@ -50,7 +50,7 @@ def layers(model: Sequence[Factor]) -> list[tuple[int, int]]:
     """From which factor to which each layer is: from one that mixes rows up to the next. The last is as long as the one
     before it, and what is left belongs to no layer."""
     starts = [at for at, factor in enumerate(model) if mixes(factor.term)]
-    found = [(lo, hi) for lo, hi in zip(starts, [*starts[1:], len(model)], strict=True)]
+    found = [*pairwise([*starts, len(model)])]
     if len(found) > 1:
         lo, hi = found[-1]
         found[-1] = lo, min(hi, lo + found[-2][1] - found[-2][0])

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 import sympy
 
 from formats import FORMATS
-from formats.core.errors import InputError
+from formats.core.arrays import FormatError
+from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import n, nnz, p
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int
@@ -35,7 +36,8 @@ def weight_bytes(plan: Partition, stage: int, storage: Storage) -> sympy.Expr:
     found = sympy.Integer(0)
     for data, dims, count in plan.weights(stage):
         stored = chosen(data, storage)
-        whole = array_bytes(dims, stored) if isinstance(stored, Stored) else sympy.nsimplify(stored) * dims.numbers
+        if isinstance(stored, Stored): whole = format_bytes(data, dims, stored)
+        else: whole = sympy.nsimplify(stored) * dims.numbers
         found += count * sympy.sympify(plan.share(whole, 3))
     return found
 
@@ -48,9 +50,28 @@ def chosen(data: Data, storage: Storage) -> float | Stored:
     if isinstance(how, int | float): return how
     if isinstance(how, str) and how in NUMBERS: return NUMBERS[how]
     found = Stored(how) if isinstance(how, str) else how
-    if found.method in FORMATS: return found
-    raise InputError(f"{found.method}: weights are stored in {', '.join(NUMBERS)}, or in a format: "
-                     f"{', '.join(FORMATS)}")
+    check_stored(found)
+    return found
+
+
+def check_stored(stored: Stored) -> None:
+    """Raises InputError for a format that there is not, and for parameters that it has not."""
+    if stored.method not in FORMATS:
+        raise InputError(f"{stored.method}: weights are stored in {', '.join(NUMBERS)}, or in a format: "
+                         f"{', '.join(name for name in FORMATS if name not in NUMBERS)}")
+    known = {*FORMATS[stored.method].parameters, "density"}
+    if unknown := sorted(stored.parameters.keys() - known):
+        raise InputError(f"{stored.method}: it has no {', '.join(unknown)}; {suggest_name(unknown[0], known)}it has "
+                         f"{', '.join(sorted(known))}")
+
+
+def format_bytes(data: Data, dims: Dims, stored: Stored) -> sympy.Expr:
+    """Bytes of what the first rank has of an array. Raises InputError, which names the array, where a format does not
+    take its sizes."""
+    try: return array_bytes(dims, stored)
+    except FormatError as error:
+        raise InputError(f"{data.cut_of or data}, of which a rank has {dims.rows} × {dims.cols}: {error}; or store it "
+                         "otherwise") from None
 
 
 def array_bytes(dims: Dims, stored: Stored) -> sympy.Expr:
@@ -64,10 +85,12 @@ def array_bytes(dims: Dims, stored: Stored) -> sympy.Expr:
     one, other = (form.expected(size, size, **stored.parameters) for size in PROBES)
     fixed = {symbol: value for symbol, value in one.items() if symbol not in (n, p) and other[symbol] == value}
     fixed |= {nnz: sympy.nsimplify(stored.parameters.get("density", 0.1)) * rows * cols} if nnz in one else {}
-    if missing := form.bytes.free_symbols - fixed.keys() - {n, p}:
-        raise InputError(f"{stored.method} of {rows} × {cols}: its {', '.join(map(str, missing))} follow from numbers: "
-                         "give sizes of the model as numbers")
-    return sympy.sympify(dims.heads) * form.bytes.subs({n: rows, p: cols, **fixed})
+    found = form.bytes.subs({sympy.sympify(each): value for each, value in {n: rows, p: cols, **fixed}.items()})
+    own = sympy.sympify(rows).free_symbols | sympy.sympify(cols).free_symbols
+    if missing := form.bytes.free_symbols - {sympy.sympify(each) for each in (n, p, *fixed)}:
+        raise InputError(f"{stored.method} of {rows} × {cols}: its {', '.join(sorted(map(str, missing)))} follow from "
+                         f"{', '.join(sorted(map(str, own)))}: give these sizes of the model as numbers")
+    return sympy.sympify(dims.heads) * found
 
 
 def first_rank(size: LiveSize) -> LiveSize:

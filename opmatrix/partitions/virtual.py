@@ -171,6 +171,15 @@ def scattered(whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequen
     return [piece_of(whole, m, n, r) for r, m in enumerate(sent)]
 
 
+def exchange_halo(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
+    """To each rank the rows that it names, of those of every rank in order; its own do not cross."""
+    for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
+        others = [each for q, each in enumerate(m.arrays) if q != r]
+        numbers = sum(each.size for each in others)
+        meter.sent((m.op, axis), numbers, numbers, sum(each.size > 0 for each in others))
+    return [np.concatenate([m.arrays[r] for m in sent], AXES["rows"]) for r in range(len(sent))]
+
+
 def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
     """Each rank's to its right neighbour."""
     for m, meter in zip(sent, meters, strict=True):
@@ -186,7 +195,7 @@ def give(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Ca
 
 MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
     give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
-    all_to_all=all_to_all, send=hand_on)
+    all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
 
 
 def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:

@@ -1,18 +1,21 @@
 """A kernel is a class: its call, whose signature says what it reads, and the readings of its arguments."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dis import get_instructions
 from functools import wraps
 from inspect import Parameter, signature
+from itertools import pairwise
 from types import NoneType
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from formats import kernels
 from formats.core.choices import LARGEST_FLOAT32, OneOf, Range
 from formats.core.epilogue import Epilogue
 from formats.core.stage import PER_COLUMN, Stage, collect_operands
 from formats.format import Format
-from formats.machine.prices import Price
+from formats.machine.prices import Price, untimed
 from opmatrix.batch import Fields
 from opmatrix.extents import T
 from opmatrix.relations import Relation
@@ -24,7 +27,7 @@ from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables,
 
 REQUIRED = Parameter.empty
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
-PARTS = "run", "shape", "reference"                         # what every kernel says
+PARTS = "run", "shape", "reference", "bound"                # what every kernel says, and one that is no view its cost
 RowNumbers = NDArray[np.int64]
 Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they are of
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
@@ -38,7 +41,8 @@ class Declared:
     result, whose annotation is its type, `cost` the machine's prices with sizes, `scratch` the bytes that the kernel
     allocates for itself. Where they are float64 arrays, `reference` is the result, of operands as `reads` rounds them,
     by name; `bound` is how far the kernel may be from that, entry by entry: it sees the arguments as they come, and in
-    float64 as `exact`. `price`, by the kernel's name, and `prices` are those that machines learn for it.
+    float64 as `exact`. `price`, by the kernel's name, and `prices` are those that machines learn for it, each with the
+    calls that are timed; `prices={}` where it costs what other kernels do.
 
     The result may lie in the buffer of operand `inplace`. `changes_space`: its operands and its result may be of
     different spaces, as its shape says; others keep that of their operands, which is T where the batch is read.
@@ -57,13 +61,13 @@ class Declared:
                  row_mixing: bool = False, is_input: bool = False, changes_space: bool = False,
                  pads_sequences: bool = False, cached_variant: str = ""):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
-        if missing := [part for part in PARTS if part not in vars(cls)]:
-            raise TypeError(f"kernel {self.name}: it says no {missing[0]}: declare it as those in "
-                            "opmatrix/runtime/kernels")
+        self.prices = dict(prices or {}) | ({self.name: price} if price else {})
+        if missing := next(missing_parts(cls, self.prices, price is not None or prices is not None, is_input), None):
+            raise TypeError(f"kernel {self.name}: {missing}: declare it as those in opmatrix/runtime/kernels")
         def reading(name: str, otherwise: object = None) -> Any: return vars(cls).get(name, otherwise)
         self.shape: Callable[[Arguments], Value] = reading("shape")
         self.reference: Callable[[Arguments], Doubles] = reading("reference")
-        self.bound: Callable[[Arguments], ArrayLike] = reading("bound", self.unbounded)
+        self.bound: Callable[[Arguments], ArrayLike] = reading("bound")
         self.cost: Cost = reading("cost", lambda *_: [])
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
@@ -75,7 +79,6 @@ class Declared:
         self.restrict: Restrict | None = reading("restrict", None if row_mixing or changes_space else restrict_rows)
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
         self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
-        self.prices = dict(prices or {}) | ({self.name: price} if price else {})
         run: Callable[..., Any] = vars(cls)["run"]
         run = getattr(run, "__func__", run)
         named = parameters(run, stages)
@@ -96,10 +99,6 @@ class Declared:
     def by_rows(self) -> bool:
         """Whether a row of the result depends on that row of the operands alone, wherever it stands."""
         return not (self.row_mixing or self.changes_space or self.batched or self.view)
-
-    def unbounded(self, a: Arguments) -> NoReturn:
-        """KeyError: nobody said how far it may be off."""
-        raise KeyError(f"kernel {self.name} declares no bound")
 
     def wanted(self, name: str) -> object:
         """The type of an operand, of one among many tables too; None for what is none."""
@@ -156,6 +155,26 @@ class Declared:
 def kernel(**properties: Any) -> Callable[[type[Arguments]], Declared]:
     """Declares a class as a kernel, with its properties (see Declared)."""
     return lambda cls: Declared(cls, **properties)
+
+
+def missing_parts(cls: type[Arguments], prices: Mapping[str, Price], priced: bool, enters: bool) -> Iterator[str]:
+    """What a kernel's class lacks, in words: a reading, the compiled code that it calls, prices, calls that are timed.
+    What enters is as it was given, and takes no time."""
+    yield from (f"it says no {part}" for part in PARTS if part not in vars(cls) and not (enters and part == "bound"))
+    run: Callable[..., object] = getattr(vars(cls)["run"], "__func__", vars(cls)["run"])
+    yield from (f"no module of formats/kernels lists {name} in __all__" for name in asked_of(kernels, run)
+                if name not in dir(kernels))
+    if enters or "out" not in signature(run).parameters: return     # a view takes no time, either
+    if "cost" not in vars(cls): yield "it says no cost"
+    if not priced: yield "it says no price, or prices={} where it costs what others do"
+    yield from (f"its price {name} says no cases" for name, each in prices.items() if each.cases is untimed)
+
+
+def asked_of(module: object, function: Callable[..., object]) -> Iterator[str]:
+    """The names that a function's own code reads of a module."""
+    for first, then in pairwise(get_instructions(function)):
+        if first.opname == "LOAD_GLOBAL" and getattr(function, "__globals__", {}).get(first.argval) is module:
+            yield str(then.argval)
 
 
 def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> dict[str, Parameter]:

@@ -64,6 +64,10 @@ class Cuttable:
             if found is not None: return found
         return None
 
+    def gathers(self, line: Operation) -> bool:
+        """Whether it takes rows by a relation: columns pass."""
+        return line.op == "pick" or (line.op == "product" and self.lines[line.args[0]].op == "related")
+
     def spread(self, asked: Mapping[int, str]) -> dict[int, str]:
         """How each weight is cut, where it is said of some of them: whatever columns or heads meet those of a weight
         that is cut by columns, on the way to one that is cut by rows, is cut with it."""
@@ -107,6 +111,7 @@ class Cuttable:
             if not line.args: return False
             own = self.opened[line.args[0]]
             return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else own
+        if self.gathers(line): return self.opened[line.args[-1]]
         if line.op in ("add", "mul"): return any(self.opened[a] for a in line.args)
         return line.op in ("split", "join", "repeat", "turn", "product", "beside") and all(
             self.opened[a] for a in line.args)
@@ -114,6 +119,7 @@ class Cuttable:
     def passes(self, reader: Operation, at: int, of: int) -> bool:
         """Whether a reader takes a line cut."""
         heads, on = self.headed(of), self.carry[at]
+        if self.gathers(reader): return on and of == reader.args[-1]
         match reader.op:
             case "act":
                 matrix = reader.more[0]
@@ -141,7 +147,7 @@ class Cuttable:
 
     def wanted(self, reader: int) -> Grain | None:
         line = self.lines[reader]
-        if line.op in ("product", "join"): return self.grain[reader]
+        if line.op in ("product", "join") and not self.gathers(line): return self.grain[reader]
         if line.op == "total": return self.grain[line.args[0]]
         if line.op == "act" and contracts(line.more[0]) and not self.headed(reader): return None
         return self.units[reader]

@@ -10,6 +10,7 @@ import sympy
 
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import LiveSize, as_int
+from opmatrix.relations import Relation
 
 Role: TypeAlias = Literal["batch", "heads", "rows", "cols"]
 ROLES: tuple[Role, ...] = ("batch", "heads", "rows", "cols")         # the dimensions of a value, in order
@@ -49,7 +50,16 @@ class Partial(NamedTuple):
     def __str__(self) -> str: return f"partial {self.over.__name__}"
 
 
-AxisState: TypeAlias = Cut | Partial | None                     # of one axis; None is whole
+class Needed(NamedTuple):
+    """Each rank holds the rows that its entries of a relation name, those of others, too: its halo. The relation's rows
+    are cut on the same axis."""
+    relation: Relation
+    units: LiveSize
+
+    def __str__(self) -> str: return f"rows that {self.relation} names"
+
+
+AxisState: TypeAlias = Cut | Partial | Needed | None                     # of one axis; None is whole
 
 
 def describe(state: AxisState) -> str: return "whole" if state is None else str(state)

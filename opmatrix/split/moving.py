@@ -6,11 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from formats.core.errors import InputError
-from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size
+from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size, space
 from opmatrix.algebra.term import Operator
+from opmatrix.relations import GIVEN as GIVEN_RELATIONS
+from opmatrix.relations import Relation, Sparse, of_sentences
 from opmatrix.split.carrying import Cuttable, Grain
-from opmatrix.split.cuts import AxisState, Cut, Dims, Partial, Role, describe
+from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Partial, Role, describe
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.traced import Operation
@@ -40,16 +44,36 @@ class RankStep(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """How large a batch is: so many sequences of so many tokens, and rows of other spaces."""
+    """How large a batch is: so many sequences of so many tokens, and rows of other spaces. `relations`, matrices by
+    name, say how many entries a rank has and which rows it sends; without them these are sizes with names."""
     sequences: LiveSize = size("b")
     tokens: LiveSize = size("s")
     spaces: Mapping[str, LiveSize] = {}
+    relations: Mapping[str, object] = {}
 
     def rows(self, rows: LiveSize) -> LiveSize:
         """Rows of a sequence, or of a space that has no sequences."""
         if rows is T: return self.tokens
         if rows is S: return 1
         return self.spaces.get(str(rows), rows) if isinstance(rows, Space) else rows
+
+    def entries(self, name: str) -> Sparse | None:
+        """The entries of a relation, of one sequence where it is within sequences; None where nothing says them."""
+        if name in self.relations: return Sparse.of(self.relations[name], f"BatchSizes: relation {name!r}")
+        if name not in GIVEN_RELATIONS or not isinstance(self.tokens, int): return None
+        return of_sentences(name, np.array([0, self.tokens]))
+
+    def check(self, relation: Relation) -> None:
+        """Raises InputError for a relation between tokens of several sequences, and for entries of other sizes."""
+        if not relation.custom: return
+        if {"T", "S"} & {relation.rows, relation.cols} and self.sequences != 1:
+            raise InputError(f"partition: relation {relation} is of all {self.sequences} sequences together: give one, "
+                             "BatchSizes(1, tokens), or its rows a space of their own")
+        if (found := self.entries(relation.name)) is None: return
+        wanted = [self.rows(space(name)) for name in (relation.rows, relation.cols)]
+        if any(isinstance(n, int) and n != own for n, own in zip(wanted, found.shape, strict=True)):
+            raise InputError(f"partition: relation {relation} is {found.shape[0]} × {found.shape[1]}, and the sizes "
+                             f"are {wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of")
 
     def dims(self, shape: Shape, level: bool = False) -> Dims:
         if level: return Dims(1, shape.heads, 1, shape.cols)
@@ -61,12 +85,14 @@ Demand: TypeAlias = tuple[list[AxisState], AxisState]               # of the ope
 
 
 class WaitingScores(NamedTuple):
-    """WaitingScores of rows that are cut the same way as their keys, not computed yet: keys come round in a ring."""
+    """Scores that are not computed yet: rows are cut the same way as their keys, which come round in a ring; or only
+    the entries of a relation are read of them."""
     axis: int
     queries: int
     keys: int
     body: tuple[tuple[str, int | Operator], ...]            # what scores go through before they are shares
     dims: Dims
+    relation: Relation | None = None
 
 
 class Ground:
@@ -92,7 +118,7 @@ class Ground:
     def home_of(self, k: int, dims: Dims) -> AxisState:
         match self.mesh.axes[k].strategy.home:
             case "batch" if dims.batch != 1: return self.shared(k, Cut("batch", self.sizes.sequences))
-            case "rows" if dims.rows == self.row_units and dims.rows != 1: return self.shared(k, Cut("rows", dims.rows))
+            case "rows" if dims.rows != 1 and self.is_live(dims.rows): return self.shared(k, Cut("rows", dims.rows))
         return None
 
     def shared(self, k: int, cut: Cut) -> Cut:
@@ -103,11 +129,9 @@ class Ground:
                              f"{cut.units} ranks")
         return cut
 
-    @property
-    def row_units(self) -> LiveSize:
-        """Rows that may be cut: the tokens of a sequence, or those of the one other space that there is."""
-        own = [n for n in self.sizes.spaces.values()]
-        return own[0] if own else self.sizes.tokens
+    def is_live(self, rows: LiveSize) -> bool:
+        """Whether rows may be cut: the tokens of a sequence, and those of other spaces."""
+        return isinstance(rows, Space) or rows in (self.sizes.tokens, *self.sizes.spaces.values())
 
     # What crosses.
 
@@ -118,9 +142,11 @@ class Ground:
         if own == state: return at
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
         if own == state: return at
+        if isinstance(state, Needed) and not isinstance(own, Cut): return self.want(
+            self.want(at, k, Cut("rows", state.units)), k, state)
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
-        if self.free(at) and role_of(state) in (None, "batch", "rows"): return self.again(at, k, state)
+        if self.free(at) and (state is None or role_of(state) in ("batch", "rows")): return self.again(at, k, state)
         placement = step.placement.but(k, state)
         if own is None:
             return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice",
@@ -158,6 +184,7 @@ class Ground:
         """Moves what a value is a copy or a turn of, which is not more, and does that again."""
         step = self.steps[at]
         own = step.placement.on(k)
+        if isinstance(state, Needed) and step.op == "turn": return None
         if isinstance(own, Partial) or (step.op == "repeat" and not self.repeats(step, own, state)): return None
         back: dict[Role, Role] = TURNED if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
@@ -169,9 +196,10 @@ class Ground:
     def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
         """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""
         before = self.steps[step.args[0]]
+        if role_of(own) == "heads": return False
+        if not (isinstance(state, Cut) and state.role == "heads"): return True
         copied = any(isinstance(s, Cut) and s.copied for _, s in before.placement.cuts)
-        if copied or role_of(own) == "heads": return False
-        return not (isinstance(state, Cut) and state.role == "heads") or state.units == before.dims.heads
+        return not copied and state.units == before.dims.heads
 
 
 def crossing(own: AxisState, state: AxisState) -> str:
@@ -181,6 +209,7 @@ def crossing(own: AxisState, state: AxisState) -> str:
         case Partial(), Cut(): return "reduce_scatter"
         case Cut(), None: return "all_gather"
         case Cut(), Cut(): return "all_to_all"
+        case Cut(), Needed(): return "halo"
     raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
 
 

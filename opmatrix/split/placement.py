@@ -2,11 +2,12 @@
 cut of what is cut already nests."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.split.cuts import AxisState, Cut, Dims, Role, piece
+from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Role, piece
+from opmatrix.split.haloed import ROWS, NamedRows
 from opmatrix.split.mesh import Mesh
 
 Coordinates: TypeAlias = Sequence[int]                            # the coordinates of a rank
@@ -53,10 +54,18 @@ def pass_rule(state: AxisState) -> str:
     return {"heads": "heads", "cols": "columns"}.get(role_of(state) or "", "rows one by one")
 
 
+def product_rules(placement: Placement, own: Mapping[int, str], rows: str = "rows") -> tuple[tuple[int, str], ...]:
+    """The rules of a product of sequences, heads and rows, by axis; `own` are those of some axes."""
+    names = {"batch": "sequences", "heads": "heads"}
+    return tuple((k, own.get(k, names.get(role_of(state) or "", rows))) for k, state in placement.cuts)
+
+
 def local(dims: Dims, placement: Placement, mesh: Mesh) -> Dims:
     """The sizes that a rank holds, by its coordinates as symbols."""
     held: dict[Role, tuple[LiveSize, LiveSize]] = {}        # units there are, and in all
     for k, state in placement.cuts:
+        if isinstance(state, Needed):
+            dims = dims._replace(rows=NamedRows.at(state.relation, (ROWS, mesh.axes[k].ranks, mesh.axes[k].at)))
         if not isinstance(state, Cut): continue
         count, whole = held.get(state.role, (state.units, state.units))
         if whole != state.units: count = count * state.units / whole

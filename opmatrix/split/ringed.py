@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opmatrix.algebra import monoids
-from opmatrix.algebra.term import Operator
-from opmatrix.patterns import everyone
+from opmatrix.patterns import Pattern
+from opmatrix.split.carrying import Grain
 from opmatrix.split.cuts import Cut, Dims, mergeable
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
-from opmatrix.split.placement import Placement, pass_rule, role_of
+from opmatrix.split.placement import Placement, product_rules
+from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score
 from opmatrix.split.traced import Operation
 
 
 def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation,
-             dims: Dims) -> int | WaitingScores | None:
+             dims: Dims, where: Pattern | None = None) -> int | WaitingScores | None:
     """What a line makes of scores that wait, or scores that shall; None where it has to do with none. `held`: the
-    values that the line takes."""
+    values that the line takes; `where`: the pattern under which what it gives is read, if it is scores."""
     scores = next((each for each in held if isinstance(each, WaitingScores)), None)
-    if scores is None: return begun(split, dims, held) if line.op == "product" else None
+    if scores is None and line.op != "product": return None
+    if scores is None: return begin_scores(split, held, where, dims) or begun(split, dims, held)
     if line.op == "act" and (line.more[0].entrywise and not line.more[0].args):
         return scores._replace(body=(*scores.body, ("act", line.more[0])))
     if line.op in ("mul", "add") and len(held) == 2:
@@ -26,7 +27,7 @@ def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation
         if isinstance(other, int) and split.steps[other].dims.numbers == 1:
             return scores._replace(body=(*scores.body, (line.op, other)))
     if line.op == "product" and held[0] is scores and isinstance(held[1], int):
-        return ring(split, line, dims, scores, held[1])
+        return (ring if scores.relation is None else attend_entries)(split, line, dims, scores, held[1])
     return None
 
 
@@ -53,7 +54,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
         states = [split.steps[a].placement.on(j) for a in args]
         head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
         if head is None and axis.strategy.mixing == "heads" and any(states):
-            head = heads_for_rows(split, axis, scores.queries)
+            before, _ = unwound(split, scores.keys)
+            head = heads_for_rows(split, axis, args[0], Grain(split.steps[before].dims.heads))
         args = [split.want(a, j, head) for a in args]
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
@@ -64,13 +66,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     taken = [other for _, other in scores.body if isinstance(other, int)]
     held = queries, keys, values, *(at for at, _ in sources), *taken
     return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1],
-                              rules=rules_of(placement, {k: "ring of keys"})))
-
-
-def rules_of(placement: Placement, own: dict[int, str]) -> tuple[tuple[int, str], ...]:
-    """The rules of a product of rows, heads and sequences, by axis; `own` are those of some axes."""
-    names = {"batch": "sequences", "heads": "heads"}
-    return tuple((k, own.get(k, names.get(role_of(state) or "", "rows"))) for k, state in placement.cuts)
+                              rules=product_rules(placement, {k: "ring of keys"})))
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
@@ -84,16 +80,7 @@ def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
 
 def computed(split: Ground, scores: WaitingScores) -> int:
     """WaitingScores that something else reads: keys are gathered first."""
+    if scores.relation is not None: return compute_scores(split, scores)
     keys = split.want(scores.keys, scores.axis, None)
     placement = split.steps[scores.queries].placement
-    both = monoids.sum, everyone
-    at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows",
-                            rules=rules_of(placement, {})))
-    passed = tuple((k, pass_rule(state)) for k, state in placement.cuts)
-    alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
-    for op, other in scores.body:
-        if isinstance(other, Operator):
-            at = split.add(RankStep("act", (at,), (other,), scores.dims, placement, rules=passed))
-        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement, rules=alike))
-    return at
-
+    return score(split, (scores.queries, keys), scores, placement)

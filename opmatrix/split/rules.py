@@ -12,6 +12,7 @@ from opmatrix.split.cuts import AxisState, Cut, Partial, mergeable
 from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
 from opmatrix.split.placement import pass_rule
+from opmatrix.split.relating import picked_rows, related_product
 from opmatrix.split.traced import Operation
 
 RULES: dict[str, SplitRule] = {}
@@ -158,15 +159,14 @@ def total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seq
 
 @rule("pick")
 def pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
-    """Rows of a sequence lie with their sequence; rows that are cut are gathered."""
-    [own] = states(split, k, args)
-    if isinstance(own, Partial) or (isinstance(own, Cut) and own.role == "rows"): own = None
-    return [own], own, None, "picked rows"
+    """Rows of a sequence lie with their sequence; rows that are cut are picked where they are."""
+    return picked_rows(split, k, line, args)
 
 
 @rule("product")
 def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """u · v over a monoid: where the contracted axis is cut, each rank merges its part, and the carrier is partial."""
+    if split.steps[args[0]].op == "related": return related_product(split, k, line, args)
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
             for s, a in zip(states(split, k, args), args, strict=True))

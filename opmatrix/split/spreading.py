@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from formats.core.errors import InputError
-from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.shapes import Shape, Space, T
 from opmatrix.algebra.term import Operator
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.cuts import AxisState, Cut, Dims, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
 from opmatrix.split.placement import Placement, role_of
+from opmatrix.split.relating import check_pattern
 from opmatrix.split.ringed import computed, deferred
 from opmatrix.split.rules import RULES
 from opmatrix.split.traced import Operation, trace
@@ -41,6 +42,10 @@ class Split(Ground):
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
         """The step of a line, behind what its operands must cross for it."""
         dims = self.sizes.dims(line.shape, line.level)
+        if line.op in ("related", "pick"): self.sizes.check(line.more[0])
+        if line.op == "given" and line.shape.rows is not T:
+            raise InputError(f"partition: {line.more[0]} of rows of {line.shape.rows}: only tokens have them here: "
+                             "pick rows behind what reads them")
         if line.op == "product": self.check_within(line)
         if line.op in GIVEN:
             homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
@@ -49,7 +54,8 @@ class Split(Ground):
                                  selects=selects if line.op == "input" else line.op == "given",
                                  rules=tuple((k, "slice") for k, _ in placement.cuts)))
         if line.op == "act" and not line.args: return self.add(RankStep("act", (), line.more, dims, Placement()))
-        later = deferred(self, [self.place[a] for a in line.args], line, dims)
+        if line.op == "product": check_pattern(line, self.lines[line.args[0]])
+        later = deferred(self, [self.place[a] for a in line.args], line, dims, self.scored.get(at))
         if later is not None: return later
         args = [self.settled(self.place[a]) for a in line.args]
         return self.ruled(at, line, dims, args)
@@ -57,7 +63,9 @@ class Split(Ground):
     def check_within(self, line: Operation) -> None:
         """Sequences are computed one by one, so no product may merge tokens of several."""
         over, where = line.more
-        if self.lines[line.args[0]].shape.cols is T and not where.within and self.sizes.sequences != 1:
+        left = self.lines[line.args[0]]
+        apart = where.within or (left.op == "related" and not left.more[0].custom)
+        if left.shape.cols is T and not apart and self.sizes.sequences != 1:
             raise InputError(f"partition: a product over {over.__name__} where {where} merges tokens of all sequences: "
                              f"give a pattern within sequences, or one sequence in place of {self.sizes.sequences}")
 
@@ -116,8 +124,8 @@ def live(steps: Sequence[RankStep], result: int) -> tuple[list[RankStep], int]:
 
 
 def replaced(step: RankStep, place: Mapping[int, int]) -> tuple[Any, ...]:
-    """The attributes of a step; what scores of a ring go through names steps, too."""
-    if step.op != "ring": return step.more
+    """The attributes of a step; what scores that wait go through names steps, too."""
+    if step.op not in ("ring", "among"): return step.more
     body = tuple((op, place[other] if isinstance(other, int) else other) for op, other in step.more[1])
     return (step.more[0], body, *step.more[2:])
 
@@ -128,9 +136,10 @@ def patterns_of_scores(lines: Sequence[Operation]) -> dict[int, Any]:
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
         if line.op == "product":
-            left = lines[line.args[0]]
-            if left.shape.cols is T and left.shape.rows is T: found.setdefault(line.args[0], line.more[1])
+            left = lines[line.args[0]].shape
+            if isinstance(left.cols, Space) and isinstance(left.rows, Space):
+                found.setdefault(line.args[0], line.more[1])
         if at in found and line.op in ("add", "mul", "act"):
             for arg in line.args:
-                if lines[arg].shape.cols is T: found.setdefault(arg, found[at])
+                if isinstance(lines[arg].shape.cols, Space): found.setdefault(arg, found[at])
     return found

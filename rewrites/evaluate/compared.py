@@ -13,7 +13,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program
-from rewrites.lower.precision import check_finite, check_range
+from rewrites.lower.float32_range import check_finite, check_range
 from rewrites.verify.differences import Change
 from rewrites.workload.stated import change_cosines
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from opmatrix.display.tables import table
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from opmatrix.files.storage import PROGRAM
+from opmatrix.files.loading import PROGRAM
 from opmatrix.program import Program
 from rewrites.compiler.search import search
 from rewrites.evaluate import perplexity

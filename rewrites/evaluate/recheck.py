@@ -19,7 +19,7 @@ from opmatrix.batch import Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
-from opmatrix.files.storage import PROGRAM
+from opmatrix.files.loading import PROGRAM
 from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program
 from rewrites.compiler.search import search

@@ -4,7 +4,7 @@
 linear relaxation with cuts and the 0/1 program (exact.py, cuts.py), and neighbourhoods of the best program
 (bounding.py, anneal.py); solve.py runs them in order.
 """
-from .pareto import front, undominated
+from .epsilon_constraint import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify
 from .serialised import from_json, read_problem, to_json, write_problem
 from .solve import extract

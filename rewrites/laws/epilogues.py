@@ -11,7 +11,7 @@ from opmatrix.algebra.operators import I, layernorm, rmsnorm, total
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.law import Sort, constant, entrywise, h, k, matrix, n, p, q, scalar, value, varying
-from rewrites.laws.kernel_law import Implementation
+from rewrites.laws.kernel_law import Implementation, declared
 
 FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, as kernels come to them
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
@@ -34,7 +34,8 @@ def stage(body: Callable[..., Operator]) -> Implementation:
     sorts = dict(body.__annotations__)
     kernels = [name for name in dict.fromkeys(head.named[0] for head in HEADS)
                if sorts.keys() - {"rows"} <= KERNELS[name].operands.keys() | KERNELS[name].attributes.keys()]
-    return Implementation(f"_{body.__name__}", (*kernels,), body, sorts, {"norm": "rms"} if body is rms else {})
+    return declared(Implementation(f"_{body.__name__}", (*kernels,), body, sorts,
+                                   {"norm": "rms"} if body is rms else {}))
 
 
 def table_rows(count: int) -> Implementation:

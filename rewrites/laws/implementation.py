@@ -34,7 +34,7 @@ from rewrites.law import (
     where,
 )
 from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
-from rewrites.laws.kernel_law import Implementation
+from rewrites.laws.kernel_law import Implementation, declared
 
 
 def score(q: Operator, k: Operator) -> Operator: return product(q, turn(k))
@@ -166,7 +166,8 @@ def implementations() -> Iterator[Implementation]:
 def implements(*kernels: str, source: str = "",
                **variables: Sort) -> Callable[[Callable[..., Operator]], Implementation]:
     """Declares, by a function of its variables, the term that kernels compute: searches offer them for it from then on.
-    Raises ValueError for a name that is taken, TypeError for variables that are not the function's."""
+    Raises ValueError for a name that is taken, TypeError for variables that are not the function's, and for a scalar
+    that is added."""
     def declare(body: Callable[..., Operator]) -> Implementation:
         name = body.__name__
         if any(each.name == name for each in implementations()):
@@ -174,6 +175,6 @@ def implements(*kernels: str, source: str = "",
         if [*signature(body).parameters] != [*variables]:
             raise TypeError(f"implementation {name}{signature(body)}: say what each of its variables is, such as "
                             "x=value[n]")
-        IMPLEMENTATIONS.append(made := Implementation(name, kernels, body, variables, {}, True, source))
+        IMPLEMENTATIONS.append(made := declared(Implementation(name, kernels, body, variables, {}, True, source)))
         return made
     return declare

@@ -10,7 +10,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Stack
 from rewrites.flat import flat
-from rewrites.law import IMPLEMENTATION, Sort, stand_in
+from rewrites.law import IMPLEMENTATION, Sort, scalar, stand_in
 
 if TYPE_CHECKING:
     from rewrites.lower.calls import CallVariables
@@ -67,3 +67,16 @@ class Implementation:
         options = "".join(f", {key}={value!r}" for key, value in self.attributes.items() if not callable(value))
         statement = f"{', '.join(self.named) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
         return self.name, self.kind, statement, "", self.source
+
+
+def declared(law: Implementation) -> Implementation:
+    """The law itself. Raises TypeError for a scalar where no graph has one: a number that is added is a row as wide as
+    what it is added to, which is one number for a column alone."""
+    for name in (name for name, sort in law.variables.items() if sort == scalar):
+        number = stand_in(name, scalar)
+        for node in law.pattern.walk():
+            if number in node.children and node not in (I * number, number * I) and \
+                    any(each.out.cols != 1 for each in node.children):
+                raise TypeError(f"law {law.name.removeprefix('_')}: the scalar {name} is found only where it "
+                                f"multiplies, as I * {name}, or is added to one column: declare it constant, a row")
+    return law

@@ -50,7 +50,12 @@ UNPROVED: dict[RuleKey, str] = {
     ("ring", "ring of keys"): "z · v over {M} = finish(merge(own block, block of the left neighbour, ..))",
     ("product", "sequences"): "[z1; ..; zn] · [v1; ..; vn] within sequences = [z1 · v1; ..; zn · vn]",
     ("product", "rows"): "[z1; ..; zn] · v under a pattern = [z1 · v; ..; zn · v], at the rows' own positions",
-    ("pick", "picked rows"): "[x1; ..; xn] @ pick = [x1 @ pick; ..; xn @ pick]"}
+    ("pick", "picked rows"): "[x1; ..; xn] @ pick = [x1 @ pick; ..; xn @ pick]",
+    ("pick", "rows that are picked"): "[x1; ..; xn] @ pick = x1 @ pick + .. + xn @ pick, zeros for rows of others",
+    ("product", "halo"): "[R1; ..; Rn] · v over {M} = [R1 · v1; ..; Rn · vn], vi the rows that entries of Ri name",
+    ("among", "halo"): "z · v over {M} at entries = [z1 · v1; ..; zn · vn], vi the rows that entries of rank i name",
+    ("pick", "halo"): "x @ pick = [x1 @ pick; ..; xn @ pick], xi the rows that rank i picks",
+    ("move", "halo"): "rows that entries name = own ones and those of others, in order"}
 
 
 def equation(*rules: RuleKey, says: str, exact: bool = False) -> Callable[
@@ -72,9 +77,10 @@ def statement(rule: RuleKey, over: type[Monoid] = monoids.sum) -> str:
 
 
 def key_of(op: str, rule: str) -> RuleKey:
-    """Under which operation a rule is declared: a slice is one of anything, a ring is a product."""
+    """Under which operation a rule is declared: a slice is one of anything, a ring is a product, and so is attention
+    at the entries of a relation."""
     if rule == "slice": return "slice", rule
-    return ("product" if op == "ring" and rule != "ring of keys" else op), rule
+    return ("product" if op in ("ring", "among") and rule not in ("ring of keys", "halo") else op), rule
 
 
 # Values of symbols, and values of pieces.

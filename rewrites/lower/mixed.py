@@ -27,7 +27,7 @@ Mix = Sequence[tuple[float, Any]]                           # shares, each of a 
 EXAMPLE = '[(0.7, "1x16"), (0.3, "8x128")]'
 OFF = 1e-6                                                  # that shares may add to more or less than 1
 MAX_BATCH_TOKENS = 1 << 20                                  # tokens of a batch
-MIXED = re.compile(r"\s*[-+.\deE]+\s*:.*")
+MIXED = re.compile(r"\s*[-+.\deE]+\s*:.*|.*:\s*\d+x\d.*")     # what begins with a number, or has a batch behind a share
 
 
 @dataclass(frozen=True)
@@ -73,47 +73,50 @@ def priced(machine: TimeModel | Sequence[TimeModel], extents: Extents | Mix) -> 
     return Mean(tuple((float(share), Prices(own, each)) for own, (share, each) in zip(machines, extents, strict=True)))
 
 
-def check_shares(mix: Mix) -> None:
+def check_shares(mix: Mix, where: str = "workload") -> None:
     """Raises InputError, which names the entry, unless these are shares above 0 that add to 1, each of something."""
-    if isinstance(mix, str) or not isinstance(mix,
-                                              Sequence) or not all(isinstance(each, tuple | list) and len(each) == 2
-                                                                   for each in mix):
-        raise InputError(f"workload {mix!r:.80}: it is no list of shares, such as {EXAMPLE}")
-    if not mix: raise InputError(f"workload: it is empty: give shares that add to 1, such as {EXAMPLE}")
-    for share, of in mix:
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise InputError(f"workload: the share of {of!s:.60} is {share!r:.40}: it must be a number above 0, at "
-                             "most 1")
+    if isinstance(mix, str) or not isinstance(mix, Sequence) or not all(isinstance(each, tuple | list)
+                                                                        and len(each) == 2 for each in mix):
+        raise InputError(f"{where} {mix!r:.80}: it is no list of shares, such as {EXAMPLE}")
+    if not mix: raise InputError(f"{where}: it is empty: give shares that add to 1, such as {EXAMPLE}")
+    for share, of in mix: check_share(share, of, where)
     if abs((total := fsum(share for share, _ in mix)) - 1) > OFF:
-        raise InputError(f"workload: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must "
+        raise InputError(f"{where}: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must "
                          "add to 1")
+
+
+def check_share(share: object, of: object, where: str) -> None:
+    """Raises InputError for what is no share of a batch."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(f"{where}: the share of {of!s:.60} is {share!r:.40}: it must be a number above 0, at most 1")
 
 
 def parse_mix(text: str) -> str | list[tuple[float, str]]:
     """A workload as the command line has it: shares and lengths, `0.7:1x16,0.3:8x128`; any other text names a file.
-    Raises InputError."""
+    Raises InputError, which names the part that is wrong."""
     if not MIXED.fullmatch(text) or Path(text).exists(): return text
-    found = []
-    for part in text.split(","):
-        share, _, word = part.partition(":")
+    found, given = list[tuple[float, str]](), f"--workload {text:.80}"
+    for i, part in enumerate(text.split(","), 1):
+        where, (share, _, word) = f"{given}: part {i}, {part!r:.40}", part.partition(":")
         try: found.append((float(share), word.strip()))
         except ValueError:
-            raise InputError(f"--workload {text:.80}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., "
-                                            "such as 0.7:1x16,0.3:8x128") from None
-    check_shares(found)
-    for _, word in found: lengths(word)
+            raise InputError(f"{where}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., such as "
+                             "0.7:1x16,0.3:8x128") from None
+        lengths(found[-1][1], where)
+        check_share(*found[-1], where)
+    check_shares(found, given)
     return found
 
 
-def lengths(word: object) -> list[int]:
+def lengths(word: object, where: str = "workload") -> list[int]:
     """The lengths of sentences that a word names: `1x16`, or `8x128+1x16`. Raises InputError."""
     parts = [re.fullmatch(r"(\d{1,9})x(\d{1,9})", part.strip(), re.ASCII)
              for part in word.split("+")] if isinstance(word, str) else [None]
     counts = [(int(part[1]), int(part[2])) for part in parts if part]
     if len(counts) < len(parts) or any(0 in each for each in counts):
-        raise InputError(f"workload: {word!r:.60} is no batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
+        raise InputError(f"{where}: {word!r:.60} is no batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
     if (rows := sum(count * tokens for count, tokens in counts)) > MAX_BATCH_TOKENS:
-        raise InputError(f"workload: {word:.60} has {rows:,} tokens; a batch that is timed may have "
+        raise InputError(f"{where}: {word:.60} has {rows:,} tokens; a batch that is timed may have "
                          f"{MAX_BATCH_TOKENS:,}")
     return [tokens for count, tokens in counts for _ in range(count)]
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from opmatrix.batch import Batch
-from opmatrix.files.storage import own_functions
+from opmatrix.files.loading import own_functions
 from opmatrix.program import Constant, Program
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen

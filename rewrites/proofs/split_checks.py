@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Carrier, Monoid
-from opmatrix.algebra.operators import gelu, pick, product, turn, weight
+from opmatrix.algebra.operators import gelu, given, pick, product, relation, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern, causal, everyone, sequence, window
-from opmatrix.split.cuts import mergeable
+from opmatrix.partitions.related import merge_entries, pick_held
+from opmatrix.patterns import Pattern, among, causal, everyone, sequence, window
+from opmatrix.relations import Sparse
+from opmatrix.split.cuts import mergeable, pieces
+from opmatrix.split.haloed import named, own_rows, part
 from opmatrix.split.visible import visibility
 from rewrites.law import FunctionDeclaration, apart
 from rewrites.laws.splitting import RuleKey
@@ -30,6 +33,7 @@ THIN, CLOSE = 1e-9, 1e-12                                 # relative: of interva
 MERGED = tuple(over for over in monoids.MONOIDS if mergeable(over))
 UNEQUAL = "no operator gives what a monoid carries"
 BATCHES = "who sees whom is said by the batch"
+LINKS = relation("links", "T", "T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,3 +192,52 @@ def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator
             found.append((over.closed or over.product)(z[lo:hi], v, seen))
         compare_pieces("rows_at_their_positions", f"{over.__name__} where {where}", np.concatenate(found),
                        np.asarray(dense(term, x, zeros([QUERY_ROWS]))))
+
+
+# ---- relations: rows that entries name
+
+def linked(rng: np.random.Generator) -> tuple[Sparse, Batch]:
+    """Entries between rows, some without any, and the batch that gives them."""
+    entries = np.where(rng.random((MANY, MANY)) < 0.3, rng.normal(size=(MANY, MANY)), 0)
+    entries[rng.integers(MANY)] = 0
+    return Sparse.of(entries, "entries of a check"), Batch([np.zeros(MANY, int)], relations={LINKS.name: entries})
+
+
+@try_parts(("product", "halo"), reason=BATCHES)
+def rows_with_their_halo(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """A rank that has some rows of a relation multiplies them with the rows that they name."""
+    whole, batch = linked(rng)
+    x, term = rng.normal(size=(MANY, 5)), weight(rng.normal(size=(5, 3)))
+    v, found = np.asarray(dense(term, x)), []
+    for r, rows in enumerate(pieces(MANY, n)):
+        own, wanted = part(whole, rows, (0, MANY)), named(whole, n, r)
+        merged = merge_entries(over, own, own.numbers, v[wanted], wanted)
+        found.append(over.finished(merged.carrier, (rows[1] - rows[0], v.shape[1])))
+    compare_pieces("rows_with_their_halo", over.__name__, np.concatenate(found),
+                   np.asarray(dense(product(given(LINKS), term, over), x, batch)))
+
+
+@try_parts(("among", "halo"), reason=BATCHES)
+def attention_with_its_halo(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Queries of a rank see the keys that its entries name, and no others need be there."""
+    whole, batch = linked(rng)
+    term, x = scored(rng, over, among(LINKS)), rng.normal(size=(MANY, 5))
+    z, v = (np.asarray(dense(each, x, batch)) for each in term.args[:2])
+    seen, found = whole.dense() != 0, []
+    for r, (lo, hi) in enumerate(pieces(MANY, n)):
+        wanted = named(whole, n, r)
+        found.append((over.closed or over.product)(z[lo:hi][:, wanted], v[wanted], seen[lo:hi][:, wanted]))
+    compare_pieces("attention_with_its_halo", over.__name__, np.concatenate(found), np.asarray(dense(term, x, batch)))
+
+
+@try_parts(("move", "halo"), ("pick", "halo"), ("pick", "rows that are picked"), reason=BATCHES, over=(monoids.sum,))
+def rows_that_others_have(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Rows that a rank's entries name are its own ones and those that others send, each once; and a row that is picked
+    is a sum in which all ranks but one have zeros."""
+    whole, _ = linked(rng)
+    x = rng.normal(size=(MANY, 3))
+    for q in range(n):
+        wanted, sent = named(whole, n, q), [own_rows(whole, n, q, r) for r in range(n)]
+        compare_pieces("rows_that_others_have", "halos", np.concatenate([x[each] for each in sent]), x[wanted])
+        parts = [pick_held(x[lo:hi], np.arange(lo, hi), wanted) for lo, hi in pieces(MANY, n)]
+        compare_pieces("rows_that_others_have", "picked rows", reduce(lambda a, b: a + b, parts), x[wanted])

@@ -10,7 +10,8 @@ from typing import Any
 
 from formats.machine.quiet import warn_busy
 from opmatrix.display.tables import between, megabytes, ms, percent, table
-from opmatrix.files.saving import DERIVATION, FRONT, REPORT, replacing_program, write_front
+from opmatrix.files.loading import FRONT
+from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
 from rewrites.compiler.search import Structure
 from rewrites.derivations.savings import join_names
 from rewrites.evaluate.goals import MEASURES, Goal
@@ -20,10 +21,10 @@ from rewrites.lower.mixed import format_lengths
 from rewrites.lower.price import TimeModel
 from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
+from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.gains import Gain
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
-from rewrites.report.uncompiled import tell_evaluated
 from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload
 
@@ -59,7 +60,7 @@ class Result:
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
     busy: str = ""                                          # what was seen of others while programs were timed
-    terms: dict[str, object] | None = None                  # of the answer, steps that evaluate terms (uncompiled.py)
+    terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold

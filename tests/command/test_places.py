@@ -9,7 +9,7 @@ import pytest
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.disk.cache import CACHE_VARIABLE
-from opmatrix.files.storage import KIND, PROGRAM
+from opmatrix.files.loading import KIND, PROGRAM
 from rewrites.cli.commands import app
 
 WRITES = {"out", "results"}                                 # parameters that name what is written

@@ -27,7 +27,7 @@ def test_every_format_and_kernel_has_a_door():
     doors = {name.split()[0] for name in guarded.doors()}
     assert set(FORMATS) <= doors
     # which is embed of one
-    assert {name for name in kernels.WHERE if not name.startswith("product_")} - doors == {"gather"}
+    assert {name for name in kernels.find_modules() if not name.startswith("product_")} - doors == {"gather"}
 
 
 @pytest.mark.parametrize("door, code", [("touch", "array[-1:].ctypes.data + 4"), ("before", "array.ctypes.data - 4")])

@@ -38,3 +38,11 @@ def test_three_files_are_enough(tmp_path):
 def test_what_is_left_out_is_one_line(tmp_path, patches, use, said):
     last = used(tmp_path, *patches, use=use).stderr.splitlines()[-1]
     assert last.startswith("TypeError: stage softcap: ") and last.endswith(said)
+
+
+def test_a_scalar_that_is_added_is_one_line(tmp_path):
+    """It would never be found: a number in a sum is a row."""
+    added = LAW.replace("@ tanh @ (I * cap)", "@ tanh + cap")
+    last = used(tmp_path, RECORD, CODE, added, use="import rewrites.laws.epilogues").stderr.splitlines()[-1]
+    assert last == ("TypeError: law softcap: the scalar cap is found only where it multiplies, as I * cap, or is "
+                    "added to one column: declare it constant, a row") and added != LAW

@@ -15,7 +15,7 @@ from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-from lib import inside, pairing, peers, trees, workloads
+from lib import engines, inside, pairing, peers, trees, workloads
 from lib.paired_rows import Row, told
 from lib.peers import Absent
 
@@ -156,9 +156,28 @@ def test_a_calibration_is_taken_where_features_and_packages_are_the_same(tmp_pat
     made().save(file := tmp_path / "given.json")
     assert inside.priced()["wrong"] and inside.adopt(str(file)) is None
     assert Machine.load(machine_file(), catalogue()).coefficients == prices and inside.priced()["wrong"] is None
+    given = dict(prices)
+    del given["linear.dense"]
+    Machine(given, **own).save(machine_file())
+    assert inside.priced()["wrong"] == f"{machine_file()}: it lacks prices of linear.dense"
+    assert inside.unusable(machine_file()) is None          # each side would measure what it lacks
     machine_file().unlink()
     made(numpy="another").save(file)
     assert "other versions" in inside.adopt(str(file)) and not machine_file().exists()
+
+
+def test_a_batch_is_where_a_commit_has_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opmatrix.batch", None)
+    monkeypatch.setattr("opmatrix.patterns.Batch", Batch, raising=False)
+    assert engines.Ragged(None).ready([[1, 2], [3]]).rows == 3
+
+
+def test_a_workload_asks_the_model_how_long_texts_may_be(tmp_path):
+    """Families call it differently."""
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, max_position_embeddings=40))
+    named = SimpleNamespace(positions=checkpoint.positions, config={"n_positions": 40}, tokenizer=checkpoint.tokenizer)
+    assert workloads.made("1x40", named, None, 0).shape == [1, 40]
+    with pytest.raises(InputError, match="of 1 to 40 tokens"): workloads.made("1x41", named, None, 0)
 
 
 def test_another_point_of_the_same_front_is_taken(tmp_path, capsys):

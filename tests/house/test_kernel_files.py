@@ -1,13 +1,15 @@
 """A kernel is read in one place: its declaration, its law, and its compiled code."""
 import ast
 import re
+from importlib import import_module
 from statistics import median
 
 import pytest
 from children import ROOT
 
+from formats import kernels
 from formats.core.stage import STAGES, collect_operands
-from formats.kernels import WHERE
+from formats.kernels import find_modules
 from opmatrix.runtime.kernel import BESIDE, Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS, enter
 
@@ -26,7 +28,7 @@ def attributes_of(tree, name):
 def files(name):
     """The files in which one kernel is said: its declaration, the compiled code that it calls, laws that name it."""
     path, node = CLASSES[name]
-    code = {WHERE[each] for each in attributes_of(node, "compiled") if each in WHERE}
+    code = {found for each in attributes_of(node, "compiled") if (found := find_modules().get(each))}
     laws = {law for law in LAWS if re.search(rf'["(]{name}"', law.read_text("utf-8"))}
     return {path, *code, *laws}
 
@@ -34,6 +36,15 @@ def files(name):
 def test_a_kernel_lies_in_few_files():
     counts = {name: len(files(name)) for name in KERNELS}
     assert CLASSES.keys() == KERNELS.keys() and median(counts.values()) <= 3 and max(counts.values()) <= 4, counts
+
+
+def test_the_index_is_made_of_the_files():
+    """What a module lists it has, and what is asked of the index is there; names are listed once."""
+    for name, module in find_modules().items():
+        assert getattr(kernels, name) is getattr(import_module(f"formats.kernels.{module}"), name)
+    assert {each for _, node in CLASSES.values() for each in attributes_of(node, "compiled")} <= {*dir(kernels)}
+    with pytest.raises(AttributeError, match=r"^formats\.kernels has no 'product_dens'; it has product_"):
+        _ = kernels.product_dens
 
 
 @pytest.mark.parametrize("name", KERNELS)

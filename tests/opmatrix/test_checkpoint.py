@@ -158,7 +158,14 @@ def test_names_that_are_no_model(tmp_path):
     with pytest.raises(InputError,
                        match=r"no-such-model: neither a model that opmatrix fetches \(minilm, smollm2\) nor"):
         open_model("no-such-model")
-    with pytest.raises(InputError, match="no such directory"): Checkpoint.open(tmp_path / "absent")
+    for name in "abcdefgh": (tmp_path / name).mkdir()
+    said = r"absent/deeper: no such directory: config\.json and model\.safetensors were looked for, and \S+ holds "
+    with pytest.raises(InputError, match=said + "a, b, c, d, e, f and 2 more: give"):
+        Checkpoint.open(tmp_path / "absent" / "deeper")
+    with pytest.raises(InputError, match=r"a/config\.json: No such file: a model needs it, and \S+a is empty: give"):
+        Checkpoint.open(tmp_path / "a")
+    (tmp_path / "a" / "read\x1b.me").write_text("")
+    with pytest.raises(InputError, match=r"a holds 'read\\x1b\.me': give"): Checkpoint.open(tmp_path / "a")
     with pytest.raises(InputError, match=r"config\.json: neither a model"):
         open_model(checkpoints.write(tmp_path) / "config.json")
 

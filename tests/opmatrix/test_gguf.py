@@ -257,7 +257,7 @@ DAMAGE = {
                                                                    "from 1"),
     "layers without end": (saying("llama.block_count", 2 ** 31), "num_hidden_layers is 2147483648"),
     "heads of nothing": (saying("llama.attention.head_count", 0), "num_attention_heads is 0"),
-    "a size in words": (saying("llama.embedding_length", "wide"), "hidden_size is 'wide'"),
+    "a size in words": (saying("llama.embedding_length", "wide"), "hidden_size is the name wide: a number is needed"),
     "a size that is missing": (saying("llama.embedding_length", None), "'hidden_size' is missing"),
     "angles of their own": (partial(write, tensors={"rope_freqs.weight": np.ones(4)}), "'rope_freqs.weight' is none "
                                                                                        "that the model"),

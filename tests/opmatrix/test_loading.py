@@ -18,7 +18,7 @@ from programs import bert_program, fused_layer, unfused_layer
 from formats import CSR, FORMATS
 from formats.core.errors import InputError
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.files.storage import PROGRAM, WEIGHTS
+from opmatrix.files.loading import PROGRAM, WEIGHTS
 from opmatrix.files.tensors import header
 from opmatrix.program import Program
 
@@ -178,7 +178,7 @@ def test_a_length_of_a_header_is_checked(tmp_path, length):
 CHANGED = """
 import sys
 from opmatrix.program import Program
-from opmatrix.files.storage import WEIGHTS
+from opmatrix.files.loading import WEIGHTS
 for directory in sys.argv[1:]:
     program = Program.load(directory)
     with open(directory + "/" + WEIGHTS, "r+b") as file:

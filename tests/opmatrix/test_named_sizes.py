@@ -217,6 +217,7 @@ def test_texts_of_sizes():
 @pytest.mark.parametrize("make, words", [
     (lambda: om.heads(3 * n)(Shape(1, T, 2 * n)), "3\\*n heads do not divide"),
     (lambda: W @ om.cols(p, p + 1), "columns p to p \\+ 1 of p"),
+    (lambda: om.cols(0, n, 1) @ W, "columns 0 to n of 1"), (lambda: om.place(1, 4)(Shape(1, T, n)), "columns 1 to n"),
     (lambda: W @ om.cols(p, p), "columns p to p of N"),
     (lambda: W @ om.weight(promise("V", f, p)), "p ≠ f"),
     (lambda: om.rotary(8, 2 * d + 1), "rotary: 2\\*d \\+ 1 columns: pairs of them turn"),

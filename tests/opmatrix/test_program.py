@@ -153,24 +153,24 @@ def test_columns_of_a_wider_value_are_read_in_place(rng):
 
 def test_a_kernel_is_one_entry(rng, monkeypatch):
     """A kernel that is declared nowhere but here is checked, planned, run, read in float64, priced and printed."""
-    @kernel(inplace="x")
+    @kernel(inplace="x", prices={})
     class largest(Arguments):
         """The largest number of a row, or least."""
 
         def run(out, x: Rows, *, least: float = 0.0): np.maximum(x.max(1, keepdims=True), least, out=out)
         def shape(a) -> Rows: return Rows(1)
         def reference(a): return np.maximum(a.x.max(1, keepdims=True), a.least)
+        def bound(a): return np.zeros(1)
         def cost(a, out, extents): return [("gather", {"T": extents[T], "p": a.x.cols})]
 
     monkeypatch.setitem(KERNELS, "largest", largest)
-    steps = [*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")]
-    program = Program(steps, {"E": Dense.pack(rows(rng, 4, 6))}, "y")
+    table = {"E": Dense.pack(rows(rng, 4, 6))}
+    program = Program([*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")], table, "y")
     np.testing.assert_array_equal(program.run([[0, 1], [3]]), program.exact([[0, 1], [3]]))
     assert program.schedule.base == [0, 1], "a result of another shape does not lie over x"
-    assert program.cost([[0]])[-1] == ("gather", {"T": 1, "p": 6})
-    assert "y = largest(x=x, least=0.5)" in str(program)
-    with pytest.raises(ValueError, match=r"largest\(x; least\) has no most"):
-        Program([*START, Step("largest", {"x": "x"}, {"most": 1}, "y")], program.constants, "y")
+    assert program.cost([[0]])[-1] == ("gather", {"T": 1, "p": 6}) and "y = largest(x=x, least=0.5)" in str(program)
+    wrong = Step("largest", {"x": "x"}, {"most": 1}, "y")
+    with pytest.raises(ValueError, match=r"largest\(x; least\) has no most"): Program([*START, wrong], table, "y")
 
 
 def test_meanings_by_hand():

@@ -17,7 +17,7 @@ from formats import FORMATS as ALL
 from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.files import saving
-from opmatrix.files.storage import PROGRAM, WEIGHTS
+from opmatrix.files.loading import PROGRAM, WEIGHTS
 from opmatrix.program import Program
 from rewrites.verify import certificate
 

@@ -115,9 +115,19 @@ def test_what_is_no_workload_is_said_in_a_line(mix, words):
 def test_shares_of_the_command_line(tmp_path, monkeypatch):
     assert parse_mix("0.7:1x16,0.3:8x128+2x4") == [(0.7, "1x16"),
                                                    (0.3, "8x128+2x4")] and parse_mix("texts.txt") == "texts.txt"
-    for text, words in (("0.7:1x16", "add to 0.7"), ("1:eight", "is no batch"), ("1:1x3,", "is no share"),
-                        ("0.5.5:1x3", "is no share")):
-        with pytest.raises(InputError, match=words): parse_mix(text)
+    for text, words in (("0.7:1x16", "0.7:1x16: shares 0.7 add to 0.7"),
+                        ("0.7:1x16,0.4:8x128", "0.7:1x16,0.4:8x128: shares 0.7, 0.4 add to 1.1"),
+                        ("1:eight", "part 1, '1:eight': 'eight' is no batch"),
+                        ("1:1x3,", "part 2, '': '' is no share"),
+                        ("0.5:1x2,0.5.5:1x3", "part 2, '0.5.5:1x3': '0.5.5' is no share"),
+                        ("0.5:1x2,half:1x3", "part 2, 'half:1x3': 'half' is no share"),
+                        ("half:1x2,0.5:1x3", "part 1, 'half:1x2': 'half' is no share"),
+                        ("nan:1x2", "part 1, 'nan:1x2': the share of 1x2 is nan"),
+                        ("0.5:1x2,-0.5:1x3,1:1x4", "part 2, '-0.5:1x3': the share of 1x3 is -0.5"),
+                        ("0,7:1x16", "part 1, '0': '' is no batch"),
+                        ("0.5:1x2,0.5:0x3", "part 2, '0.5:0x3': '0x3' is no batch")):
+        with pytest.raises(InputError) as error: parse_mix(text)
+        assert str(error.value).startswith(f"--workload {text}: ") and words in str(error.value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "1:1x3").write_text("the river")
     assert parse_mix("1:1x3") == "1:1x3", "a file is a file"

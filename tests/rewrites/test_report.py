@@ -23,8 +23,8 @@ from rewrites.lower.price import Prices
 from rewrites.lower.representations import only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, Front
 from rewrites.report import results
+from rewrites.report.evaluated_terms import GUIDE, find_evaluated, tell_evaluated
 from rewrites.report.gains import steps
-from rewrites.report.uncompiled import GUIDE, find_evaluated, tell_evaluated
 from rewrites.workload.stated import MIN_SENTENCES
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")

@@ -13,7 +13,7 @@ from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, wei
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
-from opmatrix.files.storage import load
+from opmatrix.files.loading import load
 from opmatrix.patterns import causal, coarse, hubs, mask, parse, scattered, sequence, window
 from rewrites import run
 from rewrites.approximate import block_errors

@@ -20,7 +20,7 @@ from opmatrix.models import build
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import partition
 from opmatrix.partitions.virtual import run
-from opmatrix.patterns import causal, sequence
+from opmatrix.patterns import among, causal, sequence
 from opmatrix.relations import relation
 from opmatrix.split.cuts import mergeable
 from opmatrix.split.mesh import Mesh
@@ -59,7 +59,8 @@ def test_what_is_proved_and_what_is_checked():
     proved = {each.rule for each in VERDICTS if each.how == PROVED}
     assert {rule for rule in KNOWN - proved} == {
         ("split", "heads"), ("join", "heads"), ("repeat", "heads"), ("repeat", "copied heads"), ("repeat", "columns"),
-        ("total", "columns"), ("pick", "picked rows"), ("product", "sequences"), ("ring", "ring of keys")}
+        ("total", "columns"), ("pick", "picked rows"), ("product", "sequences"), ("ring", "ring of keys"),
+        ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked")}
     assert all(each.reason for each in VERDICTS if each.how == CHECKED)
     assert written(VERDICTS).count("\n") == len(VERDICTS) + 1 and "columns of a matrix" in written(VERDICTS)
 
@@ -103,11 +104,19 @@ def splits():
     added = compose(weight(at("U", 6, 8)), gelu) @ weight(at("D", 8, 6)) + compose(
         weight(at("V", 6, 8)), gelu) @ weight(at("E", 8, 6))
     merged = weight(at("W", 6, 8)) @ merge(weight(at("M", 8, 3)), monoids.max)
-    for term in (summed, both, added, I @ weight(at("W", 6, 3)) @ pick("last"), merged):
+    for term in (summed, both, added, merged):
         for mesh in (data, tensor):
             yield Split(term, mesh, BatchSizes(4, 12), cuts={} if term is summed else {"W": "columns"})
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
-    yield Split(pooled, Mesh.of(gp=(2, "rows")), BatchSizes(1, 1, {"V": 9}))
+    for mesh in (Mesh.of(cp=(2, "ring")), data):
+        yield Split(I @ weight(at("W", 6, 3)) @ pick("last"), mesh, BatchSizes(4, 12))
+    graph, by_rows = BatchSizes(1, 1, {"V": 9, "G": 9}), Mesh.of(gp=(2, "rows"))
+    yield Split(pooled, by_rows, graph)
+    vertices = given("features", 4, "V") @ weight(at("N", 4, 4))
+    attended = product(product(vertices, turn(vertices)), vertices, monoids.softmax, among(PAIRS))
+    for term in (product(given(PAIRS), vertices), attended, row(vertices, vertices @ pick(relation("back", "V", "V"))),
+                 vertices @ pick(relation("one", "R", "V"))):
+        yield Split(term @ weight(at("P", term.out.cols, 2)), by_rows, graph)
 
 
 SPLITS = [*splits()]
@@ -128,7 +137,7 @@ def test_every_step_that_is_cut_names_its_rule():
 
 def test_every_rule_that_is_written_has_an_equation():
     """As the rules are written in the source: none returns a name that nobody proves."""
-    source = (ROOT / "opmatrix" / "split" / "rules.py").read_text()
+    source = "\n".join((ROOT / "opmatrix" / "split" / f"{each}.py").read_text() for each in ("rules", "relating"))
     names = {name for line in source.splitlines() if "return [" in line for name in re.findall(r'"([a-z ]+)"$', line)}
     assert len(names) > 10 and names <= {rule for _, rule in KNOWN}
 

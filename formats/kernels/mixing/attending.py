@@ -50,6 +50,8 @@ from .masked import neighbours
 if TYPE_CHECKING:
     from formats.masks import Mask
 
+__all__ = ["attention"]
+
 # items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
 ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx "
                                    "edge bits block"), ("scale", "f8")])
@@ -61,6 +63,7 @@ MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of 
 TILE_ROWS, TILE_VECTORS = (8, 2) if MANY_REGISTERS else (6, 1)
 FEW_VECTORS = 4                                             # vectors of a tile that are too few to keep the adders busy
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
+__borders__ = QUERIES, PACKED
 f4, i8 = np.float32, np.int64
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
 

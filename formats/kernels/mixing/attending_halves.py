@@ -223,6 +223,9 @@ if MATRIX:                                                   # others could not 
         """Attention in bfloat16, by matrix registers."""
         halves_of(by_registers, shape_registers, release_registers, item, worker, arguments)
 
+__all__ = ["attention_halves"]
+__borders__ = (QUERIES,)
+
 
 def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
                      scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:

@@ -24,9 +24,12 @@ from formats.machine.threads import threads
 from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scale_lines, score_all, softened, weigh_all
 from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of, sequences, served
 
+__all__ = ["append", "attention_cached"]
+
 PAGE = 16                                                    # rows of a page
 COPIED_ROWS = 64                                             # rows of an item that are copied
 KEYS_AT_ONCE = 8 * PAGE                                      # that queries meet at once
+__borders__ = PAGE, KEYS_AT_ONCE
 # before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
 # together: heads that
 # share keys and values; rows: of an item; the rest as in heads.py

@@ -20,6 +20,8 @@ from formats.kernels.simd.maths import exponentials, largest
 from formats.kernels.simd.vectors import turn
 from formats.machine.threads import threads
 
+__all__ = ["scores", "softmax", "values"]
+
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 # first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: how many
@@ -28,6 +30,7 @@ PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead "
                                       "tile"), ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
+__borders__ = QUERIES, KEYS
 MAX_ROWS = 2 ** 31                                       # of a batch: fewer, so that the square of a length is an int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32

@@ -13,7 +13,10 @@ from formats.kernels.simd.maths import exponentials, fade, largest
 from formats.kernels.simd.vectors import LANE, LANES, MASK, VECTOR, llvm_function, pointer_at
 from formats.machine.threads import threads
 
-from .heads import KEYS, PLACES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served
+from .heads import KEYS, PLACES, QUERIES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served
+
+__all__ = ["attention_blocks"]
+__borders__ = QUERIES, KEYS
 
 # the mask's arrays and its block (see formats/masks.py), m queries and n keys; the rest as in heads.py
 MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"),

@@ -18,11 +18,14 @@ from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads
 
-from .linear import check_product, linear_stages, split_work, typed
+from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, linear_stages, split_work, typed
 from .narrow_matrix import BAND as MATRIX_BAND
 from .narrow_matrix import halves_matrix, nibbled_matrix, quantised_matrix
 from .narrow_vectors import BAND as VECTOR_BAND
 from .narrow_vectors import halves, nibbled, quantised
+
+__all__ = ["product_balanced_bytes", "product_bf16", "product_int4", "product_int8", "product_lowrank_bytes"]
+__borders__ = ENOUGH, MAX_ITEM_ROWS, VECTOR_BAND, MATRIX_BAND
 
 ASIDE = max(VECTOR_BAND, MATRIX_BAND)                        # rows of a band whose sums lie in room
 f4 = np.float32

@@ -17,13 +17,16 @@ from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, plus,
 from formats.machine.threads import threads
 
 from .csr_nm import NEAR, SPARSE, choose_tokens, launch_sparse
-from .linear import LINEAR, check_product, linear_stages, tile, typed
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 from .transposing import turn_in
+
+__all__ = ["product_block", "product_vectorwise"]
 
 # ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
 BLOCKS = np.dtype(words("ptr held idx val r c chunk depth once"))
 TALL = 24                                                    # tokens of a strip; 16, 8 or 1 where that is enough
+__borders__ = ENOUGH, MAX_ITEM_ROWS, TALL
 f4, i8 = np.float32, np.int64
 
 

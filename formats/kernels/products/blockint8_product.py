@@ -30,10 +30,14 @@ from formats.kernels.simd.vectors import (
 from formats.kernels.simd.words import WORDS, add_fours, everywhere
 from formats.machine.threads import threads
 
-from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, split_work, tile, typed
+from .narrow_matrix import BAND as MATRIX_BAND
 from .narrow_vectors import BAND, by_panels, round_rows, scales_at
 from .rounding import as_words
 from .tiles import emit_loop, joined_sums, offset_by, settle_sums
+
+__all__ = ["product_byte_blocks"]
+__borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
 
 TILE_INPUTS, TILE_OUTPUTS = 64, 16                           # inputs and outputs of a tile
 TILE_BYTES, LINE_BYTES = TILE_INPUTS * TILE_OUTPUTS, 64      # bytes of a tile, and of one of its words

@@ -8,7 +8,10 @@ from formats.kernels.engine.memory import record
 from formats.kernels.mixing.heads import check_heads, heads_of
 from formats.machine.threads import threads
 
-from .gemm import gemm, multiply
+from .gemm import TILE_ROWS, gemm, multiply
+
+__all__ = ["headwise"]
+__borders__ = (TILE_ROWS,)
 
 HEADWISE = np.dtype(words("x x_row x_head out out_row out_head w T h d n rows multiply"))
 f4 = np.float32

@@ -9,7 +9,10 @@ from formats.kernels.engine.native import njit
 from formats.kernels.simd.vectors import add_outer, fetch, store_tile, zeros
 
 from .csr_nm import SPARSE, STRIP, launch_sparse
-from .linear import check_product, typed
+from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
+
+__all__ = ["product_csc"]
+__borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
 
 f4, i8 = np.float32, np.int64
 

@@ -16,8 +16,10 @@ from formats.kernels.rows.following import epilogue_record, finish_block, finish
 from formats.kernels.simd.vectors import AHEAD, add_outer, plus, prefetch, store_tile, zeros
 from formats.machine.threads import threads
 
-from .linear import LINEAR, check_product, linear_stages, tile, typed
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 from .transposing import turn_in, turn_out
+
+__all__ = ["product_csr", "product_nm"]
 
 # columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens
 # that
@@ -26,6 +28,7 @@ SPARSE = np.dtype(words("columns single ptr idx val r c chunk depth p once"))
 ROOMY = 1 << 20                                              # bytes for turned tokens: a half of an L2
 NEAR = 1 << 19                                               # bytes of a weight that stay in cache
 STRIP = 32                                                   # tokens of a strip; 16 where that is enough
+__borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
 BLOCK_COLUMNS = 64                                           # columns computed before they are turned back
 f4, i8 = np.float32, np.int64
 columns, single = calling(6), calling(5)

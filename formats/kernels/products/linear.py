@@ -16,7 +16,9 @@ from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.machine.threads import threads
 
-from .gemm import gemm, multiply
+from .gemm import TILE_ROWS, gemm, multiply
+
+__all__ = ["product_dense", "product_half", "product_lowrank"]
 
 # x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
 LINEAR = np.dtype(words("x along out step T n p rows cols multiply room apart w bytes after"))
@@ -25,6 +27,7 @@ BLOCK_DEPTH, BLOCK_COLUMNS = 512, 192                        # a block of the we
 REUSED = 16                                                  # rows above which a block is copied to be contiguous
 ENOUGH = 128                                                 # rows for each thread from which rows are split
 MAX_ITEM_ROWS = 256                                          # rows of an item, at most
+__borders__ = ENOUGH, MAX_ITEM_ROWS, REUSED, TILE_ROWS
 
 
 @njit(**HELPER)

@@ -28,9 +28,13 @@ from formats.kernels.simd.vectors import (
 from formats.kernels.simd.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
 from formats.machine.threads import threads
 
-from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, split_work, tile, typed
+from .narrow_matrix import BAND as MATRIX_BAND
 from .narrow_vectors import BAND, by_panels, round_rows, scales_at
 from .tiles import emit_loop, joined_sums, settle_sums, vector_fours
+
+__all__ = ["product_pruned_bytes"]
+__borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
 
 # idx: bits of the places; depth, group, groups, span: as for dense bytes; kept: numbers of every four
 PRUNED = np.dtype(words("w scale depth group groups span idx kept"))

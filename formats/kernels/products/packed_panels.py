@@ -16,9 +16,12 @@ from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, 
 from formats.machine.threads import threads
 
 from .gemm import strip
-from .linear import LINEAR, check_product, linear_stages, tile, typed
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
+
+__all__ = ["product_packed"]
 
 FEW_ROWS = 48                                                # rows that have little time to ask for what follows
+__borders__ = ENOUGH, MAX_ITEM_ROWS, FEW_ROWS
 BLOCK_DEPTH = 384                                            # depths of a block: 96 KiB of a panel
 
 

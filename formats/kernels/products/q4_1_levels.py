@@ -41,11 +41,14 @@ from formats.machine.threads import threads
 from formats.storage.q4_1 import GROUP_INPUTS, WORD_INPUTS
 
 from .gemm import multiply
-from .linear import LINEAR, check_product, linear_stages, tile, typed
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 from .packed_panels import BLOCK_DEPTH, block_of_panel
+
+__all__ = ["product_levels"]
 
 LEVELLED = np.dtype(words("w scale groups"))
 REGISTER_ROWS = 8                                                 # rows up to which levels are widened in registers
+__borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
 SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 

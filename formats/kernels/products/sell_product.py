@@ -27,7 +27,10 @@ from formats.kernels.simd.vectors import (
 
 from .csc_product import read_unsigned
 from .csr_nm import SPARSE, STRIP, launch_sparse
-from .linear import check_product, typed
+from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
+
+__all__ = ["product_sell"]
+__borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
 
 # chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
 SLICES = np.dtype(words("order ptr chunk bytes named"))

@@ -9,6 +9,8 @@ from formats.kernels.engine.launch import address, words
 from formats.kernels.engine.memory import bytes_at, extended, floats, shorts, widen
 from formats.kernels.engine.native import njit
 
+__all__ = ["Columns"]
+
 # ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, numbers
 # side by side and in all, whether bytes hold two inputs, N columns; scales (groups, N), and inputs of a group
 SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale group"))

@@ -12,6 +12,8 @@ from formats.machine.threads import threads
 
 from .following import combine, normalise
 
+__all__ = ["pointwise_heads"]
+
 # out (T, h, d) from x; normal: 1 after the mean, 2 without it
 NORMED = np.dtype([*words("x x_row x_head out out_row out_head gain shift normal T h d rows"), ("eps", "f8")])
 

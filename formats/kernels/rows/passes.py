@@ -13,6 +13,8 @@ from formats.machine.threads import threads
 from .following import epilogue_record, finish_block, finish_rows
 from .gathering import SOURCE, SOURCE_BYTES, Columns, add_column, add_row, describe_table
 
+__all__ = ["embed", "gather", "pointwise", "scale"]
+
 # out (T, p) from rows of x, or from rows of tables that ids name; fields: see SOURCE
 PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
 f4 = np.float32

@@ -13,6 +13,8 @@ from formats.machine.threads import threads
 
 from .following import combine
 
+__all__ = ["rotate"]
+
 # out (T, h, d) from x; cos and sin (number of positions, k), of which row positions[i] is that of row i; with starts,
 # row i is the last
 # token of sequence i, or its first

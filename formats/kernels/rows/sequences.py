@@ -25,6 +25,8 @@ from formats.machine.threads import threads
 
 from .following import combine
 
+__all__ = ["attend_once", "hand_rows", "link_rows", "pool_rows"]
+
 FIRST, LAST, SUM, MEAN, MAX, BY_ROOT, BY_PLACE = range(len(HOW))
 # out (S, p) from x (T, p), of sequences that begin at starts, `each` for an item; unit: to length one
 POOLED = np.dtype([*words("x along out step starts S p how unit each room apart"), ("least", "f8")])

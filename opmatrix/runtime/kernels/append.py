@@ -10,7 +10,7 @@ from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Cache, Heads
 
 
-@kernel(launches=True, inplace="cache")
+@kernel(launches=True, inplace="cache", prices={})
 class append(Arguments):
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they
     are to lie."""

@@ -221,7 +221,7 @@ def cached_slots(a: Arguments) -> Any:
     return a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
 
 
-@kernel(launches=True, row_mixing=True, changes_space=True)
+@kernel(launches=True, row_mixing=True, changes_space=True, prices={})
 class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
     the row itself."""

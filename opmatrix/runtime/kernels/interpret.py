@@ -21,7 +21,7 @@ def exact(a: Arguments) -> Doubles:
     return interpreted.exact(a)
 
 
-@kernel(row_mixing=True, changes_space=True)
+@kernel(row_mixing=True, changes_space=True, prices={})
 class interpret(Arguments):
     """What no other kernel computes: a term of the algebra over these values and arrays, in float64, rounded once."""
 

@@ -17,7 +17,7 @@ from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Rows, Weight
 def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None: weight.matmul(x, out=out, epilogue=e)
 
 
-@kernel(stages=STAGES, launches=True)
+@kernel(stages=STAGES, launches=True, prices={})
 class linear(Arguments):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
 

@@ -22,7 +22,7 @@ def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:
     return [(name, {"T": extents[out.space], "p": row_width(out)}) for name in (f"pointwise.{first}", *more)]
 
 
-@kernel(stages=STAGES, launches=True, inplace="x")
+@kernel(stages=STAGES, launches=True, inplace="x", prices={})
 class pointwise(Arguments):
     """The epilogue alone, in one pass."""
 
@@ -33,7 +33,7 @@ class pointwise(Arguments):
     cost = passes_over
 
 
-@kernel(stages=(norm, gain_shift), launches=True, inplace="x")
+@kernel(stages=(norm, gain_shift), launches=True, inplace="x", prices={})
 class pointwise_heads(Arguments):
     """The norm of each head by itself, and a gain and a shift that all of them share, in one pass."""
 

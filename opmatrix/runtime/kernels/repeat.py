@@ -15,7 +15,7 @@ Count = Annotated[int, Range(int, 1, WIDEST)]
 def copy_heads(x: Any, out: Any) -> None: out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
-@kernel()
+@kernel(prices={})
 class repeat(Arguments):
     """Each head so many times in a row that there are `heads` of them."""
 

@@ -68,11 +68,6 @@ def list_arrays(model: Operator) -> Iterator[Data]:
         yield from (value.base or value for value in term.attributes if isinstance(value, Data))
 
 
-def count_bytes(model: Operator) -> int:
-    """Bytes of its arrays in float32, each once."""
-    return sum(4 * data.array.size for data in {id(data): data for data in list_arrays(model)}.values())
-
-
 def max_magnitude(data: Data) -> float:
     """The largest magnitude of its numbers."""
     return max(float(data.array.max()), -float(data.array.min()))

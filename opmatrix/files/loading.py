@@ -3,13 +3,13 @@ writes it."""
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from os.path import exists
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
 from formats import FORMATS, from_arrays
 from formats.core.errors import InputError
-from formats.disk.files import open_regular, read_json, read_text
+from formats.disk.files import lying, open_regular, read_json, read_text
 from opmatrix.files import certified
 from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
@@ -19,6 +19,7 @@ from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.signature import FLOAT, Port
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
+FRONT = "front"                                             # the directory of points, each in one of its number
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
 NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or
@@ -35,7 +36,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
     recover(directory.absolute())
-    if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
+    if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
     if (version := found.get("version")) not in (VERSION, SHARED, NAMED_VERSION):
@@ -69,6 +70,19 @@ def load(directory: str | Path, copy: bool = False) -> Program:
         with blamed(directory / "certificate.json", "no certificate of this program"):
             certified.check_certificate(kept, program.hash)
     return program
+
+
+def absent(directory: Path) -> str:
+    """What is said of a directory that holds no program: the points of the front that it would be one of, or what was
+    looked for and what lies there."""
+    front = directory.absolute().parent
+    if front.name == FRONT and isdir(front) and not exists(directory):
+        points = sorted(int(each.name) for each in front.iterdir() if each.name.isdecimal())
+        if points == [*range(len(points))] and len(points) > 1:
+            return f"no such point of the front: there are 0 to {points[-1]}: give one of them"
+        if points: return f"no such point of the front: there are only {', '.join(map(str, points))}: give one"
+    what = f"no {PROGRAM} in it" if isdir(directory) else f"no such directory: {PROGRAM} was looked for"
+    return f"{what}, and {lying(directory)}: give the directory of a saved program"
 
 
 def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:

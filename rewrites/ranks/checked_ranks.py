@@ -1,0 +1,54 @@
+"""Ranks' programs against one rank in float64. How far a partition may be off is what an exact program of the whole
+model may be: rounding happens in other places and in another order, not more of it."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
+from opmatrix.extents import collect_needs
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.virtual import Ran
+from rewrites.compiler.search import search
+from rewrites.lower.lower import plainly
+from rewrites.lower.price import TimeModel
+from rewrites.ranks.driven_ranks import run_programs
+from rewrites.ranks.searched_ranks import RankPrograms, StretchProgram
+from rewrites.verify.failure import VerificationError
+from rewrites.verify.programs import Errors, allowed_rounding, unrounded, verify_outputs, verify_steps
+
+
+class RanksChecked(NamedTuple):
+    """What ranks gave; how far it is from one rank in float64, relative, how far it may be, and how far the imported
+    program of the whole model is; how many programs were looked at, and how near a kernel came to its bound."""
+    ran: Ran
+    relative: float
+    allowed: float
+    imported: float
+    programs: int
+    nearest: float
+
+
+def check_ranks(programs: RankPrograms, model: Operator, machine: TimeModel, feed: Feed) -> RanksChecked:
+    """Runs ranks on tokens. Each program, at what its rank has: read in float64, on constants as they were, it is its
+    terms, and each of its kernels stays within its bound. Together: the whole output is as near to the model in
+    float64 as a program of the whole model must be (`allowed_rounding`). Raises VerificationError."""
+    batch = Batch([*feed.ids("tokens")], [*feed.ids("kinds")])
+    near = [0.0]
+
+    def look(item: StretchProgram, batch: Batch) -> None:
+        verify_outputs(item.program, item.model.outputs, [batch], unrounded(item.structure, item.emitter))
+        near.append(verify_steps(item.program, [batch])["nearest"])
+    ran = run_programs(programs, feed, look)
+    whole = search(model, (), machine, batch.extents(*collect_needs(model)), fusion=False, methods=plainly)
+    wanted = dense(model, batch)
+    mine, theirs = (Errors.of([rows], [wanted]).relative
+                    for rows in (ran.value.reshape(wanted.shape), whole.program({})[0].run(batch)))
+    allowed = allowed_rounding(mine, theirs, model, [batch])
+    if not mine <= allowed:
+        raise VerificationError(3, "programs of ranks", "together they round more than a program of the model may",
+                                relative=mine, allowed=allowed, imported=theirs)
+    return RanksChecked(ran, mine, allowed, theirs, len(near) - 1, float(np.max(near)))

@@ -1,0 +1,197 @@
+"""A stretch of a rank as a model: terms over the numbers that this rank stores, at rows that this rank has. What came
+from other steps enters as inputs; a factor of the model stays one, so borders lie where the model has them."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import groupby
+from operator import matmul
+from typing import NamedTuple
+
+import numpy as np
+
+from opmatrix.algebra import nodes
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I
+from opmatrix.algebra.term import Operator
+from opmatrix.partitions.booked import stored_key
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.ranks import Meter, Rank
+from opmatrix.signature import Port
+from opmatrix.split.cuts import Bounds, Role
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import found_at
+from opmatrix.split.traced import sliced
+from rewrites.ranks.rotations import Rotation, find_rotation
+from rewrites.ranks.stretches import StageSteps, Stretch
+
+
+class StretchModel(NamedTuple):
+    """The outputs of a stretch by name; which steps these, and its inputs, are. `sequences` and `rows` say which of a
+    batch this rank has, `ids` of which tokens it has rows where that is not all: others are the last row, of zeros."""
+    outputs: Mapping[str, Operator]
+    inputs: Mapping[str, int]
+    gives: Mapping[str, int]
+    sequences: Bounds
+    rows: Bounds
+    ids: Bounds | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Sequences, and rows of each."""
+        return self.sequences[1] - self.sequences[0], self.rows[1] - self.rows[0]
+
+
+class LocalNumbers(Rank):
+    """What one rank stores of the arrays of a stage, and has of its values."""
+    def __init__(self, stage: StageSteps, place: Sequence[int]) -> None:
+        super().__init__(stage.steps, stage.out, stage.mesh, place, Feed(np.zeros((1, 1))), Meter(), None, {})
+
+    def matrix(self, step: RankStep) -> Operator:
+        """The matrix of a step with the numbers that lie here."""
+        for each in (a for a in step.more[0].args if isinstance(a, Data)):
+            key = stored_key(each, step.stored)
+            if key not in self.kept: self.kept[key] = self.own(each.base or each, key[1])
+        return super().narrowed(step)
+
+    def bounds(self, at: int, role: Role) -> Bounds:
+        """From where to where this rank has a dimension of a value."""
+        step = self.steps[at]
+        return found_at(step.dims, step.placement, self.mesh, self.place).get(role, (0, int(getattr(step.dims, role))))
+
+    def extent(self, at: int, role: Role) -> int:
+        lo, hi = self.bounds(at, role)
+        return hi - lo
+
+
+@dataclass
+class StretchTerms:
+    """A stretch while it is written. The body of a value is an operator of what its factor begins with, which is what
+    the factor before it gives, or tokens, or for the first factor `main`, one of the inputs."""
+    stage: StageSteps
+    stretch: Stretch
+    here: LocalNumbers
+    memo: dict[tuple[int, int], Operator] = field(default_factory=dict)
+    ids: Bounds | None = None
+
+    def __post_init__(self) -> None:
+        self.own = {*self.stretch.steps}
+        self.first = min(self.stage.factor[at] for at in self.own)
+        self.ports = {at: f"x{k}" for k, at in enumerate(self.stretch.inputs)}
+        begun = [at for at in self.own if self.stage.factor[at] == self.first]
+        by_tokens = any(self.is_tokens(a) for at in begun for a in self.stage.steps[at].args)
+        entering = [a for at in begun for a in self.stage.reads(at) if a in self.ports]
+        self.main = None if by_tokens or not entering else max(entering)
+
+    def is_tokens(self, at: int) -> bool:
+        return self.stage.steps[at].op == "input" and self.stage.steps[at].selects
+
+    def is_x(self, at: int, factor: int) -> bool:
+        """Whether a value is what a factor begins with."""
+        if at in self.own: return self.stage.factor[at] != factor
+        return self.is_tokens(at) or (at == self.main and factor == self.first)
+
+    def reads_x(self, at: int, factor: int) -> bool:
+        """Whether the body of a value reads what its factor begins with."""
+        todo, seen = [at], set[int]()
+        while todo:
+            if (one := todo.pop()) in seen: continue
+            seen.add(one)
+            if self.is_x(one, factor): return True
+            if one in self.own or self.stage.inlined[one]: todo += self.stage.steps[one].args
+        return False
+
+    def entered(self, at: int) -> Operator:
+        """An input as a matrix of the batch."""
+        columns = self.here.extent(at, "heads") * self.here.extent(at, "cols")
+        made: Operator = nodes.entered(Port(self.ports[at], "T", columns))
+        return made
+
+    def in_heads(self, at: int, rows: Operator) -> Operator:
+        """What a program is handed as rows, in heads where the value has several."""
+        h = self.here.extent(at, "heads")
+        return rows if h == 1 else rows @ nodes.heads(h)
+
+    def body(self, at: int, factor: int) -> Operator:
+        key = at, factor
+        if key not in self.memo:
+            if at == self.main and factor == self.first: found = self.in_heads(at, I)
+            elif self.is_x(at, factor): found = I
+            elif at in self.ports: found = self.in_heads(at, self.entered(at))
+            else: found = self.write(at, factor)
+            self.memo[key] = found
+        return self.memo[key]
+
+    def write(self, at: int, factor: int) -> Operator:
+        """An operation on bodies."""
+        step = self.stage.steps[at]
+        if (turned := find_rotation(self.stage.steps, at)) is not None: return self.rotated(turned, factor)
+        if step.op == "act": return self.acted(step, factor)
+        taken = [self.body(a, factor) for a in step.args]
+        made: Operator
+        match step.op:
+            case "given": made = nodes.given(*step.more)
+            case "add": made = nodes.add(*taken)
+            case "mul": made = nodes.mul(*taken)
+            case "turn": made = nodes.turn(*taken)
+            case "beside": made = nodes.row(*taken)
+            case "split": made = taken[0] @ nodes.heads(self.here.extent(at, "heads"))
+            case "join": made = taken[0] @ nodes.join(self.here.extent(step.args[0], "heads"))
+            case "repeat": made = taken[0] @ nodes.repeat(self.here.extent(at, "heads"))
+            case "total": made = taken[0] @ nodes.total()
+            case "product": made = nodes.product(*taken, *step.more)
+            case _: raise AssertionError(f"{step.op} is no operation of terms")
+        return made
+
+    def acted(self, step: RankStep, factor: int) -> Operator:
+        """x @ A. Rows of a table are those of tokens, or positions, that this rank has."""
+        matrix = self.here.matrix(step)
+        if not step.args: return matrix
+        [x] = step.args
+        source = self.stage.steps[x]
+        if source.op == "given" and source.more[0] == "positions" and (lo := self.here.bounds(x, "rows")[0]):
+            table = sliced(matrix.args[0], -2, lo, matrix.args[0].shape[-2])
+            return nodes.given("positions", table.shape[-2]) @ nodes.weight(table)
+        if self.is_tokens(x) and self.here.extent(x, "cols") < int(source.dims.cols):
+            self.ids, table = self.here.bounds(x, "cols"), matrix.args[0].array
+            return nodes.weight(np.vstack([table, np.zeros_like(table[:1])]))
+        return self.body(x, factor) @ matrix
+
+    def rotated(self, found: Rotation, factor: int) -> Operator:
+        """A value turned by the positions of the rows that this rank has."""
+        lo = self.here.bounds(found.angles, "rows")[0]
+        cos, sin = (sliced(each, -2, lo, each.shape[0]) for each in (found.cos, found.sin))
+        return self.body(found.turned, factor) @ nodes.rotate(cos, sin, found.rest)
+
+    def whole(self, at: int, layer_of: Mapping[int, int]) -> Operator:
+        """A value as a model: what enters first, then a factor for each layer."""
+        factor = self.stage.factor[at]
+        bodies = [(factor, self.outer(at, self.body(at, factor)))]
+        while self.reads_x(at, factor) and factor != self.first:
+            at = self.stage.entry[factor]
+            factor = self.stage.factor[at]
+            bodies.insert(0, (factor, self.body(at, factor)))
+        starts = [self.entered(self.main)] if self.main is not None else []
+        if not starts: starts, bodies = [bodies[0][1]], bodies[1:]
+        layers = [reduce(lambda right, left: left @ right, [body for _, body in reversed([*group])])
+                  for _, group in groupby(bodies, lambda each: layer_of.get(each[0], 0))]
+        return reduce(matmul, [*starts, *layers])
+
+    def outer(self, at: int, body: Operator) -> Operator:
+        """What a program gives: rows, in which heads lie side by side."""
+        h = self.here.extent(at, "heads")
+        return body if h == 1 else body @ nodes.join(h)
+
+
+def write_model(stage: StageSteps, stretch: Stretch, here: LocalNumbers, layer_of: Mapping[int, int]) -> StretchModel:
+    """A stretch of a rank as a model. `layer_of` numbers the layers that factors belong to; a stretch that mixes rows
+    once at most is one part however many it touches."""
+    terms = StretchTerms(stage, stretch, here)
+    mixing = {stage.factor[at] for at in stretch.steps if stage.steps[at].op == "product"}
+    layers = layer_of if len(mixing) > 1 else {}
+    gives = {f"y{k}": at for k, at in enumerate(stretch.outputs)}
+    outputs = {name: terms.whole(at, layers) for name, at in gives.items()}
+    at = stretch.outputs[0]
+    return StretchModel(outputs, {name: at for at, name in terms.ports.items()}, gives, here.bounds(at, "batch"),
+                        here.bounds(at, "rows"), terms.ids)

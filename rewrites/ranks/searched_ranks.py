@@ -1,0 +1,156 @@
+"""Every stretch of every rank through the exact search, with the sizes that lie there: `compile_ranks`. Stretches of
+equal structure share a saturated graph; of equal sizes, too, they share what was found, so layers and ranks that are
+alike are searched once."""
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.batch import Batch
+from opmatrix.display.progress import unheard
+from opmatrix.extents import collect_needs
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.stages import layers
+from opmatrix.program import Program
+from opmatrix.runtime.scheme import Running
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.search import SearchSpace, Structure, cheapest, sizes
+from rewrites.extraction import Infeasible
+from rewrites.graph.layers import Explorer, Part, parts
+from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower.precision import count_bytes
+from rewrites.lower.price import TimeModel
+from rewrites.lower.representations import Representable, content
+from rewrites.phases import Tell
+from rewrites.ranks.rank_terms import LocalNumbers, StretchModel, write_model
+from rewrites.ranks.stretches import StageSteps, Stretch, divide
+
+RankPlace: TypeAlias = tuple[int, ...]
+
+
+class StretchProgram(NamedTuple):
+    """A stretch of a rank with the program that computes it, where its constants come from, its structure, and the
+    number of the search that found this."""
+    model: StretchModel
+    program: Program
+    emitter: Emitter
+    structure: Structure
+    search: int
+
+    @property
+    def kernels(self) -> list[str]: return [step.kernel for step in self.program.steps]
+
+
+@dataclass(frozen=True)
+class RankPrograms:
+    """What each rank of a partition runs, in order: programs, and steps that stand alone, which cross or are
+    interpreted. `stages` are the steps that these are of; `searches` what was searched, a structure each."""
+    plan: Partition
+    stages: Sequence[StageSteps]
+    items: Mapping[RankPlace, Sequence[StretchProgram | int]]
+    searches: Sequence[Structure]
+
+    def programs(self, place: RankPlace) -> list[StretchProgram]:
+        """The programs of a rank."""
+        return [each for each in self.items[place] if isinstance(each, StretchProgram)]
+
+    def interpreted(self, place: RankPlace) -> list[str]:
+        """What a rank computes without a program, by the names of the operations."""
+        steps = self.stages[self.plan.stage(place)].steps
+        return [steps[each].op for each in self.items[place] if isinstance(each, int)
+                and steps[each].op not in ("move", "slice", "input")]
+
+
+@dataclass
+class StretchSearch:
+    """Searches of stretches, each once."""
+    machine: TimeModel
+    laws: Sequence[Law]
+    representable: Representable = field(default_factory=Representable)
+    found: list[Structure] = field(default_factory=list)
+    spaces: dict[Hashable, tuple[int, SearchSpace]] = field(default_factory=dict)
+    made: dict[Hashable, StretchProgram] = field(default_factory=dict)
+    explorers: dict[bool, Explorer] = field(default_factory=dict)
+
+    def program(self, model: StretchModel) -> StretchProgram:
+        """The program of a stretch. Copies of a rank have one, as their terms are the same."""
+        key = (*model.outputs.items(), model.size)
+        if key not in self.made: self.made[key] = self.compile(model)
+        return self.made[key]._replace(model=model)
+
+    def compile(self, model: StretchModel) -> StretchProgram:
+        """The program of a stretch: what was found for one that is searched alike, with the numbers of this one."""
+        split = parts(model.outputs)
+        key = model.size, *model.outputs, *map(describe_search, split)
+        if key not in self.spaces:
+            space, structure = self.explore(model, split)
+            self.spaces[key] = len(self.found), space
+            self.found.append(structure)
+        number, first = self.spaces[key]
+        known = self.found[number]
+        space = SearchSpace(model.outputs, first.laws, first.machine, first.extents, found=split, like=first)
+        structure = space.structure(known.route, known.extractions, known.bound, known.greedy, {})
+        return StretchProgram(model, *structure.program({}), structure, number)
+
+    def explore(self, model: StretchModel, split: Sequence[dict[str, Part]]) -> tuple[SearchSpace, Structure]:
+        """The space of a stretch and its optimum. Canonical forms need one another: where they lead to no program, the
+        others keep both their sides."""
+        batch, terms = batch_of(model), [*model.outputs.values()]
+        extents = batch.extents(*collect_needs(*terms))
+        running = Running.of(self.machine, batch.starts, sum(map(count_bytes, terms)))
+        for canonical in (True, False):
+            laws = self.laws if canonical else [replace(law, canonical=False) for law in self.laws]
+            space = SearchSpace(model.outputs, laws, running, extents, found=split)
+            space.explorer = self.explorers.setdefault(canonical, space.explorer)    # graphs are of no size
+            try: return space, cheapest(space, self.representable)
+            except Infeasible:
+                if not canonical: raise
+        raise AssertionError("one of both returns")
+
+
+def describe_search(states: Mapping[str, Part]) -> Hashable:
+    """What a part is searched by: its structure, its sizes, and which numbers decide what can hold its weights."""
+    return tuple((state, part.template.text, sizes(part), content(part.template), *part.roots.items(),
+                  *part.outputs.items()) for state, part in states.items())
+
+
+def batch_of(model: StretchModel, tokens: np.ndarray | None = None, kinds: np.ndarray | None = None,
+             inputs: Mapping[str, np.ndarray] | None = None) -> Batch:
+    """Rows of a stretch as a batch: sequences of one length, with the matrices that enter."""
+    count, rows = model.size
+    none = np.zeros((count, rows), np.int64)
+    ports = {port.name: port for port in collect_needs(*model.outputs.values())[1]}
+    given = {name: np.zeros((count * rows, port.columns), np.float32) for name, port in ports.items()}
+    given |= {name: each for name, each in (inputs or {}).items() if name in ports}
+    return Batch([*(none if tokens is None else tokens)], [*(none if kinds is None else kinds)], inputs=given)
+
+
+def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXACT_LAWS,
+                  progress: Tell = unheard) -> RankPrograms:
+    """The programs of every rank of a partition, exact ones over these laws, cheapest on a machine for the rows that
+    the rank has. Raises InputError where a size of the batch, or a number of ranks, is a symbol."""
+    named = {"sequences": plan.sizes.sequences, "tokens": plan.sizes.tokens} | {
+        f"ranks of {axis.name}": axis.ranks for axis in plan.mesh}
+    for name, size in named.items():
+        if not isinstance(size, int): raise InputError(f"{name}: {size} is a symbol: programs need a number")
+    stages = [StageSteps.of(plan, stage) for stage in range(len(plan.stages))]
+    orders: list[list[Stretch | int]] = [divide(stage) for stage in stages]
+    layer_of = {at: k for k, (lo, hi) in enumerate(layers(plan.chain), 1) for at in range(lo, hi)}
+    search, items = StretchSearch(machine, laws), dict[RankPlace, list[StretchProgram | int]]()
+    for place in plan.mesh.places():
+        progress(f"rank {place}")
+        stage = plan.stage(place)
+        here = LocalNumbers(stages[stage], plan.flat(place))
+        items[place] = []
+        for item in orders[stage]:
+            if isinstance(item, int):
+                items[place].append(item)
+                continue
+            model = write_model(stages[stage], item, here, layer_of)
+            items[place].append(search.program(model))
+    return RankPrograms(plan, stages, items, search.found)
