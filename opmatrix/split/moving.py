@@ -16,7 +16,7 @@ from opmatrix.relations import Relation, Sparse, of_sentences
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, describe
 from opmatrix.split.carrying import Cuttable, Grain
 from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.placement import Placement, passed_on, role_of
+from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.traced import Operation
 
 GIVEN = "input", "given", "related", "entered"              # what the batch gives
@@ -190,7 +190,7 @@ class Ground:
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
         placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
-        rule = "turned" if step.op == "turn" else passed_on(asked)
+        rule = "turned" if step.op == "turn" else pass_rule(asked)
         return self.add(step._replace(args=(moved,), placement=placement).by_rule(k, asked, rule))
 
     def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:

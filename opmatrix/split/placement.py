@@ -2,7 +2,7 @@
 cut of what is cut already nests."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
@@ -49,9 +49,15 @@ class Placement(NamedTuple):
 def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None
 
 
-def passed_on(state: AxisState) -> str:
+def pass_rule(state: AxisState) -> str:
     """The rule by which a cut value goes through an operation that leaves that dimension alone."""
     return {"heads": "heads", "cols": "columns"}.get(role_of(state) or "", "rows one by one")
+
+
+def product_rules(placement: Placement, own: Mapping[int, str], rows: str = "rows") -> tuple[tuple[int, str], ...]:
+    """The rules of a product of sequences, heads and rows, by axis; `own` are those of some axes."""
+    names = {"batch": "sequences", "heads": "heads"}
+    return tuple((k, own.get(k, names.get(role_of(state) or "", rows))) for k, state in placement.cuts)
 
 
 def local(dims: Dims, placement: Placement, mesh: Mesh) -> Dims:

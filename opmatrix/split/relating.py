@@ -12,7 +12,7 @@ from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial
 from opmatrix.split.moving import TURNED_ROLES, Ground, RankStep, WaitingScores
-from opmatrix.split.placement import Placement, role_of
+from opmatrix.split.placement import Placement, pass_rule, product_rules, role_of
 from opmatrix.split.traced import Operation
 
 Demands = tuple[list[AxisState], AxisState, AxisState, str]
@@ -43,7 +43,7 @@ def picked_rows(split: Ground, k: int, line: Operation, args: Sequence[int]) -> 
     """Rows that a relation picks: where they lie, each rank those that it has and zeros for others; or they come to
     the rows that are wanted."""
     own, out = held_on(split, k, args[0]), output_home(split, k, line)
-    if role_of(own) != "rows": return [own], own, None, ""
+    if role_of(own) != "rows": return [own], own, None, "picked rows"
     if role_of(out) != "rows": return [own], Partial(monoids.sum), None, "rows that are picked"
     state = halo_of(split, k, args[0], line.more[0])
     return [state], out if state else None, None, "halo" if state else ""
@@ -101,10 +101,11 @@ def attend_entries(split: Ground, line: Operation, dims: Dims, scores: WaitingSc
         placement = placement.but(k, demand[0])
     rows = tuple((k, state) for k, state in placement.cuts if role_of(state) == "rows")
     shape = Shape(1, space(relation.rows), space(relation.cols))
-    entries = split.add(RankStep("related", (), (relation,), split.sizes.dims(shape), Placement(rows)))
+    entries = split.add(RankStep("related", (), (relation,), split.sizes.dims(shape), Placement(rows),
+                                 rules=tuple((k, "slice") for k, _ in rows)))
     taken = [other for _, other in scores.body if isinstance(other, int)]
     return split.add(RankStep("among", (*args, entries, *taken), (relation, scores.body, *line.more), dims, placement,
-                              why="halo"))
+                              why="halo", rules=product_rules(placement, {}, "halo")))
 
 
 def demand_entries(split: Ground, k: int, relation: Relation, args: Sequence[int], out: AxisState) -> list[AxisState]:
@@ -124,7 +125,8 @@ def turned_back(split: Ground, at: int) -> int:
     step = split.steps[at]
     if step.op == "turn": return step.args[0]
     dims = step.dims._replace(rows=step.dims.cols, cols=step.dims.rows)
-    return split.add(RankStep("turn", (at,), (), dims, step.placement.turned(TURNED_ROLES)))
+    return split.add(RankStep("turn", (at,), (), dims, step.placement.turned(TURNED_ROLES),
+                              rules=tuple((k, "turned") for k, _ in step.placement.cuts)))
 
 
 def compute_scores(split: Ground, scores: WaitingScores) -> int:
@@ -137,10 +139,19 @@ def compute_scores(split: Ground, scores: WaitingScores) -> int:
         demand = [heads[0], heads[0]] if heads else [rows, None]
         args = [split.want(a, k, state) for a, state in zip(args, demand, strict=True)]
         placement = placement.but(k, demand[0])
-    at = split.add(RankStep("product", tuple(args), (monoids.sum, everyone), scores.dims, placement, why="rows"))
+    return score(split, (args[0], args[1]), scores, placement)
+
+
+def score(split: Ground, args: tuple[int, int], scores: WaitingScores, placement: Placement) -> int:
+    """Scores of queries and keys as they lie, and what they go through."""
+    at = split.add(RankStep("product", args, (monoids.sum, everyone), scores.dims, placement, why="rows",
+                            rules=product_rules(placement, {})))
+    passed = tuple((k, pass_rule(state)) for k, state in placement.cuts)
+    alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
     for op, other in scores.body:
-        if isinstance(other, Operator): at = split.add(RankStep("act", (at,), (other,), scores.dims, placement))
-        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement))
+        if isinstance(other, Operator):
+            at = split.add(RankStep("act", (at,), (other,), scores.dims, placement, rules=passed))
+        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement, rules=alike))
     return at
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opmatrix.algebra import monoids
-from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Pattern, everyone
+from opmatrix.patterns import Pattern
 from opmatrix.split.axis_states import Cut, Dims, mergeable
 from opmatrix.split.carrying import Grain
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
-from opmatrix.split.placement import Placement, passed_on, role_of
-from opmatrix.split.relating import attend_entries, begin_scores, compute_scores
+from opmatrix.split.placement import Placement, product_rules
+from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score
 from opmatrix.split.traced import Operation
 
 
@@ -68,13 +66,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     taken = [other for _, other in scores.body if isinstance(other, int)]
     held = queries, keys, values, *(at for at, _ in sources), *taken
     return split.add(RankStep("ring", held, more, dims, placement, Placement(), "ring of keys", where=line.more[1],
-                              rules=rules_of(placement, {k: "ring of keys"})))
-
-
-def rules_of(placement: Placement, own: dict[int, str]) -> tuple[tuple[int, str], ...]:
-    """The rules of a product of rows, heads and sequences, by axis; `own` are those of some axes."""
-    names = {"batch": "sequences", "heads": "heads"}
-    return tuple((k, own.get(k, names.get(role_of(state) or "", "rows"))) for k, state in placement.cuts)
+                              rules=product_rules(placement, {k: "ring of keys"})))
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
@@ -91,14 +83,4 @@ def computed(split: Ground, scores: WaitingScores) -> int:
     if scores.relation is not None: return compute_scores(split, scores)
     keys = split.want(scores.keys, scores.axis, None)
     placement = split.steps[scores.queries].placement
-    both = monoids.sum, everyone
-    at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows",
-                            rules=rules_of(placement, {})))
-    passed = tuple((k, passed_on(state)) for k, state in placement.cuts)
-    alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
-    for op, other in scores.body:
-        if isinstance(other, Operator):
-            at = split.add(RankStep("act", (at,), (other,), scores.dims, placement, rules=passed))
-        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement, rules=alike))
-    return at
-
+    return score(split, (scores.queries, keys), scores, placement)

@@ -11,7 +11,7 @@ from opmatrix.split.axis_states import AxisState, Cut, Partial, mergeable
 from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import TURNED_ROLES, Ground, SplitRule, heads_for_rows
-from opmatrix.split.placement import passed_on
+from opmatrix.split.placement import pass_rule
 from opmatrix.split.relating import picked_rows, related_product
 from opmatrix.split.traced import Operation
 
@@ -47,7 +47,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
-        return [home], home, None, passed_on(home)
+        return [home], home, None, pass_rule(home)
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
@@ -60,7 +60,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
             cut = heads_fit(split, at, axis)
             return [None], cut, cut, "columns of a matrix"
-    return [own], own, None, passed_on(own)
+    return [own], own, None, pass_rule(own)
 
 
 def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
@@ -129,9 +129,9 @@ def split_heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
         whole = isinstance(h, int) and isinstance(own.units, int)
         if whole and h % own.units:
             home = split.home(k, args[0])
-            return [home], home, None, passed_on(home)
+            return [home], home, None, pass_rule(home)
         return [own], own._replace(role="heads"), None, "heads"
-    return [own], own, None, passed_on(own)
+    return [own], own, None, pass_rule(own)
 
 
 @rule("join")
@@ -140,7 +140,7 @@ def split_join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
     [own] = states_on(split, k, args)
     if isinstance(own, Partial) or role(own) == "cols": own = split.home(k, args[0])
     out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
-    return [own], out, None, passed_on(own)
+    return [own], out, None, pass_rule(own)
 
 
 @rule("repeat")
@@ -149,7 +149,7 @@ def split_repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, ar
     [own], h = states_on(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
-    return [own], own, None, passed_on(own)
+    return [own], own, None, pass_rule(own)
 
 
 @rule("total")
@@ -157,7 +157,7 @@ def split_total(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
     """The sum of heads, of which a rank has some."""
     [own] = states_on(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
-    return [own], own, None, passed_on(own)
+    return [own], own, None, pass_rule(own)
 
 
 @rule("pick")

@@ -13,23 +13,27 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Carrier, Monoid
-from opmatrix.algebra.operators import gelu, pick, product, turn, weight
+from opmatrix.algebra.operators import gelu, given, pick, product, relation, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern, causal, everyone, sequence, window
-from opmatrix.split.axis_states import mergeable
+from opmatrix.partitions.related import merge_entries, pick_held
+from opmatrix.patterns import Pattern, among, causal, everyone, sequence, window
+from opmatrix.relations import Sparse
+from opmatrix.split.axis_states import all_bounds, mergeable
+from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
 from opmatrix.split.visible import visibility
 from rewrites.law import FunctionDeclaration, apart
 from rewrites.laws.splitting import RuleKey
 from rewrites.proofs.enclosure import Between
 from rewrites.verify.failure import VerificationError
 
-KEY_COUNTS, ROW_COUNTS, SEQUENCE_LENGTHS = 9, 7, (4, 1, 3, 5)        # of a check; sequences of unequal length
-FEW_COLUMNS, CLOSE = 1e-9, 1e-12                                 # relative: of intervals, of float64
+MANY, QUERY_ROWS, SEQUENCES = 9, 7, (4, 1, 3, 5)           # of a check: keys, rows, sequences of unequal length
+THIN, CLOSE = 1e-9, 1e-12                                 # relative: of intervals, of float64
 MERGED = tuple(over for over in monoids.MONOIDS if mergeable(over))
 UNEQUAL = "no operator gives what a monoid carries"
 BATCHES = "who sees whom is said by the batch"
+LINKS = relation("links", "T", "T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,7 +70,7 @@ Lifted = list[Carrier]
 
 def draw_carriers(over: type[Monoid], rng: np.random.Generator) -> Lifted:
     """What is merged: in rationals where the monoid computes in them, else in intervals."""
-    drawn = rng.integers(-20, 21, (KEY_COUNTS, 2))
+    drawn = rng.integers(-20, 21, (MANY, 2))
     def of(number: Callable[[int], object]) -> Lifted:
         return [over.lifted(number(x), number(w)) for x, w in drawn.tolist()]
     try:
@@ -95,7 +99,7 @@ def same_number(a: object, b: object) -> bool:
     if not (isinstance(a, Between) or isinstance(b, Between)): return bool(a == b)
     a, b = (each if isinstance(each, Between) else Between(float(each)) for each in (a, b))     # type: ignore[arg-type]
     if a.low == b.low and a.high == b.high: return True
-    wide = FEW_COLUMNS * max(abs(a).high, abs(b).high, 1.0)
+    wide = THIN * max(abs(a).high, abs(b).high, 1.0)
     return a.low <= b.high and b.low <= a.high and a.high - a.low <= wide and b.high - b.low <= wide
 
 
@@ -104,16 +108,16 @@ def same_number(a: object, b: object) -> bool:
 def carriers_in_order(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Carriers of neighbours, merged in the order of ranks, are the carrier of all; a rank may have none."""
     every = draw_carriers(over, rng)
-    ranks = [merge_carriers(over, every[lo:hi]) for lo, hi in uneven(KEY_COUNTS, n, rng)]
+    ranks = [merge_carriers(over, every[lo:hi]) for lo, hi in uneven(MANY, n, rng)]
     compare_carriers("carriers_in_order", over, merge_carriers(over, ranks), merge_carriers(over, every))
 
 
 @try_parts(("ring", "ring of keys"), reason=UNEQUAL, over=[over for over in MERGED if over.commutative])
 def carriers_in_a_ring(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Each rank begins with its own block and goes on to the left, and leaves out blocks of which it sees nothing."""
-    every, blocks = draw_carriers(over, rng), uneven(KEY_COUNTS, n, rng)
+    every, blocks = draw_carriers(over, rng), uneven(MANY, n, rng)
     for r in range(n):
-        seen = (rng.random(KEY_COUNTS) < 0.6) & np.repeat(rng.random(n) < 0.7, [hi - lo for lo, hi in blocks])
+        seen = (rng.random(MANY) < 0.6) & np.repeat(rng.random(n) < 0.7, [hi - lo for lo, hi in blocks])
         seen[slice(*blocks[r])] = True
         carrier = over.unit()
         for lo, hi in (blocks[(r - d) % n] for d in range(n)):
@@ -150,11 +154,11 @@ def compare_pieces(name: str, what: object, found: NDArray[np.float64], wanted: 
 def by_sequences(term: Operator, n: int, rng: np.random.Generator) -> tuple[
         NDArray[np.float64], NDArray[np.float64]]:
     """What a term gives of all sequences, and of those of each rank."""
-    x = rng.normal(size=(sum(SEQUENCE_LENGTHS), 5))
-    ends, found = [0, *accumulate(SEQUENCE_LENGTHS)], []
-    for lo, hi in uneven(len(SEQUENCE_LENGTHS), n, rng):
-        if lo < hi: found.append(np.asarray(dense(term, x[ends[lo]:ends[hi]], zeros(SEQUENCE_LENGTHS[lo:hi]))))
-    return np.concatenate(found), np.asarray(dense(term, x, zeros(SEQUENCE_LENGTHS)))
+    x = rng.normal(size=(sum(SEQUENCES), 5))
+    ends, found = [0, *accumulate(SEQUENCES)], []
+    for lo, hi in uneven(len(SEQUENCES), n, rng):
+        if lo < hi: found.append(np.asarray(dense(term, x[ends[lo]:ends[hi]], zeros(SEQUENCES[lo:hi]))))
+    return np.concatenate(found), np.asarray(dense(term, x, zeros(SEQUENCES)))
 
 
 def zeros(lengths: Sequence[int]) -> Batch: return Batch([np.zeros(length, int) for length in lengths])
@@ -180,11 +184,60 @@ def rows_that_are_picked(over: type[Monoid], n: int, rng: np.random.Generator) -
 def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """A rank that has some rows of scores masks them by the positions that they have in the whole."""
     for where in (everyone, *WITHIN):
-        term, x = scored(rng, over, where), rng.normal(size=(ROW_COUNTS, 5))
+        term, x = scored(rng, over, where), rng.normal(size=(QUERY_ROWS, 5))
         z, v = (np.asarray(dense(each, x)) for each in term.args[:2])
         found = []
-        for lo, hi in uneven(ROW_COUNTS, n, rng):
-            seen = visibility(where, np.arange(lo, hi), np.arange(ROW_COUNTS))
+        for lo, hi in uneven(QUERY_ROWS, n, rng):
+            seen = visibility(where, np.arange(lo, hi), np.arange(QUERY_ROWS))
             found.append((over.closed or over.product)(z[lo:hi], v, seen))
         compare_pieces("rows_at_their_positions", f"{over.__name__} where {where}", np.concatenate(found),
-                       np.asarray(dense(term, x, zeros([ROW_COUNTS]))))
+                       np.asarray(dense(term, x, zeros([QUERY_ROWS]))))
+
+
+# ---- relations: rows that entries name
+
+def linked(rng: np.random.Generator) -> tuple[Sparse, Batch]:
+    """Entries between rows, some without any, and the batch that gives them."""
+    entries = np.where(rng.random((MANY, MANY)) < 0.3, rng.normal(size=(MANY, MANY)), 0)
+    entries[rng.integers(MANY)] = 0
+    return Sparse.of(entries, "entries of a check"), Batch([np.zeros(MANY, int)], relations={LINKS.name: entries})
+
+
+@try_parts(("product", "halo"), reason=BATCHES)
+def rows_with_their_halo(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """A rank that has some rows of a relation multiplies them with the rows that they name."""
+    whole, batch = linked(rng)
+    x, term = rng.normal(size=(MANY, 5)), weight(rng.normal(size=(5, 3)))
+    v, found = np.asarray(dense(term, x)), []
+    for r, rows in enumerate(all_bounds(MANY, n)):
+        own, wanted = part_of_relation(whole, rows, (0, MANY)), named_rows(whole, n, r)
+        merged = merge_entries(over, own, own.numbers, v[wanted], wanted)
+        found.append(over.finished(merged.carrier, (rows[1] - rows[0], v.shape[1])))
+    compare_pieces("rows_with_their_halo", over.__name__, np.concatenate(found),
+                   np.asarray(dense(product(given(LINKS), term, over), x, batch)))
+
+
+@try_parts(("among", "halo"), reason=BATCHES)
+def attention_with_its_halo(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Queries of a rank see the keys that its entries name, and no others need be there."""
+    whole, batch = linked(rng)
+    term, x = scored(rng, over, among(LINKS)), rng.normal(size=(MANY, 5))
+    z, v = (np.asarray(dense(each, x, batch)) for each in term.args[:2])
+    seen, found = whole.dense() != 0, []
+    for r, (lo, hi) in enumerate(all_bounds(MANY, n)):
+        wanted = named_rows(whole, n, r)
+        found.append((over.closed or over.product)(z[lo:hi][:, wanted], v[wanted], seen[lo:hi][:, wanted]))
+    compare_pieces("attention_with_its_halo", over.__name__, np.concatenate(found), np.asarray(dense(term, x, batch)))
+
+
+@try_parts(("move", "halo"), ("pick", "halo"), ("pick", "rows that are picked"), reason=BATCHES, over=(monoids.sum,))
+def rows_that_others_have(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Rows that a rank's entries name are its own ones and those that others send, each once; and a row that is picked
+    is a sum in which all ranks but one have zeros."""
+    whole, _ = linked(rng)
+    x = rng.normal(size=(MANY, 3))
+    for q in range(n):
+        wanted, sent = named_rows(whole, n, q), [own_rows(whole, n, q, r) for r in range(n)]
+        compare_pieces("rows_that_others_have", "halos", np.concatenate([x[each] for each in sent]), x[wanted])
+        parts = [pick_held(x[lo:hi], np.arange(lo, hi), wanted) for lo, hi in all_bounds(MANY, n)]
+        compare_pieces("rows_that_others_have", "picked rows", reduce(lambda a, b: a + b, parts), x[wanted])

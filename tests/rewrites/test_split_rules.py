@@ -20,9 +20,9 @@ from opmatrix.models import build
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import partition
 from opmatrix.partitions.virtual import run
-from opmatrix.patterns import causal, sequence
+from opmatrix.patterns import among, causal, sequence
 from opmatrix.relations import relation
-from opmatrix.split.axis_states import mergeable
+from opmatrix.split.axis_states import all_bounds, mergeable
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.spreading import Split
@@ -31,13 +31,12 @@ from rewrites.laws import splitting
 from rewrites.laws.splitting import (
     EQUATIONS,
     SplitEquation,
-    above,
     abreast,
     grouped,
     key_of,
-    pieces,
+    piled,
+    some_values,
     statement,
-    value_symbols,
 )
 from rewrites.proofs.split_checks import CHECKS, SplitCheck
 from rewrites.proofs.split_rules import CHECKED, PROVED, hold, survive, verdicts, written
@@ -59,7 +58,8 @@ def test_what_is_proved_and_what_is_checked():
     proved = {each.rule for each in VERDICTS if each.how == PROVED}
     assert {rule for rule in KNOWN - proved} == {
         ("split", "heads"), ("join", "heads"), ("repeat", "heads"), ("repeat", "copied heads"), ("repeat", "columns"),
-        ("total", "columns"), ("pick", "picked rows"), ("product", "sequences"), ("ring", "ring of keys")}
+        ("total", "columns"), ("pick", "picked rows"), ("product", "sequences"), ("ring", "ring of keys"),
+        ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked")}
     assert all(each.reason for each in VERDICTS if each.how == CHECKED)
     assert written(VERDICTS).count("\n") == len(VERDICTS) + 1 and "columns of a matrix" in written(VERDICTS)
 
@@ -103,11 +103,19 @@ def splits():
     added = compose(weight(at("U", 6, 8)), gelu) @ weight(at("D", 8, 6)) + compose(
         weight(at("V", 6, 8)), gelu) @ weight(at("E", 8, 6))
     merged = weight(at("W", 6, 8)) @ merge(weight(at("M", 8, 3)), monoids.max)
-    for term in (summed, both, added, I @ weight(at("W", 6, 3)) @ pick("last"), merged):
+    for term in (summed, both, added, merged):
         for mesh in (data, tensor):
             yield Split(term, mesh, BatchSizes(4, 12), cuts={} if term is summed else {"W": "columns"})
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
-    yield Split(pooled, Mesh.of(gp=(2, "rows")), BatchSizes(1, 1, {"V": 9}))
+    for mesh in (Mesh.of(cp=(2, "ring")), data):
+        yield Split(I @ weight(at("W", 6, 3)) @ pick("last"), mesh, BatchSizes(4, 12))
+    graph, by_rows = BatchSizes(1, 1, {"V": 9, "G": 9}), Mesh.of(gp=(2, "rows"))
+    yield Split(pooled, by_rows, graph)
+    vertices = given("features", 4, "V") @ weight(at("N", 4, 4))
+    attended = product(product(vertices, turn(vertices)), vertices, monoids.softmax, among(PAIRS))
+    for term in (product(given(PAIRS), vertices), attended, row(vertices, vertices @ pick(relation("back", "V", "V"))),
+                 vertices @ pick(relation("one", "R", "V"))):
+        yield Split(term @ weight(at("P", term.out.cols, 2)), by_rows, graph)
 
 
 SPLITS = [*splits()]
@@ -128,7 +136,7 @@ def test_every_step_that_is_cut_names_its_rule():
 
 def test_every_rule_that_is_written_has_an_equation():
     """As the rules are written in the source: none returns a name that nobody proves."""
-    source = (ROOT / "opmatrix" / "split" / "rules.py").read_text()
+    source = "\n".join((ROOT / "opmatrix" / "split" / f"{each}.py").read_text() for each in ("rules", "relating"))
     names = {name for line in source.splitlines() if "return [" in line for name in re.findall(r'"([a-z ]+)"$', line)}
     assert len(names) > 10 and names <= {rule for _, rule in KNOWN}
 
@@ -138,16 +146,16 @@ def test_every_rule_that_is_written_has_an_equation():
 def wrong(*pairs, exact=False): return SplitEquation(lambda n: pairs, (), "", exact)
 
 
-X, W, V = (value_symbols("x", 3, splitting.M, "k"), value_symbols("W", 3, "k", splitting.P),
-           value_symbols("V", 3, splitting.K, "p"))
-Y = value_symbols("y", 1, splitting.M, splitting.K)[0]
-Q, K = (value_symbols(name, 2, T, splitting.K, 2) for name in "qk")
+X, W = some_values("x", 3, splitting.M, "k"), some_values("W", 3, "k", splitting.P)
+V = some_values("V", 3, splitting.K, "p")
+Y = some_values("y", 1, splitting.M, splitting.K)[0]
+Q, K = (some_values(name, 2, T, splitting.K, 2) for name in "qk")
 PLANTED = {
-    "a part is forgotten": (product(abreast(X), above(W)), product(X[0], W[0]) + product(X[1], W[1])),
+    "a part is forgotten": (product(abreast(X), piled(W)), product(X[0], W[0]) + product(X[1], W[1])),
     "columns in another order": (product(Y, abreast(V)), abreast([product(Y, each) for each in V[::-1]])),
-    "the nonlinear before the sum": (compose(product(abreast(X), above(W)), gelu), reduce(
+    "the nonlinear before the sum": (compose(product(abreast(X), piled(W)), gelu), reduce(
         lambda a, b: a + b, [compose(product(x, w), gelu) for x, w in zip(X, W, strict=True)])),
-    "a softmax as a sum": (product(abreast(X), above(W), monoids.softmax), reduce(
+    "a softmax as a sum": (product(abreast(X), piled(W), monoids.softmax), reduce(
         lambda a, b: a + b, [product(x, w, monoids.softmax) for x, w in zip(X, W, strict=True)])),
     "heads exchanged": (product(grouped(Q), turn(grouped(K))), grouped([product(a, turn(b)) for a, b in zip(
         Q[::-1], K[::-1], strict=True)])),
@@ -165,9 +173,9 @@ def test_a_wrong_equation_is_refuted(pair):
 
 def test_wrong_equations_of_numbers():
     """Heads repeated one after the other are no heads repeated each by itself, and pieces have an order."""
-    two = [splitting.some_heads(lo, hi) for lo, hi in pieces(splitting.HEADS, 2)]
-    tiled = splitting.some_heads(0, splitting.HEADS) @ repeat(2 * splitting.HEADS), grouped(two * 2)
-    for pair in (tiled, (splitting.some_heads(0, splitting.HEADS), grouped(two[::-1]))):
+    two = [splitting.some_heads(lo, hi) for lo, hi in all_bounds(splitting.ALL_HEADS, 2)]
+    tiled = splitting.some_heads(0, splitting.ALL_HEADS) @ repeat(2 * splitting.ALL_HEADS), grouped(two * 2)
+    for pair in (tiled, (splitting.some_heads(0, splitting.ALL_HEADS), grouped(two[::-1]))):
         with pytest.raises(VerificationError, match="2 pieces differ"): hold(wrong(pair, exact=True), 2)
 
 

@@ -21,44 +21,44 @@ from rewrites.law import (
 )
 from rewrites.proofs.laws.value_kinds import below
 
-GROUPED_HEADS, MONOID = "heads do not see each other", "definition of a product over a monoid"
+BY_HEAD, MONOID = "heads do not see each other", "definition of a product over a monoid"
 some = Sort("value")                                        # a value or a constant, of several heads
 between = Sort("scores")                                    # scores, whatever they depend on
 AS_MANY_HEADS = ("(= (deep a) (deep c))",)
 each_row = Sort("operator", ("row_wise", "uniform"))        # what goes through each row by itself, wherever it stands
 
 
-@law(phase=SIMPLIFY, source=GROUPED_HEADS)
+@law(phase=SIMPLIFY, source=BY_HEAD)
 def turn_heads(a: some[h, n], b: some[k, n]):
     """Each head is turned by itself."""
     return turn(with_heads(a, b)), with_heads(turn(a), turn(b))
 
 
-@law(phase=SIMPLIFY, source=GROUPED_HEADS, when=AS_MANY_HEADS)
+@law(phase=SIMPLIFY, source=BY_HEAD, when=AS_MANY_HEADS)
 def add_heads(a: some[h, n], b: some[k, n], c: some[h, n], d: some[k, n]):
     """Heads are added head by head, where there are as many."""
     return with_heads(a, b) + with_heads(c, d), with_heads(a + c, b + d)
 
 
-@law(phase=SIMPLIFY, source=GROUPED_HEADS, when=AS_MANY_HEADS)
+@law(phase=SIMPLIFY, source=BY_HEAD, when=AS_MANY_HEADS)
 def multiply_heads(a: some[h, n], b: some[k, n], c: some[h, n], d: some[k, n]):
     """Heads are multiplied entry by entry head by head, where there are as many."""
     return with_heads(a, b) * with_heads(c, d), with_heads(a * c, b * d)
 
 
-@law(phase=SIMPLIFY, source=GROUPED_HEADS, when=AS_MANY_HEADS)
+@law(phase=SIMPLIFY, source=BY_HEAD, when=AS_MANY_HEADS)
 def product_heads(a: between[h], b: between[k], c: some[h, n], d: some[k, n], M: over, P: where):
     """A product of heads is one of each head, over any monoid."""
     return product(with_heads(a, b), with_heads(c, d), M, P), with_heads(product(a, c, M, P), product(b, d, M, P))
 
 
-@law(phase=SIMPLIFY, source=GROUPED_HEADS)
+@law(phase=SIMPLIFY, source=BY_HEAD)
 def entrywise_heads(a: some[h, n], b: some[k, n], f: entrywise):
     """A function of single entries does not see other heads. True of any f that acts on each head alone."""
     return compose(with_heads(a, b), f), with_heads(compose(a, f), compose(b, f))
 
 
-@law(phase=SIMPLIFY, source=GROUPED_HEADS, when=AS_MANY_HEADS)
+@law(phase=SIMPLIFY, source=BY_HEAD, when=AS_MANY_HEADS)
 def row_heads(a: some[h, n], b: some[k, n], c: some[h, p], d: some[k, p]):
     """Columns stand beside each other head by head, where there are as many."""
     return row(with_heads(a, b), with_heads(c, d)), with_heads(row(a, c), row(b, d))
