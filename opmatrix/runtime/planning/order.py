@@ -85,16 +85,16 @@ class StepGraph:
         """Sets of done steps that every order goes through: those up to a step that all others come before or after."""
         before, after = [0] * len(self.calls), [0] * len(self.calls)
         for i in self.real:
-            for j in bits(self.needs[i]): before[i] |= before[j] | 1 << j
+            for j in each_step(self.needs[i]): before[i] |= before[j] | 1 << j
         for i in reversed(self.real):
-            for j in bits(self.needs[i]): after[j] |= after[i] | 1 << i
+            for j in each_step(self.needs[i]): after[j] |= after[i] | 1 << i
         return [before[i] | 1 << i for i in self.real if before[i] | after[i] | 1 << i == self.all] + [self.all]
 
     def within(self, done: int, goal: int) -> "StepGraph":
         """The graph between two sets of done steps, of this one's steps: those that are still to be done, and those
         whose results are still read. What is no longer read before never is again."""
         found = copy(self)
-        found.real = [*(i for i in self.real if done >> i & 1 and self.held(i, done)), *bits(goal & ~done)]
+        found.real = [*(i for i in self.real if done >> i & 1 and self.held(i, done)), *each_step(goal & ~done)]
         return found
 
     def path(self, most: int = STATES) -> tuple[int, list[int], bool]:
@@ -168,7 +168,7 @@ class StepGraph:
         return tuple(range(len(self.calls)))
 
 
-def bits(steps: int) -> Iterator[int]:
+def each_step(steps: int) -> Iterator[int]:
     """The numbers of a set of steps, the lowest first."""
     while steps:
         lowest = steps & -steps
