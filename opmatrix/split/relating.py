@@ -10,7 +10,7 @@ from opmatrix.algebra.shapes import Shape, space
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
-from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, mergeable
 from opmatrix.split.moving import TURNED_ROLES, Ground, RankStep, WaitingScores
 from opmatrix.split.placement import Placement, pass_rule, product_rules, role_of
 from opmatrix.split.traced import Operation
@@ -33,7 +33,7 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
         case "rows" if role_of(out) == "rows":
             if (state := halo_of(split, k, args[1], relation)) is not None: return [out, state], out, None, "halo"
             if whole_anyway(split, args[1]): return [out, None], out, None, "rows"
-        case "rows" if over.width == 1 and not over.indexed:
+        case "rows" if mergeable(over):
             return [Cut("cols", v.units), v], Partial(over), None, "contraction"         # type: ignore[union-attr]
         case None if role_of(out) == "rows" and not rows_cut(split, args[1]): return [out, None], out, None, "rows"
     return [None, None], None, None, ""

@@ -134,7 +134,7 @@ def test_random_graphs(seed):
 def test_formulas_have_names_for_what_a_relation_says():
     """Without a relation the sizes are symbols, V vertices too, and numbers follow when it is given."""
     term, mesh = given("features", WIDTH, "V") @ formula(lambda x: product(given(EDGES), x)), Mesh.of(gp=(3, "rows"))
-    plan = partition(term, mesh, BatchSizes(1, 1))
+    plan = partition(term, mesh, BatchSizes(1))
     [(_, halo)] = plan.crossings()
     assert str(halo.payload) == "6*halo_edges(r_gp)" and str(plan.flops()) == "12*entries_edges(r_gp)"
     assert str(plan.on(halo.payload, (1,))) == "6*halo_edges(1)"
@@ -297,10 +297,10 @@ def test_pooling_sends_a_row_a_sentence(how, columns):
      "relation links: T × T is of all 2 sequences together"),
     (pick("last") @ given("positions", 4) @ weight(np.eye(4)), BatchSizes(2, 9), "positions of rows of S: only tokens"),
     (given("features", WIDTH, "V") @ formula(lambda x: product(x @ x.T, x, where=among(EDGES) & causal)),
-     BatchSizes(1, 1), "joins a relation and another pattern"),
+     BatchSizes(1), "joins a relation and another pattern"),
     (formula(lambda x: product(x @ pick("last") @ x.T, x, where=sequence & causal)), BatchSizes(2, 9),
      r"scores of S × T where sequence & causal, which is of T × T"),
-    (given("features", WIDTH, "V") @ formula(lambda x: product(given(EDGES), x, where=among(EDGES))), BatchSizes(1, 1),
+    (given("features", WIDTH, "V") @ formula(lambda x: product(given(EDGES), x, where=among(EDGES))), BatchSizes(1),
      "relation edges: V × V under pattern among")])
 def test_what_does_not_fit_is_said(term, sizes, words):
     with pytest.raises(InputError, match=words): partition(term, Mesh.of(gp=(3, "rows")), sizes, tokens=False)
