@@ -230,10 +230,9 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
 
 
 def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
-    """Raises InputError for ranks that would share one sequence, or one token."""
-    for axis in mesh:
-        tokens = None if sizes.spaces else sizes.tokens     # rows of other spaces may be cut, each by itself
-        count, what = {"batch": (sizes.sequences, "sequence"), "rows": (tokens, "token")}.get(
+    """Raises InputError for ranks that would share one sequence, or one token, where there are no other rows."""
+    for axis in () if sizes.spaces else mesh:
+        count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
             axis.strategy.home or "", (None, ""))
         if count == 1 and isinstance(axis.ranks, int):
             raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
