@@ -230,11 +230,12 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
 
 
 def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
-    """Raises InputError for ranks that would share one sequence, or one token."""
-    for axis in mesh:
+    """Raises InputError for ranks that would share one sequence, or one token. Where there are rows of other spaces,
+    these may be what is cut."""
+    for axis in mesh if not sizes.spaces else ():
         count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
             axis.strategy.home or "", (None, ""))
-        if count == 1 and isinstance(axis.ranks, int):
+        if count == 1 and isinstance(axis.ranks, int) and axis.ranks > 1:
             raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
 
 
