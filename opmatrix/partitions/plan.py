@@ -14,7 +14,7 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix import body
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.shapes import LiveSize, Shape
+from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
@@ -193,7 +193,6 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     check_sizes(sizes)
     factors, along = chain(model), mesh.stages
     check_cuts(factors, cuts or {})
-    check_batch(mesh, sizes)
     bounds = cut_stages(factors, along.count if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
@@ -205,6 +204,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
     check_positions(known.values(), sizes.tokens)
+    if not any(is_other(line.shape.rows) for split in known.values() for line in split.lines): check_batch(mesh, sizes)
     made: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
@@ -229,12 +229,17 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
             raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
 
 
+def is_other(rows: LiveSize) -> bool:
+    """Whether rows are neither tokens nor sequences, and so may be cut however many of these there are."""
+    return isinstance(rows, Space) and rows not in (T, S)
+
+
 def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
     """Raises InputError for ranks that would share one sequence, or one token, where there are no other rows."""
     for axis in () if sizes.spaces else mesh:
         count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
             axis.strategy.home or "", (None, ""))
-        if count == 1 and isinstance(axis.ranks, int):
+        if count == 1 and isinstance(axis.ranks, int) and axis.ranks > 1:
             raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
 
 

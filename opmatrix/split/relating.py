@@ -139,10 +139,10 @@ def compute_scores(split: Ground, scores: WaitingScores) -> int:
         demand = [heads[0], heads[0]] if heads else [rows, None]
         args = [split.want(a, k, state) for a, state in zip(args, demand, strict=True)]
         placement = placement.but(k, demand[0])
-    return score(split, (args[0], args[1]), scores, placement)
+    return score_rows(split, (args[0], args[1]), scores, placement)
 
 
-def score(split: Ground, args: tuple[int, int], scores: WaitingScores, placement: Placement) -> int:
+def score_rows(split: Ground, args: tuple[int, int], scores: WaitingScores, placement: Placement) -> int:
     """Scores of queries and keys as they lie, and what they go through."""
     at = split.add(RankStep("product", args, (monoids.sum, everyone), scores.dims, placement, why="rows",
                             rules=product_rules(placement, {})))

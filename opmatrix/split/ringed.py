@@ -9,7 +9,7 @@ from opmatrix.split.axis_states import Cut, Dims, mergeable
 from opmatrix.split.carrying import Grain
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
 from opmatrix.split.placement import Placement, product_rules
-from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score
+from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score_rows
 from opmatrix.split.traced import Operation
 
 
@@ -83,4 +83,4 @@ def computed(split: Ground, scores: WaitingScores) -> int:
     if scores.relation is not None: return compute_scores(split, scores)
     keys = split.want(scores.keys, scores.axis, None)
     placement = split.steps[scores.queries].placement
-    return score(split, (scores.queries, keys), scores, placement)
+    return score_rows(split, (scores.queries, keys), scores, placement)
