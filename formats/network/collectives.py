@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Quantity: TypeAlias = "float | sympy.Expr"                  # a number, or an expression of symbols
 
 
-class Place(NamedTuple):
+class LevelPlace(NamedTuple):
     """A level as a group meets it: how many units of the level before take part, the ranks inside each of them, and
     how many such groups there are outside."""
     units: Quantity
@@ -32,34 +32,34 @@ class Place(NamedTuple):
 
 class Collective(NamedTuple):
     """Bytes that one rank sends at a level, of a payload, and in how many messages, one after another."""
-    sent: Callable[[Quantity, Place], Quantity]
-    messages: Callable[[Place], Quantity]
+    sent: Callable[[Quantity, LevelPlace], Quantity]
+    messages: Callable[[LevelPlace], Quantity]
 
 
-def count_scattered(payload: Quantity, place: Place) -> Quantity:
+def count_scattered(payload: Quantity, place: LevelPlace) -> Quantity:
     """All shares but one, of what is left when each rank inside has its own."""
     return payload * (place.units - 1) / (place.inside * place.units)
 
 
-def count_exchanged(payload: Quantity, place: Place) -> Quantity:
+def count_exchanged(payload: Quantity, place: LevelPlace) -> Quantity:
     """One share for each rank in the other units of this level."""
     return payload * (place.units - 1) / (place.units * place.outside)
 
 
-def count_passed_on(payload: Quantity, place: Place) -> Quantity:
+def count_passed_on(payload: Quantity, place: LevelPlace) -> Quantity:
     """The whole, once round."""
     return 0 * payload if place.units == 1 else payload
 
 
-def crosses(place: Place) -> bool:
+def crosses(place: LevelPlace) -> bool:
     """Whether this is the outermost level where a group has neighbours, which the slowest of them cross."""
     return place.units != 1 and place.outside == 1
 
 
-RING = Collective(count_scattered, lambda place: place.units - 1)
+ROUND_A_RING = Collective(count_scattered, lambda place: place.units - 1)
 COLLECTIVES: Mapping[str, Collective] = {
-    "all_gather": RING,
-    "reduce_scatter": RING,
+    "all_gather": ROUND_A_RING,
+    "reduce_scatter": ROUND_A_RING,
     # scattered on the way outward, gathered on the way back
     "all_reduce": Collective(lambda payload, place: 2 * count_scattered(payload, place),
                              lambda place: 2 * (place.units - 1)),
@@ -92,7 +92,7 @@ def wire_bytes(op: str, payload: Quantity, n: Quantity) -> Quantity:
         (1400.0, 700.0, 800)"""
     collective = find_collective(op)
     if isinstance(n, int) and n < 1: raise InputError(f"{op} of {n} ranks: at least 1")
-    return collective.sent(check_payload(op, payload), Place(n))
+    return collective.sent(check_payload(op, payload), LevelPlace(n))
 
 
 def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quantity, ...]:
@@ -115,9 +115,9 @@ def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: 
         tuple(collective.messages(place) * link.latency for place, link in zip(list_places(group), links, strict=True)))
 
 
-def list_places(group: Sequence[int]) -> list[Place]:
+def list_places(group: Sequence[int]) -> list[LevelPlace]:
     """Each level of a group, with what lies inside and outside of it."""
-    return [Place(units, prod(group[:level]), prod(group[level + 1:])) for level, units in enumerate(group)]
+    return [LevelPlace(units, prod(group[:level]), prod(group[level + 1:])) for level, units in enumerate(group)]
 
 
 def find_collective(op: str) -> Collective:

@@ -35,10 +35,11 @@ def check_links(machine: str, links: Sequence[Link]) -> None:
         if not (1 < link.devices and 0 < link.bandwidth < inf and 0 < link.latency < inf):
             raise ValueError(f"{machine}: link {link.name!r}: at least two devices, and positive bytes a second and "
                              f"seconds; given were {link.devices}, {link.bandwidth}, {link.latency}")
-        if not divides(1, link.devices):
+        if not fits_whole(1, link.devices):
             raise ValueError(f"{machine}: link {link.name!r}: {link.devices} devices are no whole number")
     for near, far in pairwise(links):
-        if not (near.devices < far.devices and divides(near.devices, far.devices) and far.bandwidth <= near.bandwidth):
+        grow = near.devices < far.devices and fits_whole(near.devices, far.devices)
+        if not (grow and far.bandwidth <= near.bandwidth):
             raise ValueError(f"{machine}: links must grow by whole units, and slow down, from the nearest on: "
                              f"{far.name!r} ({far.devices} devices, {far.bandwidth:g} bytes a second) follows "
                              f"{near.name!r} ({near.devices}, {near.bandwidth:g})")
@@ -63,8 +64,8 @@ def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> 
     span, counts = stride * n, [1]
     for link in links:
         if link.devices <= stride: inside = 1
-        elif span <= link.devices and (divides(span, link.devices) or mesh <= link.devices): inside = n
-        elif span > link.devices and divides(stride, link.devices) and divides(link.devices, span):
+        elif span <= link.devices and (fits_whole(span, link.devices) or mesh <= link.devices): inside = n
+        elif span > link.devices and fits_whole(stride, link.devices) and fits_whole(link.devices, span):
             inside = int(link.devices) // stride
         else:
             raise InputError(f"a group of {n} ranks, {stride} apart, straddles units of {link.name!r}: the "
@@ -87,6 +88,6 @@ def check_group(group: Sequence[int], links: Sequence[Link]) -> None:
                              f"has {link.devices} devices: levels_of(stride, n, links) gives what there is room for")
 
 
-def divides(part: float, whole: float) -> bool:
+def fits_whole(part: float, whole: float) -> bool:
     """Whether whole units of this part make up the whole; what is unbounded any part divides."""
     return whole == inf or whole % part == 0

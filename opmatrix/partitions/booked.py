@@ -11,9 +11,9 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Largest, Needed, Partial, carried_columns, piece
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import AxisState, Cut, Dims, Largest, Needed, Partial, carried_columns, piece
-from opmatrix.split.haloed import ROWS, HeldEntries, Receivers, SentRows
+from opmatrix.split.haloed import HALO_ROWS, HeldEntries, Receivers, SentRows
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, local
@@ -111,7 +111,7 @@ class Booked:
         axis, where, whole = self.ring_of(self.steps[at])
         if not isinstance(axis.ranks, int): return sympy.sympify(self.all_seen(axis, where, whole))
         seen = seen_blocks(where, whole, axis.ranks)
-        return ByRank(axis.at, *(total(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees)
+        return ByRank(axis.at, *(add_up(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees)
                                  for row in seen))
 
     def ring_of(self, step: RankStep) -> tuple[Axis, Any, LiveSize]:
@@ -152,7 +152,7 @@ class Booked:
     def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
         """To each rank the rows that its entries name, and to none where they name none."""
         dims = self.held_dims[self.steps[at].args[0]]
-        slicing = ROWS, axis.ranks, axis.at
+        slicing = HALO_ROWS, axis.ranks, axis.at
         sent = SentRows.at(state.relation, slicing) * dims.batch * dims.heads * dims.cols
         return Crossing("halo", axis.name, sent, sent, sympy.sympify(self.held_dims[at].numbers),
                         Receivers.at(state.relation, slicing), sympy.Integer(1), at)
@@ -170,7 +170,7 @@ class Booked:
         every = block.xreplace({sympy.sympify(piece(whole, n, axis.at)): sympy.sympify(whole)})
         if isinstance(n, int):
             hops = [sent_blocks(seen_blocks(where, whole, n), r) for r in range(n)]
-            sent = ByRank(axis.at, *(total(on_rank(axis, block, j) for j in js) for js in hops))
+            sent = ByRank(axis.at, *(add_up(on_rank(axis, block, j) for j in js) for js in hops))
             messages = ByRank(axis.at, *(sympy.Integer(len(js)) for js in hops))
         else:
             self.all_seen(axis, where, whole)
@@ -179,7 +179,7 @@ class Booked:
 
     def block(self, at: int) -> sympy.Expr:
         """Numbers of the keys and values that a rank begins with."""
-        return total(self.numbers(a) for a in {*self.steps[at].args[3:5]})
+        return add_up(self.numbers(a) for a in {*self.steps[at].args[3:5]})
 
     def crossings(self) -> Iterator[Crossing]:
         return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
@@ -230,7 +230,7 @@ class Booked:
 ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores)        # what a step holds beside its operands and value
 
 
-def total(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))
+def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))
 
 
 def stored_key(data: Data, stored: Placement) -> tuple[str, Placement]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
 from opmatrix.relations import GIVEN, Relation, Sparse, of_sentences
-from opmatrix.split.cuts import ROLES, Dims, Role
+from opmatrix.split.axis_states import ROLES, Dims, Role
 
 
 class OneHot(NamedTuple):

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.partitions.booked import ByRank, Crossing, total
+from opmatrix.partitions.booked import ByRank, Crossing, add_up
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.storage import Storage, weight_bytes
-from opmatrix.split.cuts import Largest, even
+from opmatrix.partitions.weight_storage import Storage, weight_bytes
+from opmatrix.split.axis_states import Largest, even
 from opmatrix.split.haloed import nameless
 
 
@@ -63,7 +63,7 @@ class Formulas:
     @cached_property
     def weight_size(self) -> sympy.Expr:
         """Bytes that a weight's number takes, on the mean."""
-        held = total(count * self.plan.share(dims.numbers, 3) for _, dims, count in self.plan.weights(self.stage))
+        held = add_up(count * self.plan.share(dims.numbers, 3) for _, dims, count in self.plan.weights(self.stage))
         return sympy.cancel(self.weights / busiest(held)) if held != 0 else sympy.Integer(0)
 
     @cached_property
@@ -95,7 +95,7 @@ class Formulas:
         yield "operations", "flop", self.flops
         yield "state", "B", self.state
         yield "values held at most", "B", self.values
-        yield "supersteps", "", total(each.supersteps for each in self.traffic)
+        yield "supersteps", "", add_up(each.supersteps for each in self.traffic)
 
     @property
     def sizes(self) -> list[str]:
@@ -135,7 +135,8 @@ class Formulas:
 def busiest(e: sympy.Expr) -> sympy.Expr:
     """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys. What
     is cut is taken to be even where its size is a symbol."""
-    e = nameless(e)
+    e = even(nameless(e))                                             # first: ranks of even cuts differ in few ways
+    ranks = {each: Largest(*map(busiest, dict.fromkeys(each.args[1:]))) for each in e.atoms(ByRank)}
+    e = e.xreplace(ranks)
     first = {s: sympy.Integer(0) for s in e.free_symbols if str(s).startswith("r_")}
-    ranks = {each: Largest(*map(busiest, each.args[1:])) for each in e.atoms(ByRank)}
-    return sympy.expand(even(e.xreplace(ranks).xreplace(first)))
+    return sympy.expand(even(e.xreplace(first)))

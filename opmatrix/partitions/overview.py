@@ -2,31 +2,33 @@
 they take on a machine."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import sympy
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.tables import table
+from opmatrix.partitions.factor_chain import layers
 from opmatrix.partitions.formulas import Formulas
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.stages import layers
-from opmatrix.partitions.storage import Storage
 from opmatrix.partitions.timing import StageSeconds, Timing
+from opmatrix.partitions.weight_storage import Storage
 
-UNITS = ("", "k", "M", "G", "T", "P", "E")
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What is printed of a partition. `at`: numbers for sizes, by name; without them formulas alone."""
+    """What is printed of a partition. `exact`: the same one at numbers for all sizes, whose busiest rank is printed
+    beside the formulas, and `at` these numbers by name; without them formulas alone."""
     plan: Partition
     number: str = "bf16"
     storage: Storage = "bf16"
     training: bool = False
-    at: Mapping[str, float] | None = None
+    exact: Partition | None = None
+    at: Mapping[str, int] = field(default_factory=dict)
     sheet: Datasheet | None = None
 
     def text(self) -> str:
@@ -43,12 +45,14 @@ class Overview:
 
     @cached_property
     def formulas(self) -> list[Formulas]:
-        """Those of each stage; stages of equal groups have one."""
+        """The formulas of each stage; stages of equal groups have one."""
         known: dict[tuple[object, ...], Formulas] = {}
         last = len(self.plan.stages) - 1
         return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)),
-                                 Formulas(self.plan, k, BYTES[self.number], self.storage, self.training))
-                for k, groups in enumerate(self.plan.stages)]
+                                 self.formulas_of(self.plan, k)) for k, groups in enumerate(self.plan.stages)]
+
+    def formulas_of(self, plan: Partition, stage: int) -> Formulas:
+        return Formulas(plan, stage, BYTES[self.number], self.storage, self.training)
 
     def alike(self) -> Iterator[tuple[int, int]]:
         """Runs of stages that have the same formulas."""
@@ -61,15 +65,14 @@ class Overview:
     def stage(self, first: int, last: int) -> str:
         """The tables of some equal stages: what a rank does and holds, and what it sends."""
         formulas = self.formulas[first]
-        numbers = formulas.at(**self.numbers(formulas)) if self.known(formulas) else {}
-        rows = [[name, str(e), *([shorten(numbers[name], unit)] if numbers else [])]
-                for name, unit, e in formulas.own()]
-        text = table(rows, [self.title(first, last), "formula", *([self.point(formulas)] if numbers else [])], (0, 1))
+        numbers = None if self.exact is None else self.formulas_of(self.exact, first).at()
+        rows = [[name, str(e), *shown(numbers, [name], unit)] for name, unit, e in formulas.own()]
+        beside = [] if numbers is None else [self.point(formulas)]
+        text = table(rows, [self.title(first, last), "formula", *beside], (0, 1))
         sent = [[each.name, str(each.payload), str(each.wire), str(each.messages),
-                 *([shorten(numbers[f"{each.name}, {what}"], "B") for what in ("payload", "wire")] if numbers else [])]
-                for each in formulas.traffic]
+                 *shown(numbers, [f"{each.name}, payload", f"{each.name}, wire"], "B")] for each in formulas.traffic]
         header = ["a rank sends", "payload, bytes", "on the wire", "messages"]
-        more = ["payload " + self.point(formulas), "on the wire"] if numbers else []
+        more = [] if numbers is None else ["payload " + self.point(formulas), "on the wire"]
         return "\n\n".join([text, *([table(sent, header + more, (0, 1, 2))] if sent else [])])
 
     def title(self, first: int, last: int) -> str:
@@ -81,25 +84,20 @@ class Overview:
         name = f"stage {first + 1}" if first == last else f"stages {first + 1} to {last + 1}"
         return f"{name}, layers {own[0]} to {own[-1]}"
 
-    def known(self, formulas: Formulas) -> bool:
-        return self.at is not None and all(name in self.at for name in formulas.sizes)
-
-    def numbers(self, formulas: Formulas) -> dict[str, float]:
-        return {name: (self.at or {})[name] for name in formulas.sizes}
-
     def point(self, formulas: Formulas) -> str:
-        return "at " + ", ".join(f"{name} = {value:g}" for name, value in self.numbers(formulas).items())
+        """At which numbers of the sizes of formulas."""
+        numbers = ", ".join(f"{name} = {self.at[name]}" for name in formulas.sizes if name in self.at)
+        return f"at {numbers}" if numbers else "in numbers"
 
     def seconds(self, sheet: Datasheet) -> str:
         """What each stage takes on a machine; stages of one batch wait for each other."""
-        found = [Timing(self.plan, sheet, self.number, self.storage).stage(k) for k in range(len(self.plan.stages))]
-        symbols = {s for each in found for s in each.seconds.free_symbols}
-        numbers = {s: (self.at or {}).get(str(s)) for s in symbols}
-        if None in numbers.values():
+        timing = Timing(self.exact or self.plan, sheet, self.number, self.storage)
+        found = [timing.stage(k) for k in range(len(self.plan.stages))]
+        if any(each.seconds.free_symbols for each in found):
             lines = [f"stage {k + 1}: {line}" for k, each in enumerate(found) for line in expressions(each)]
         else:
-            rows = [[f"stage {k + 1}", *times(each, numbers)] for k, each in enumerate(found)]
-            rows += [["all, one after the other", *sums(found, numbers)]] if len(found) > 1 else []
+            rows = [[f"stage {k + 1}", *milliseconds(each)] for k, each in enumerate(found)]
+            rows += [["all, one after the other", *sums(found)]] if len(found) > 1 else []
             levels = [f"{kind} {name}" for kind in ("bytes on", "messages on") for name in found[0].communication]
             lines = [table(rows, ["ms at least", "computation", *levels, "in all", "supersteps"])]
         return "\n".join([f"{sheet.name}, from its data sheet: lower bounds, nothing overlaps, nothing was run",
@@ -118,21 +116,25 @@ def parts_of(each: StageSeconds) -> list[sympy.Expr]:
     return [each.computation, *each.communication.values(), *each.synchronisation.values(), each.seconds]
 
 
-def times(each: StageSeconds, numbers: Mapping[sympy.Symbol, float | None]) -> list[str]:
-    """Milliseconds of a stage at numbers, and its supersteps."""
-    return [*(f"{1e3 * float(e.subs(numbers)):.4g}" for e in parts_of(each)), str(each.supersteps.subs(numbers))]
+def milliseconds(each: StageSeconds) -> list[str]:
+    """Milliseconds of a stage, and its supersteps."""
+    return [*(f"{1e3 * float(e):.4g}" for e in parts_of(each)), str(each.supersteps)]
 
 
-def sums(found: list[StageSeconds], numbers: Mapping[sympy.Symbol, float | None]) -> list[str]:
+def sums(found: list[StageSeconds]) -> list[str]:
     """Milliseconds of all stages, one after the other."""
     columns = zip(*map(parts_of, found), strict=True)
-    steps = sum(each.supersteps.subs(numbers) for each in found)
-    return [*(f"{1e3 * float(sum(e.subs(numbers) for e in column)):.4g}" for column in columns), str(steps)]
+    return [*(f"{1e3 * float(sum(column)):.4g}" for column in columns), str(sum(each.supersteps for each in found))]
+
+
+def shown(numbers: Mapping[str, float] | None, names: Sequence[str], unit: str) -> list[str]:
+    """Numbers by their names, shortened; none where there are none."""
+    return [] if numbers is None else [shorten(numbers[name], unit) if name in numbers else "none" for name in names]
 
 
 def shorten(value: float, unit: str) -> str:
     """A number with at most four figures and a prefix of the SI; what has no unit as it is."""
     if not unit: return f"{value:g}"
     at = 0
-    while abs(value) >= 999.95 and at < len(UNITS) - 1: value, at = value / 1000, at + 1
-    return f"{value:.4g} {UNITS[at]}{unit}"
+    while abs(value) >= 999.95 and at < len(PREFIXES) - 1: value, at = value / 1000, at + 1
+    return f"{value:.4g} {PREFIXES[at]}{unit}"

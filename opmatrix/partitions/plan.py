@@ -3,7 +3,7 @@ holds, exact for any cut, and the steps that virtual ranks run."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -18,10 +18,10 @@ from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
-from opmatrix.partitions.booked import Booked, Crossing, total
-from opmatrix.partitions.stages import Factor, chain, cut_stages
+from opmatrix.partitions.booked import Booked, Crossing, add_up
+from opmatrix.partitions.factor_chain import Factor, chain, cut_stages
+from opmatrix.split.axis_states import Dims, piece
 from opmatrix.split.carrying import asked_of
-from opmatrix.split.cuts import Dims, piece
 from opmatrix.split.haloed import FromRelation
 from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import BatchSizes
@@ -43,8 +43,8 @@ class FactorGroup:
 
     def distinct(self, data: Data) -> set[str]:
         """The arrays that stand in the place of one in the factors: shared ones are one."""
-        source = data.cut_of or data
-        at = self.own.index(source.base or source)
+        if data.cut_of and (data.base or data) not in self.own: data = data.cut_of     # else another model's part
+        at = self.own.index(data.base or data)
         return {each[at].key for each in self.arrays}
 
     @cached_property
@@ -101,8 +101,8 @@ class Partition:
             for found in part.crossings: yield part.count, found
             arrays = part.stored
             for axis in self.stored_over(3) if arrays else ():
-                whole, arrays = total(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
-                own = total(arrays)
+                whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
+                own = add_up(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
         if stage < len(self.stages) - 1:
@@ -132,7 +132,7 @@ class Partition:
 
     def parameters(self, stage: int = 0) -> sympy.Expr:
         """Numbers of the weights that a rank computes with."""
-        return total(count * dims.numbers for _, dims, count in self.weights(stage))
+        return add_up(count * dims.numbers for _, dims, count in self.weights(stage))
 
     def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
         """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with
@@ -155,8 +155,17 @@ class Partition:
     def on(self, e: sympy.Expr, place: Sequence[int]) -> sympy.Expr:
         """A formula at the coordinates of a rank; of what the relations of the batch say, the numbers."""
         found = e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
-        return found.xreplace({each: sympy.Integer(each.count(whole)) for each in found.atoms(FromRelation)
-                               if each.placed and (whole := self.sizes.entries(each.relation)) is not None})
+        return found.xreplace({each: self.said(each) for each in found.atoms(FromRelation)})
+
+    @cached_property
+    def counts(self) -> dict[FromRelation, sympy.Expr]: return {}      # of relations, once each
+
+    def said(self, each: FromRelation) -> sympy.Expr:
+        """What the relations of the batch say of a number; itself where they say nothing."""
+        if each not in self.counts:
+            whole = self.sizes.entries(each.relation) if each.placed else None
+            self.counts[each] = each if whole is None else sympy.Integer(each.count(whole))
+        return self.counts[each]
 
     def peak(self, place: Sequence[int]) -> int:
         """The most numbers of values that a rank holds at a time. Raises InputError where a relation decides it that
@@ -184,6 +193,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     check_sizes(sizes)
     factors, along = chain(model), mesh.stages
     check_cuts(factors, cuts or {})
+    check_batch(mesh, sizes)
     bounds = cut_stages(factors, along.count if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}
     splits: dict[int, Split] = {}
@@ -194,6 +204,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
         if key not in known:
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
+    check_positions(known.values(), sizes.tokens)
     made: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
@@ -216,6 +227,24 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
         if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
         if not any(fnmatch(name, pattern) for name in names):
             raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
+
+
+def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
+    """Raises InputError for ranks that would share one sequence, or one token."""
+    for axis in mesh:
+        count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
+            axis.strategy.home or "", (None, ""))
+        if count == 1 and isinstance(axis.ranks, int):
+            raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
+
+
+def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:
+    """Raises InputError for sequences that are longer than a model has positions."""
+    given = (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions")
+    for line in given:
+        last = line.shape.cols
+        if isinstance(last, int) and isinstance(tokens, int) and tokens > last:
+            raise InputError(f"tokens {tokens}: the model has {last} positions: at most {last} tokens a sequence")
 
 
 def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:

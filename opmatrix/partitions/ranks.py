@@ -15,12 +15,12 @@ from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import stored_dims, stored_key
 from opmatrix.partitions.feeds import Feed, OneHot, window
-from opmatrix.partitions.related import Rows, dense_window, locate, merge_entries, pick_held
+from opmatrix.partitions.related import HeldRows, dense_window, locate, merge_entries, pick_held
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation, Sparse
+from opmatrix.split.axis_states import Cut, Dims, Needed, Partial, Role, bounds, widths
 from opmatrix.split.carrying import contracts
-from opmatrix.split.cuts import Cut, Dims, Needed, Partial, Role, bounds, widths
-from opmatrix.split.haloed import named, own_rows, part
+from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement, found_at
@@ -64,7 +64,7 @@ class Meter:
             table[key] = table.get(key, 0) + more
 
 
-def size(held: Held) -> int:
+def count_held(held: Held) -> int:
     """Numbers that are held."""
     if isinstance(held, OneHot): return held.ids.size
     if isinstance(held, Sparse): return held.starts.size + held.at.size + held.numbers.size
@@ -92,7 +92,7 @@ class Rank:
             elif step.op == "ring": self.values[at], room = yield from self.ring(at, step)
             elif step.op == "among": self.values[at], room = self.among(step)
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
-            held = sum(map(size, self.values.values())) + room
+            held = sum(map(count_held, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
             for done in [v for v in self.values if lasts.get(v, v) <= at]: del self.values[done]
         found = self.values[self.out]
@@ -163,7 +163,8 @@ class Rank:
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
     def related(self, step: RankStep) -> Held:
         _, _, rows, cols = self.window(step.dims, step.placement)
-        return part(self.relation(step.more[0], step.dims), (rows.start, rows.stop), (cols.start, cols.stop))
+        whole = self.relation(step.more[0], step.dims)
+        return part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
     def relation(self, relation: Relation, dims: Dims) -> Sparse:
         """All of a relation: every rank knows it."""
         return self.feed.relation(relation, (int(dims.rows), int(dims.cols)))
@@ -177,11 +178,11 @@ class Rank:
                 found[place] = np.repeat(dense_window(held, cols)[None, None], batch.stop - batch.start, 0)
         return found
 
-    def rows_held(self, at: int) -> Rows:
+    def rows_held(self, at: int) -> HeldRows:
         """Which rows of a whole value this rank has."""
         step = self.steps[at]
         for k, state in step.placement.cuts:
-            if isinstance(state, Needed): return named(
+            if isinstance(state, Needed): return named_rows(
                 self.feed.sparse[state.relation.name], int(self.mesh.axes[k].ranks), self.place[k])
         rows = self.window(step.dims, step.placement)[2]
         return np.arange(rows.start, rows.stop)
@@ -253,7 +254,7 @@ class Rank:
         return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
 
     def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
-        """Of the entries that are here, with the rows that they name."""
+        """A product of the entries that are here, with the rows that they name."""
         over, x = step.more[0], v.rows if isinstance(v, OneHot) else v
         carrier, flops = merge_entries(over, u, u.numbers, x, self.rows_held(step.args[1]))
         self.meter.flops += flops
@@ -296,7 +297,8 @@ class Rank:
         _, _, rows, cols = self.window(scores.dims, scores.placement)
         if where.relation is None: return visibility(where, np.arange(rows.start, rows.stop),
                                                      np.arange(cols.start, cols.stop))
-        own = part(self.relation(where.relation, scores.dims), (rows.start, rows.stop), (cols.start, cols.stop))
+        whole = self.relation(where.relation, scores.dims)
+        own = part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
         return own.there()[:, cols]
 
     # What crosses.
@@ -341,10 +343,10 @@ class Rank:
             z = self.through(body, z)
             near = visibility(where, np.arange(*bounds(int(cut.units), n, r)), np.arange(*bounds(int(cut.units), n, j)))
             carrier = over.merged(carrier, carried(over, z, values, near))
-            came = sum(map(size, block)) if d else 0
+            came = sum(map(count_held, block)) if d else 0
             room = max(room, came + z.size)
         shape = (*q.shape[:-1], values.shape[-1])
-        return np.asarray(over.finished(carrier, shape), np.float64), room + sum(map(size, carrier))
+        return np.asarray(over.finished(carrier, shape), np.float64), room + sum(map(count_held, carrier))
 
     def rewound(self, step: RankStep, which: int, came: dict[int, Numeric]) -> Numeric:
         """Keys or values of a block, from what came: heads repeated, turned."""
@@ -383,7 +385,7 @@ def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | N
     rows, cols = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2]), right.shape[-1]
     total = tuple(np.full((*rows, width), each) for each, width in zip(over.unit(), widths(over, cols), strict=True))
     for i in range(left.shape[-1]):
-        part = over.lifted(left[..., i, None], right[..., i, None, :], i)
-        if seen is not None: part = over.masked(part, seen[..., i, None])
-        total = over.merged(total, part)
+        part_of_relation = over.lifted(left[..., i, None], right[..., i, None, :], i)
+        if seen is not None: part_of_relation = over.masked(part_of_relation, seen[..., i, None])
+        total = over.merged(total, part_of_relation)
     return tuple(np.asarray(each, np.float64) for each in total)

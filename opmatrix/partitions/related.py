@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.relations import Sparse
-from opmatrix.split.cuts import widths
+from opmatrix.split.axis_states import widths
 
-Rows: TypeAlias = NDArray[np.int64]                          # which rows of a whole value a rank has, ascending
+HeldRows: TypeAlias = NDArray[np.int64]                          # which rows of a whole value a rank has, ascending
 
 
 class Merged(NamedTuple):
@@ -21,7 +21,7 @@ class Merged(NamedTuple):
     flops: int
 
 
-def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right: Numeric, held: Rows) -> Merged:
+def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right: Numeric, held: HeldRows) -> Merged:
     """The carriers of a product: the first entry of every row, then the second. `numbers` are those of the entries, the
     last axis of them, `right` the rows `held` of the right operand."""
     counts, columns = np.diff(relation.starts), right.shape[-1]
@@ -44,14 +44,14 @@ def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right:
     return Merged(tuple(total), flops)
 
 
-def locate(held: Rows, wanted: Rows) -> Rows:
+def locate(held: HeldRows, wanted: HeldRows) -> HeldRows:
     """Where rows lie among those that are held."""
     at = np.searchsorted(held, wanted)
     assert (at < len(held)).all() and (held[at] == wanted).all(), "an entry names a row that is not here"
     return at
 
 
-def pick_held(x: Numeric, held: Rows, wanted: Rows) -> Numeric:
+def pick_held(x: Numeric, held: HeldRows, wanted: HeldRows) -> Numeric:
     """Rows that are wanted, and zeros for those that other ranks have."""
     at = np.searchsorted(held, wanted)
     there = at < len(held)

@@ -13,10 +13,10 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, WIDER, Datasheet
 from formats.network.collectives import collective_seconds
 from formats.network.links import levels_of
-from opmatrix.partitions.booked import Crossing, total
+from opmatrix.partitions.booked import Crossing, add_up
 from opmatrix.partitions.formulas import Formulas, busiest
 from opmatrix.partitions.plan import FactorGroup, Partition
-from opmatrix.partitions.storage import Storage
+from opmatrix.partitions.weight_storage import Storage
 from opmatrix.split.carrying import contracts
 
 
@@ -29,7 +29,7 @@ class StageSeconds(NamedTuple):
 
     @property
     def seconds(self) -> sympy.Expr:
-        return self.computation + total(self.communication.values()) + total(self.synchronisation.values())
+        return self.computation + add_up(self.communication.values()) + add_up(self.synchronisation.values())
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Timing:
             for name, bytes_, messages in self.levels(crossing, size):
                 moved[name] += count * bytes_
                 waited[name] += count * messages
-        steps = total(each.supersteps for each in formulas.traffic)
+        steps = add_up(each.supersteps for each in formulas.traffic)
         return StageSeconds(self.computation(stage, formulas), moved, waited, steps)
 
     def levels(self, crossing: Crossing, size: sympy.Expr) -> Iterator[tuple[str, sympy.Expr, sympy.Expr]]:
@@ -70,7 +70,7 @@ class Timing:
     def computation(self, stage: int, formulas: Formulas) -> sympy.Expr:
         """Each product takes what its operations or its bytes take, whichever is more; functions of single numbers
         ride on products, and scores stay where they are computed."""
-        return total(group.count * self.group_seconds(group, formulas) for group in self.plan.stages[stage])
+        return add_up(group.count * self.group_seconds(group, formulas) for group in self.plan.stages[stage])
 
     def group_seconds(self, group: FactorGroup, formulas: Formulas) -> sympy.Expr:
         booked, found = group.booked, sympy.Integer(0)
@@ -78,8 +78,8 @@ class Timing:
             work = busiest(booked.flops(at))
             if work == 0: continue
             touched = [*step.args, at] if step.op != "ring" else [*step.args[:3], at]
-            values = total(booked.numbers(each) for each in touched if not self.scores(group, each))
-            weights = total(busiest(sympy.sympify(dims.numbers)) for data, dims in booked.stored().values()
+            values = add_up(booked.numbers(each) for each in touched if not self.scores(group, each))
+            weights = add_up(busiest(sympy.sympify(dims.numbers)) for data, dims in booked.stored().values()
                             if step.op == "act" and contracts(step.more[0]) and data in step.more[0].args)
             size = BYTES[self.number] * busiest(values) + formulas.weight_size * weights
             found += sympy.Max(work / self.rate, size / self.sheet.memory[-1][2])

@@ -13,8 +13,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, cut_piece, each_of, size
-from opmatrix.split.cuts import Cut, bounds
+from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, count_held, cut_piece, each_of
+from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import found_at
@@ -62,13 +62,14 @@ def rank(plan: Partition, splits: Mapping[int, Split], place: Coordinates, feed:
     if stage: [value] = yield Message("take", axis, (), lo)
     for at in range(lo, hi):
         one = Rank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, stored)
-        value = yield from shifted(one.run(), plan, at)
+        value = yield from with_mesh_axes(one.run(), plan, at)
     assert value is not None
     if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
     return value
 
 
-def shifted(running: Generator[Message, Any, Numeric], plan: Partition, at: int) -> Generator[Message, Any, Numeric]:
+def with_mesh_axes(running: Generator[Message, Any, Numeric], plan: Partition,
+                   at: int) -> Generator[Message, Any, Numeric]:
     """What a factor sends, with axes of the whole mesh, and steps that are told from those of other factors."""
     axes = [plan.mesh.index(axis.name) for axis in plan.mesh.flat]
     value = None
@@ -129,11 +130,11 @@ def gather(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[
     assert cut is not None
     whole = pieces_of(cut, sent)
     for m, meter in zip(sent, meters, strict=True):
-        meter.sent((m.op, axis), m.numbers, size(whole) - m.numbers, len(sent) - 1)
+        meter.sent((m.op, axis), m.numbers, count_held(whole) - m.numbers, len(sent) - 1)
     return [whole] * len(sent)
 
 
-def merged(sent: Sequence[Message]) -> Numeric | Carriers:
+def merge_sent(sent: Sequence[Message]) -> Numeric | Carriers:
     """What ranks carry, merged in their order: the finished value, or a carrier that other axes merge further."""
     over = sent[0].over
     assert over is not None
@@ -151,7 +152,7 @@ def piece_of(x: Numeric | Carriers, m: Message, n: int, r: int) -> Numeric | Car
 
 
 def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
-    value, n = merged(sent), len(sent)
+    value, n = merge_sent(sent), len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
         lo, hi = bounds(m.numbers, n, r)
         meter.sent((m.op, axis), m.numbers, 2 * (m.numbers - (hi - lo)), 2 * (n - 1))
@@ -159,7 +160,7 @@ def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
 
 
 def reduce_scatter(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
-    return scattered(merged(sent), sent, meters, axis)
+    return scattered(merge_sent(sent), sent, meters, axis)
 
 
 def all_to_all(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
@@ -173,7 +174,7 @@ def scattered(whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequen
     """The pieces of what all sent; the piece that a rank keeps of its own is not sent."""
     n = len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        meter.sent((m.op, axis), m.numbers, m.numbers - size(piece_of(m.arrays, m, n, r)), n - 1)
+        meter.sent((m.op, axis), m.numbers, m.numbers - count_held(piece_of(m.arrays, m, n, r)), n - 1)
     return [piece_of(whole, m, n, r) for r, m in enumerate(sent)]
 
 

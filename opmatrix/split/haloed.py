@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.relations import Relation, Sparse
-from opmatrix.split.cuts import Bounds, bounds
+from opmatrix.split.axis_states import Bounds, bounds
 
 Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]          # of rows or cols, between so many ranks, at a coordinate
-ROWS, COLS = "rows", "cols"
+HALO_ROWS, COLS = "rows", "cols"
 
 
 class FromRelation(sympy.Function):                          # type: ignore[misc]
@@ -55,7 +55,7 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
 class HeldEntries(FromRelation):
     """The entries of a relation that a rank has."""
     word = "entries"
-    def count(self, whole: Sparse) -> int: return len(part(whole, *windows(whole, self.slicings)).at)
+    def count(self, whole: Sparse) -> int: return len(part_of_relation(whole, *windows(whole, self.slicings)).at)
 
 
 class NamedRows(FromRelation):
@@ -63,7 +63,7 @@ class NamedRows(FromRelation):
     word = "named"
     def count(self, whole: Sparse) -> int:
         [(_, n, r)] = self.slicings
-        return len(named(whole, int(n), int(r)))
+        return len(named_rows(whole, int(n), int(r)))
 
 
 class SentRows(FromRelation):
@@ -85,15 +85,15 @@ class Receivers(SentRows):
 
 def windows(whole: Sparse, slicings: Sequence[Slicing]) -> tuple[Bounds, Bounds]:
     """From which row to which, and from which column to which, a rank has of a relation."""
-    found = {ROWS: (0, whole.shape[0]), COLS: (0, whole.shape[1])}
+    found = {HALO_ROWS: (0, whole.shape[0]), COLS: (0, whole.shape[1])}
     for role, n, r in slicings:
         lo, hi = found[role]
         first, last = bounds(hi - lo, int(n), int(r))
         found[role] = lo + first, lo + last
-    return found[ROWS], found[COLS]
+    return found[HALO_ROWS], found[COLS]
 
 
-def part(whole: Sparse, rows: Bounds, cols: Bounds) -> Sparse:
+def part_of_relation(whole: Sparse, rows: Bounds, cols: Bounds) -> Sparse:
     """Some rows of a relation, and of their entries those within some columns, which keep their numbers."""
     counts = np.diff(whole.starts)[slice(*rows)]
     lo, hi = whole.starts[rows[0]], whole.starts[rows[1]]
@@ -103,16 +103,16 @@ def part(whole: Sparse, rows: Bounds, cols: Bounds) -> Sparse:
     return Sparse(starts, whole.at[lo:hi][inside], whole.numbers[lo:hi][inside], (len(counts), whole.shape[1]))
 
 
-def named(whole: Sparse, n: int, r: int) -> NDArray[np.int64]:
+def named_rows(whole: Sparse, n: int, r: int) -> NDArray[np.int64]:
     """The columns that have an entry in the rows of rank r of n, ascending."""
     lo, hi = bounds(whole.shape[0], n, r)
     return np.unique(whole.at[whole.starts[lo]:whole.starts[hi]])
 
 
 def own_rows(whole: Sparse, n: int, q: int, r: int) -> NDArray[np.int64]:
-    """Of the rows that the entries of rank q name those that rank r holds."""
+    """Rows that the entries of rank q name and rank r holds."""
     lo, hi = bounds(whole.shape[1], n, r)
-    wanted = named(whole, n, q)
+    wanted = named_rows(whole, n, q)
     return wanted[(wanted >= lo) & (wanted < hi)]
 
 

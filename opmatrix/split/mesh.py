@@ -12,7 +12,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, size
-from opmatrix.split.cuts import Role
+from opmatrix.split.axis_states import Role
 
 Mixing: TypeAlias = Literal["ring", "heads", "keys", "gather"]
 

@@ -13,14 +13,14 @@ from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size, space
 from opmatrix.algebra.term import Operator
 from opmatrix.relations import GIVEN as GIVEN_RELATIONS
 from opmatrix.relations import Relation, Sparse, of_sentences
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, describe
 from opmatrix.split.carrying import Cuttable, Grain
-from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Partial, Role, describe
 from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.placement import Placement, passing, role_of
+from opmatrix.split.placement import Placement, passed_on, role_of
 from opmatrix.split.traced import Operation
 
 GIVEN = "input", "given", "related", "entered"              # what the batch gives
-TURNED: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
+TURNED_ROLES: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
 
 
 class RankStep(NamedTuple):
@@ -118,7 +118,7 @@ class Ground:
     def home_of(self, k: int, dims: Dims) -> AxisState:
         match self.mesh.axes[k].strategy.home:
             case "batch" if dims.batch != 1: return self.shared(k, Cut("batch", self.sizes.sequences))
-            case "rows" if dims.rows in self.row_units and dims.rows != 1: return self.shared(k, Cut("rows", dims.rows))
+            case "rows" if dims.rows != 1 and self.is_live(dims.rows): return self.shared(k, Cut("rows", dims.rows))
         return None
 
     def shared(self, k: int, cut: Cut) -> Cut:
@@ -129,10 +129,9 @@ class Ground:
                              f"{cut.units} ranks")
         return cut
 
-    @property
-    def row_units(self) -> list[LiveSize]:
-        """Rows that may be cut: the tokens of a sequence, and those of other spaces."""
-        return [*self.sizes.spaces.values(), self.sizes.tokens]
+    def is_live(self, rows: LiveSize) -> bool:
+        """Whether rows may be cut: the tokens of a sequence, and those of other spaces."""
+        return isinstance(rows, Space) or rows in (self.sizes.tokens, *self.sizes.spaces.values())
 
     # What crosses.
 
@@ -187,11 +186,11 @@ class Ground:
         own = step.placement.on(k)
         if isinstance(state, Needed) and step.op == "turn": return None
         if isinstance(own, Partial) or (step.op == "repeat" and not self.repeats(step, own, state)): return None
-        back: dict[Role, Role] = TURNED if step.op == "turn" else {}
+        back: dict[Role, Role] = TURNED_ROLES if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
         placement = self.steps[moved].placement.turned(back) if back else step.placement.but(k, state)
-        rule = "turned" if step.op == "turn" else passing(asked)
+        rule = "turned" if step.op == "turn" else passed_on(asked)
         return self.add(step._replace(args=(moved,), placement=placement).by_rule(k, asked, rule))
 
     def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:

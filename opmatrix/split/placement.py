@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Role, piece
-from opmatrix.split.haloed import ROWS, NamedRows
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Role, piece
+from opmatrix.split.haloed import HALO_ROWS, NamedRows
 from opmatrix.split.mesh import Mesh
 
 Coordinates: TypeAlias = Sequence[int]                            # the coordinates of a rank
@@ -49,7 +49,7 @@ class Placement(NamedTuple):
 def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None
 
 
-def passing(state: AxisState) -> str:
+def passed_on(state: AxisState) -> str:
     """The rule by which a cut value goes through an operation that leaves that dimension alone."""
     return {"heads": "heads", "cols": "columns"}.get(role_of(state) or "", "rows one by one")
 
@@ -59,7 +59,7 @@ def local(dims: Dims, placement: Placement, mesh: Mesh) -> Dims:
     held: dict[Role, tuple[LiveSize, LiveSize]] = {}        # units there are, and in all
     for k, state in placement.cuts:
         if isinstance(state, Needed):
-            dims = dims._replace(rows=NamedRows.at(state.relation, (ROWS, mesh.axes[k].ranks, mesh.axes[k].at)))
+            dims = dims._replace(rows=NamedRows.at(state.relation, (HALO_ROWS, mesh.axes[k].ranks, mesh.axes[k].at)))
         if not isinstance(state, Cut): continue
         count, whole = held.get(state.role, (state.units, state.units))
         if whole != state.units: count = count * state.units / whole

@@ -10,8 +10,8 @@ from opmatrix.algebra.shapes import Shape, space
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
-from opmatrix.split.cuts import AxisState, Cut, Dims, Needed, Partial
-from opmatrix.split.moving import TURNED, Ground, RankStep, WaitingScores
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial
+from opmatrix.split.moving import TURNED_ROLES, Ground, RankStep, WaitingScores
 from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.traced import Operation
 
@@ -124,7 +124,7 @@ def turned_back(split: Ground, at: int) -> int:
     step = split.steps[at]
     if step.op == "turn": return step.args[0]
     dims = step.dims._replace(rows=step.dims.cols, cols=step.dims.rows)
-    return split.add(RankStep("turn", (at,), (), dims, step.placement.turned(TURNED)))
+    return split.add(RankStep("turn", (at,), (), dims, step.placement.turned(TURNED_ROLES)))
 
 
 def compute_scores(split: Ground, scores: WaitingScores) -> int:

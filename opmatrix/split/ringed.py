@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from opmatrix.algebra import monoids
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
+from opmatrix.split.axis_states import Cut, Dims, mergeable
 from opmatrix.split.carrying import Grain
-from opmatrix.split.cuts import Cut, Dims, mergeable
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
-from opmatrix.split.placement import Placement, passing, role_of
+from opmatrix.split.placement import Placement, passed_on, role_of
 from opmatrix.split.relating import attend_entries, begin_scores, compute_scores
 from opmatrix.split.traced import Operation
 
@@ -94,7 +94,7 @@ def computed(split: Ground, scores: WaitingScores) -> int:
     both = monoids.sum, everyone
     at = split.add(RankStep("product", (scores.queries, keys), both, scores.dims, placement, why="rows",
                             rules=rules_of(placement, {})))
-    passed = tuple((k, passing(state)) for k, state in placement.cuts)
+    passed = tuple((k, passed_on(state)) for k, state in placement.cuts)
     alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
     for op, other in scores.body:
         if isinstance(other, Operator):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.oracles import reduced
+from opmatrix.split.axis_states import AxisState, Cut, Partial, mergeable
 from opmatrix.split.carrying import contracts, divisible
-from opmatrix.split.cuts import AxisState, Cut, Partial, mergeable
 from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import TURNED, Ground, SplitRule, heads_for_rows
-from opmatrix.split.placement import passing
+from opmatrix.split.moving import TURNED_ROLES, Ground, SplitRule, heads_for_rows
+from opmatrix.split.placement import passed_on
 from opmatrix.split.relating import picked_rows, related_product
 from opmatrix.split.traced import Operation
 
@@ -27,7 +27,7 @@ def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
     return enter
 
 
-def states(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
+def states_on(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
     return [split.steps[a].placement.on(k) for a in args]
 
 
@@ -35,7 +35,7 @@ def states(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
 def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """x @ A: rows, sequences and heads pass; columns pass what is diagonal, and are merged by a matrix whose rows are
     cut."""
-    matrix, x, [own] = line.more[0], split.steps[args[0]], states(split, k, args)
+    matrix, x, [own] = line.more[0], split.steps[args[0]], states_on(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
     entrywise = matrix.entrywise or matrix.diagonal
     stack = len(matrix.args[0].shape) == 3 if contracts(matrix) else False
@@ -47,7 +47,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
-        return [home], home, None, passing(home)
+        return [home], home, None, passed_on(home)
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
@@ -60,7 +60,7 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
             cut = heads_fit(split, at, axis)
             return [None], cut, cut, "columns of a matrix"
-    return [own], own, None, passing(own)
+    return [own], own, None, passed_on(own)
 
 
 def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
@@ -89,10 +89,10 @@ def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
 
 
 @rule("add", "mul")
-def pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Entry by entry: both are cut alike. Two parts of one sum are added as they are."""
     u, v = (None if split.free(a) and any(not split.free(b) for b in args) else state
-            for a, state in zip(args, states(split, k, args), strict=True))
+            for a, state in zip(args, states_on(split, k, args), strict=True))
     if isinstance(u, Partial) and u == v and line.op == "add" and u.over.ordinary: return [u, v], u, None, "sums"
     cuts = [s for s in (u, v) if isinstance(s, Cut)]
     dims = split.sizes.dims(line.shape, line.level)
@@ -104,64 +104,64 @@ def pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation, args:
 
 
 @rule("turn")
-def turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows are columns."""
-    [own] = states(split, k, args)
+    [own] = states_on(split, k, args)
     if isinstance(own, Partial): own = split.home(k, args[0])
-    out = own._replace(role=TURNED.get(own.role, own.role)) if isinstance(own, Cut) else own
+    out = own._replace(role=TURNED_ROLES.get(own.role, own.role)) if isinstance(own, Cut) else own
     return [own], out, None, "turned"
 
 
 @rule("beside")
-def beside(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_beside(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Columns side by side are whole; whatever else is cut is so in both."""
-    found = states(split, k, args)
+    found = states_on(split, k, args)
     kept = next((s for s in found if isinstance(s, Cut) and s.role != "cols"), None)
     return [kept] * 2, kept, None, "side by side"
 
 
 @rule("split")
-def heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Columns that are cut between heads are heads that are cut."""
-    [own], h = states(split, k, args), line.more[0]
+    [own], h = states_on(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "cols":
         whole = isinstance(h, int) and isinstance(own.units, int)
         if whole and h % own.units:
             home = split.home(k, args[0])
-            return [home], home, None, passing(home)
+            return [home], home, None, passed_on(home)
         return [own], own._replace(role="heads"), None, "heads"
-    return [own], own, None, passing(own)
+    return [own], own, None, passed_on(own)
 
 
 @rule("join")
-def join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads are columns again."""
-    [own] = states(split, k, args)
+    [own] = states_on(split, k, args)
     if isinstance(own, Partial) or role(own) == "cols": own = split.home(k, args[0])
     out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
-    return [own], out, None, passing(own)
+    return [own], out, None, passed_on(own)
 
 
 @rule("repeat")
-def repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads of groups: a rank repeats those that it holds; of one that ranks copy, each takes its share."""
-    [own], h = states(split, k, args), line.more[0]
+    [own], h = states_on(split, k, args), line.more[0]
     if isinstance(own, Partial): own = split.home(k, args[0])
     if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
-    return [own], own, None, passing(own)
+    return [own], own, None, passed_on(own)
 
 
 @rule("total")
-def total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """The sum of heads, of which a rank has some."""
-    [own] = states(split, k, args)
+    [own] = states_on(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
-    return [own], own, None, passing(own)
+    return [own], own, None, passed_on(own)
 
 
 @rule("pick")
-def pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+def split_pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows of a sequence lie with their sequence; rows that are cut are picked where they are."""
     return picked_rows(split, k, line, args)
 
@@ -172,7 +172,7 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
     if split.steps[args[0]].op == "related": return related_product(split, k, line, args)
     over = line.more[0]
     u, v = (split.home(k, a) if isinstance(s, Partial) else s
-            for s, a in zip(states(split, k, args), args, strict=True))
+            for s, a in zip(states_on(split, k, args), args, strict=True))
     if not mergeable(over): u, v = (None if role(state) == cut else state for state, cut in ((u, "cols"), (v, "rows")))
     known = split.is_known(args[0])
     match role(u), role(v), axis.strategy.mixing:

@@ -8,8 +8,8 @@ from typing import Any
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import Shape, Space, T
 from opmatrix.algebra.term import Operator
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
-from opmatrix.split.cuts import AxisState, Cut, Dims, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
 from opmatrix.split.placement import Placement, role_of

@@ -8,25 +8,38 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.patterns import FAR, Pattern, Positions
-from opmatrix.split.cuts import pieces
+from opmatrix.split.axis_states import all_bounds
 
-PROBES = 4, 12                                              # tokens a rank, where their number is a symbol
+PROBED_TOKENS = 4, 12                                              # tokens a rank, where their number is a symbol
+RANKS = 256                                                 # of a ring: blocks are pairs of them
+TOKENS = 16_384                                             # whose pairs fit into memory
 
 
 @lru_cache(256)
 def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, ...], ...]:
     """Whether any query of block i sees any key of block j. Raises InputError where that depends on a size that is a
-    symbol."""
-    if isinstance(tokens, int): return blocks(where, tokens, n)
-    one, other = (blocks(where, n * each, n) for each in PROBES)
+    symbol, and for more ranks than are looked at one by one."""
+    if n > RANKS:
+        raise InputError(f"mesh: a ring has {n} ranks, and whom each of them sees is looked at block by block: at most "
+                         f"{RANKS} ranks")
+    if isinstance(tokens, int): return count_blocks(where, tokens, n)
+    one, other = (count_blocks(where, n * each, n) for each in PROBED_TOKENS)
     if one == other: return one
     raise InputError(f"partition: which blocks of keys are seen under {where} depends on the number of tokens, "
                      f"{tokens}: give it as a number")
 
 
-def blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
+def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
+    """Of a pattern that sees a range of positions by its ends, so sequences may have any length; of others by looking
+    at all of them."""
+    cuts = all_bounds(tokens, n)
+    if where.reach is not None:
+        back, ahead = where.reach
+        return tuple(tuple(c <= b - 1 + ahead and d - 1 >= a - back for c, d in cuts) for a, b in cuts)
+    if tokens > TOKENS:
+        raise InputError(f"partition: a ring over {tokens} tokens under {where}: whom each sees is looked at one by "
+                         f"one: at most {TOKENS} tokens")
     seen = visibility(where, np.arange(tokens), np.arange(tokens))
-    cuts = pieces(tokens, n)
     return tuple(tuple(bool(seen[a:b, c:d].any()) for c, d in cuts) for a, b in cuts)
 
 

@@ -340,8 +340,9 @@ def partition_model(
     vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
                                                                   "tp")] = False,
     stages: options.Stages = None,
+    cut: options.Cuts = None,
     batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
-    tokens: Annotated[int | None, typer.Option(help="of each sequence")] = None,
+    tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None,
     values: options.NumberType = "bf16",
     weights: options.WeightType = "bf16",
     training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
@@ -353,13 +354,11 @@ def partition_model(
     """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
     The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.split.mesh import usual_mesh
-    from rewrites.cli.partitions import name_of, opened, planned_partition, stages_of, told
+    from rewrites.cli.partitions import asked, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
-    with silence_stdout():
-        term = opened(model, symbolic, scores)
-        plan, at = planned_partition(term, mesh, name_of(model), batch, tokens, stages_of(stages))
-        text = told(plan, at, values, weights, training, machine, form)
+    given = asked(batch, tokens, stages, cut or [], values, weights, training, machine, form)
+    with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
     say(text)
 
 

@@ -60,5 +60,10 @@ Elsewhere = Annotated[str | None, typer.Option(
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
 ContextKind = Annotated[str, typer.Option(help="how attention meets rows that are cut: ring, ulysses, keys or gather")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
-WeightType = Annotated[str, typer.Option("--weights", help="a number type, or a format, of all weights")]
+WeightType = Annotated[str, typer.Option(
+    "--weights", metavar="KIND|NAMES=KIND,..", help="a number type or a format of weights, with its parameters, such "
+                                                    "as int8 or '*mlp*=nm:n=2:m=4,bf16'")]
+Cuts = Annotated[list[str] | None, typer.Option(
+    "--cut", metavar="NAMES=WAY", help="weights of these names are cut by columns or by rows over tp, or whole; what "
+                                       "meets them follows (may be given again)")]
 Form = Annotated[str, typer.Option(help="table, latex or python: a function of the sizes")]

@@ -1,12 +1,18 @@
 """A model on a mesh, printed: what the command `partition` says."""
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from formats.core.errors import InputError
+from formats.core.errors import InputError, suggest_name
+from formats.machine.datasheets import Datasheet
+from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
+from opmatrix.files.checkpoint import open_model
 from opmatrix.models import name_sizes, promised
+from opmatrix.models.config import Settings
 from opmatrix.partitions.overview import Overview
-from opmatrix.partitions.plan import Partition, partition
+from opmatrix.partitions.plan import WAYS, Partition, partition
+from opmatrix.partitions.weight_storage import NUMBER_BYTES, Storage, StoredIn, check_stored
 from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
@@ -14,41 +20,89 @@ from rewrites.cli.predict import open_promised
 from rewrites.compiler.planned import configured, weightless
 
 FORMS = "table", "latex", "python"
+VALUES = "bf16", "float16", "float32"
 
 
-def opened(model: str, symbolic: bool, scores: bool) -> Operator:
-    """The operator of a MODEL, its sizes as names if that is asked for, with the head of its vocabulary if that is.
-    Raises InputError for a model that there is not."""
-    if not weightless(model) and not (symbolic or scores): return open_promised(model)
-    config = configured(model if weightless(model) else Path(model) / "config.json")
-    return promised(name_sizes(config) if symbolic else config, scores)
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for beside a model and a mesh."""
+    sequences: int | None = None
+    tokens: int | None = None
+    stages: Sequence[int] | None = None
+    cuts: Mapping[str, str] | None = None
+    number: str = "bf16"
+    storage: Storage = "bf16"
+    training: bool = False
+    sheet: Datasheet | None = None
+    form: str = "table"
 
 
-def planned_partition(model: Operator, mesh: Mesh, name: str, sequences: int | None, tokens: int | None,
-                      stages: Sequence[int] | None) -> tuple[Partition, dict[str, float]]:
-    """A partition whose formulas have sizes of the batch as symbols, and the numbers that are given for them. Where a
-    pattern asks for numbers they stand in the formulas."""
-    for given, what in ((sequences, "--batch"), (tokens, "--tokens")):
-        if given is not None and given < 1: raise InputError(f"{what} {given}: at least 1")
-    at = {symbol: float(number) for symbol, number in (("b", sequences), ("s", tokens)) if number is not None}
-    symbols = BatchSizes()
-    numbers = BatchSizes(sequences or symbols.sequences, tokens or symbols.tokens)
-    exact = partition(model, mesh, numbers, name=name, stages=stages)       # refuses what does not fit these numbers
-    try: return partition(model, mesh, symbols, name=name, stages=stages), at
-    except InputError: return exact, at
-
-
-def told(plan: Partition, at: Mapping[str, float], number: str, weights: str, training: bool, machine: str | None,
-         form: str) -> str:
-    """The formulas as tables, as LaTeX or as Python. Raises InputError for a machine that there is not."""
-    if form not in FORMS: raise InputError(f"--form {form}: it is one of {', '.join(FORMS)}")
-    view = Overview(plan, number, weights, training, at)
-    if form != "table":
-        texts = (each.latex() if form == "latex" else each.python() for each in view.formulas)
-        return "\n\n".join(texts)
+def asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str, weights: str,
+          training: bool, machine: str | None, form: str) -> Asked:
+    """What the options say, before anything is opened. Raises InputError for an option that says nothing that there
+    is."""
+    check_among("--form", form, FORMS)
+    check_among("--values", values, VALUES)
+    if (batch is None) != (tokens is None):
+        missing = "--tokens" if tokens is None else "--batch"
+        raise InputError(f"{missing} has no number: numbers beside the formulas need --batch and --tokens")
+    for given, what in ((batch, "--batch"), (tokens, "--tokens")):
+        if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
     try: sheet = None if machine is None else datasheet(machine)
     except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
-    return Overview(plan, number, weights, training, at, sheet).text()
+    return Asked(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights), training, sheet, form)
+
+
+def check_among(option: str, given: str, names: Sequence[str]) -> None:
+    if given in names: return
+    raise InputError(f"{option} {given}: {suggest_name(given, names)}it is one of {', '.join(names)}")
+
+
+def opened(model: str, symbolic: bool, scores: bool) -> tuple[Operator, Operator | None, dict[str, int]]:
+    """The operator of a MODEL; that with numbers for all sizes, where they are known; and the numbers of those that
+    have names. With `symbolic` all sizes have names, with `scores` the head of its vocabulary is behind it. A directory
+    needs no weights. Raises InputError for a model that there is not."""
+    config = config_of(model)
+    if config is None and not (symbolic or scores):
+        found = open_promised(model)
+        return found, found, {}
+    if config is None: config = open_model(model).config
+    named = name_sizes(config) if symbolic else config
+    plain = promised(config, scores)
+    if any(True for _ in find_names(plain)): return promised(named, scores), None, {}
+    numbers = {str(name): int(str(config[key])) for key, name in named.items() if name != config[key]}
+    return promised(named, scores), plain, numbers
+
+
+def config_of(model: str) -> Settings | None:
+    """The configuration of a MODEL that is one, or that is a directory; None where it must be opened for it."""
+    if weightless(model): return configured(model)
+    file = Path(model) / "config.json"
+    return configured(file) if file.is_file() else None
+
+
+def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: Asked) -> str:
+    """The formulas of a MODEL on a mesh as tables, as LaTeX or as Python, and what they are at numbers. Raises
+    InputError for what does not fit."""
+    live, plain, sizes = opened(model, symbolic, scores)
+    plan, exact = planned_partitions(live, plain, mesh, name_of(model), ask)
+    at = sizes | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
+    view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet)
+    if ask.form == "table": return view.text()
+    return "\n\n".join(each.latex() if ask.form == "latex" else each.python() for each in view.formulas)
+
+
+def planned_partitions(live: Operator, plain: Operator | None, mesh: Mesh, name: str,
+                       ask: Asked) -> tuple[Partition, Partition | None]:
+    """A partition whose formulas have sizes of the batch as symbols, and one at numbers for all sizes, where they are
+    given. Where a pattern asks for numbers they stand in the formulas."""
+    def split(model: Operator, sizes: BatchSizes) -> Partition:
+        return partition(model, mesh, sizes, name=name, stages=ask.stages, cuts=ask.cuts)
+    if ask.sequences is None or ask.tokens is None: return split(live, BatchSizes()), None
+    numbers = BatchSizes(ask.sequences, ask.tokens)
+    exact = None if plain is None else split(plain, numbers)                # refuses what does not fit these numbers
+    try: return split(live, BatchSizes()), exact
+    except InputError: return split(live, numbers), exact
 
 
 def stages_of(text: str | None) -> list[int] | None:
@@ -59,8 +113,44 @@ def stages_of(text: str | None) -> list[int] | None:
         raise InputError(f"--stages {text}: numbers of layers with commas between them, such as 10,12,10") from None
 
 
+def cuts_of(texts: Sequence[str]) -> dict[str, str]:
+    """How weights are cut by hand, each as "*q_proj*=columns"."""
+    found = {}
+    for text in texts:
+        pattern, equals, how = text.rpartition("=")
+        if not equals:
+            raise InputError(f"--cut {text}: a pattern of names, and how they are cut, such as *q_proj*=columns")
+        check_among(f"--cut {pattern}=", how, WAYS)
+        found[pattern] = how
+    return found
+
+
+def storage_of(text: str) -> Storage:
+    """How weights are stored: a number type or a format, with its parameters, such as nm:n=2:m=4; of some names alone
+    as PATTERN=KIND, with commas between them, the first that fits."""
+    found: dict[str, float | str | StoredIn] = {}
+    for part in text.split(","):
+        first, *parameters = part.split(":")
+        where, equals, kind = first.rpartition("=")
+        found[where if equals else "*"] = stored_of(kind, parameters)
+    return found
+
+
+def stored_of(kind: str, parameters: Sequence[str]) -> float | str | StoredIn:
+    """A number type, or a format with its parameters."""
+    if kind in NUMBER_BYTES and not parameters: return NUMBER_BYTES[kind]
+    given = {}
+    for each in parameters:
+        name, _, value = each.partition("=")
+        try: given[name] = float(value) if "." in value else int(value)
+        except ValueError:
+            raise InputError(f"--weights {kind}:{each}: parameters are numbers, such as nm:n=2:m=4") from None
+    found = StoredIn(kind, given)
+    try: check_stored(found)
+    except InputError as error: raise InputError(f"--weights {error}") from None
+    return found
+
+
 def name_of(model: str) -> str:
     """What a model is called in what is printed."""
     return Path(model).stem if model.endswith(".json") else Path(model).name
-
-

@@ -13,11 +13,11 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.partitions.booked import Booked, Crossing
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.cuts import Partial
+from opmatrix.split.axis_states import Partial
 from opmatrix.split.moving import RankStep
 from opmatrix.split.spreading import Split
 from rewrites.law import PARTITION
-from rewrites.laws.splitting import Key, key_of, statement
+from rewrites.laws.splitting import RuleKey, key_of, statement
 
 PASSING = {"rows one by one", "entry by entry", "turned", "side by side", "columns", "slice"}
 HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "heads")}     # pass heads on, too
@@ -27,7 +27,7 @@ HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "h
 class PartitionStep:
     """One application of a rule on axes of a mesh: the equation that it is, to what it is applied, what crosses, and
     to how many steps in a row."""
-    rule: Key
+    rule: RuleKey
     axes: tuple[str, ...]
     says: str
     what: str = ""
@@ -100,7 +100,7 @@ def between_stages(plan: Partition) -> Iterator[PartitionStep]:
 def steps_of(split: Split) -> Iterator[PartitionStep]:
     """The steps of one factor. Those that pass on what is cut are said once a run, with their number."""
     booked = Booked(split.steps, split.mesh, split.out)
-    passed: dict[tuple[str, Key, tuple[str, ...]], int] = {}
+    passed: dict[tuple[str, RuleKey, tuple[str, ...]], int] = {}
     for at, step in enumerate(split.steps):
         for rule, axes in by_rule(split, step).items():
             key = key_of(step.op, rule)
@@ -111,7 +111,7 @@ def steps_of(split: Split) -> Iterator[PartitionStep]:
             passed = {}
             crossed = booked.crossing(at)
             sent = spelled(crossed) if crossed and crossed.axis in axes else ""
-            yield PartitionStep(key, axes, statement(key, merged_over(split, step)), named(step), sent)
+            yield PartitionStep(key, axes, statement(key, merged_over(split, step)), name_of_step(step), sent)
     yield from said(passed)
 
 
@@ -122,9 +122,9 @@ def by_rule(split: Split, step: RankStep) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def said(passed: dict[tuple[str, Key, tuple[str, ...]], int]) -> Iterator[PartitionStep]:
+def said(passed: dict[tuple[str, RuleKey, tuple[str, ...]], int]) -> Iterator[PartitionStep]:
     """A run of steps that pass on what is cut, one for each equation."""
-    counts: dict[tuple[str, tuple[str, ...]], tuple[Key, int]] = {}
+    counts: dict[tuple[str, tuple[str, ...]], tuple[RuleKey, int]] = {}
     for (_, key, axes), count in passed.items():
         says = statement(key)
         first, before = counts.get((says, axes), (key, 0))
@@ -139,7 +139,7 @@ def merged_over(split: Split, step: RankStep) -> type[Monoid]:
     return next((state.over for state in states if isinstance(state, Partial)), monoids.sum)
 
 
-def named(step: RankStep) -> str:
+def name_of_step(step: RankStep) -> str:
     """The stored matrix of a step, or its product."""
     if step.op == "act": return next((str(each) for each in step.more[0].args if isinstance(each, Data)), "")
     if step.op in ("product", "ring"):

@@ -18,14 +18,14 @@ from opmatrix.algebra.operators import I, cols, gelu, heads, product, repeat, sy
 from opmatrix.algebra.shapes import LiveSize, Shape, T, size
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import causal
-from opmatrix.split.cuts import pieces
+from opmatrix.split.axis_states import all_bounds
 from rewrites.kinds import left, right, with_heads
 from rewrites.law import FunctionDeclaration
 
-Key = tuple[str, str]                                       # an operation, and the rule by which it is split
+RuleKey = tuple[str, str]                                       # an operation, and the rule by which it is split
 Pair = tuple[Operator, Operator]
 M, K, P = size("m"), size("k"), size("p")
-HEADS, WIDTH = 6, 2                                         # of the equations of numbers
+MANY_HEADS, HEAD_WIDTH = 6, 2                                         # of the equations of numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,18 +33,18 @@ class SplitEquation(FunctionDeclaration):
     """One equation: `body` gives both sides for so many pieces, as pairs. `rules`: what it justifies. `says`: the
     equation as people read it. `exact`: it holds numbers."""
     body: Callable[[int], Sequence[Pair]]
-    rules: tuple[Key, ...]
+    rules: tuple[RuleKey, ...]
     says: str
     exact: bool = False
 
 
 EQUATIONS: list[SplitEquation] = []
-STATED: dict[Key, str] = {}                                 # what the equation of each rule says
+STATED: dict[RuleKey, str] = {}                                 # what the equation of each rule says
 
 # What no term says, since no operator gives what a monoid carries, and the batch says who sees whom: it is tried
 # (rewrites/proofs/split_checks.py).
 CARRIED = "{x} over {M} = finish(merge(what rank 1 carries, .., what rank n carries))"
-TRIED: dict[Key, str] = {
+CHECKED_RULES: dict[RuleKey, str] = {
     **dict.fromkeys((("act", "rows of a matrix"), ("product", "contraction"), ("move", "all_reduce"),
                      ("move", "reduce_scatter")), CARRIED),
     ("ring", "ring of keys"): "z · v over {M} = finish(merge(own block, block of the left neighbour, ..))",
@@ -53,7 +53,7 @@ TRIED: dict[Key, str] = {
     ("pick", "picked rows"): "[x1; ..; xn] @ pick = [x1 @ pick; ..; xn @ pick]"}
 
 
-def equation(*rules: Key, says: str, exact: bool = False) -> Callable[
+def equation(*rules: RuleKey, says: str, exact: bool = False) -> Callable[
         [Callable[[int], Sequence[Pair]]], SplitEquation]:
     """Declares an equation of rules."""
     def declare(body: Callable[[int], Sequence[Pair]]) -> SplitEquation:
@@ -63,15 +63,15 @@ def equation(*rules: Key, says: str, exact: bool = False) -> Callable[
     return declare
 
 
-def statement(rule: Key, over: type[Monoid] = monoids.sum) -> str:
+def statement(rule: RuleKey, over: type[Monoid] = monoids.sum) -> str:
     """The equation that justifies a rule, as people read it; for what is merged, over a monoid. Raises KeyError for a
     rule that has none."""
-    if rule in TRIED and (not over.ordinary or rule not in STATED):
-        return TRIED[rule].format(x="x" if rule[0] == "move" else "x · v", M=over.__name__)
+    if rule in CHECKED_RULES and (not over.ordinary or rule not in STATED):
+        return CHECKED_RULES[rule].format(x="x" if rule[0] == "move" else "x · v", M=over.__name__)
     return STATED[rule]
 
 
-def key_of(op: str, rule: str) -> Key:
+def key_of(op: str, rule: str) -> RuleKey:
     """Under which operation a rule is declared: a slice is one of anything, a ring is a product."""
     if rule == "slice": return "slice", rule
     return ("product" if op == "ring" and rule != "ring of keys" else op), rule
@@ -79,7 +79,7 @@ def key_of(op: str, rule: str) -> Key:
 
 # Values of symbols, and values of pieces.
 
-def values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize, deep: int = 0) -> list[Operator]:
+def value_symbols(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize, deep: int = 0) -> list[Operator]:
     """A value for each piece; a size that is a name is another for each."""
     def own(given: str | LiveSize, at: int) -> LiveSize:
         return size(f"{given}{at}") if isinstance(given, str) else given
@@ -88,7 +88,7 @@ def values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize, dee
 
 def value(name: str, rows: LiveSize, columns: LiveSize) -> Operator: return symbol(name, None, Shape(1, rows, columns))
 def abreast(parts: Sequence[Operator]) -> Operator: return reduce(beside, parts)
-def stacked(parts: Sequence[Operator]) -> Operator: return turn(abreast([turn(each) for each in parts]))
+def above(parts: Sequence[Operator]) -> Operator: return turn(abreast([turn(each) for each in parts]))
 def grouped(parts: Sequence[Operator]) -> Operator: return reduce(with_heads, parts)
 def summed(parts: Sequence[Operator]) -> Operator: return reduce(lambda a, b: a + b, parts)
 def each(f: Operator, parts: Sequence[Operator]) -> list[Operator]: return [compose(part, f) for part in parts]
@@ -104,7 +104,7 @@ def parted(whole: Operator, like: Sequence[Operator]) -> list[Operator]:
 @equation(("act", "columns of a matrix"), says="x @ W = [x @ W1 .. x @ Wn]")
 def columns_of_a_matrix(n: int) -> list[Pair]:
     """Each rank has some columns of the matrix and gives those of the product."""
-    x, parts = value("x", M, K), values("W", n, K, "p")
+    x, parts = value("x", M, K), value_symbols("W", n, K, "p")
     return [(product(x, abreast(parts)), abreast([product(x, W) for W in parts]))]
 
 
@@ -112,29 +112,29 @@ def columns_of_a_matrix(n: int) -> list[Pair]:
           says="[x1 .. xn] @ [W1; ..; Wn] = x1 @ W1 + .. + xn @ Wn")
 def rows_of_a_matrix(n: int) -> list[Pair]:
     """Each rank has some rows of the matrix, and columns of x for them: what it gives is one part of a sum."""
-    xs, parts = values("x", n, M, "k"), values("W", n, "k", P)
-    return [(product(abreast(xs), stacked(parts)), summed([product(x, W) for x, W in zip(xs, parts, strict=True)]))]
+    xs, parts = value_symbols("x", n, M, "k"), value_symbols("W", n, "k", P)
+    return [(product(abreast(xs), above(parts)), summed([product(x, W) for x, W in zip(xs, parts, strict=True)]))]
 
 
 @equation(("act", "rows of a table"), says="[t1 .. tn] @ [E1; ..; En] = t1 @ E1 + .. + tn @ En")
 def rows_of_a_table(n: int) -> list[Pair]:
     """Each rank has the vectors of some tokens; for others its one-hot rows are zeros."""
-    xs, parts = values("t", n, M, "v"), values("E", n, "v", P)
-    return [(product(abreast(xs), stacked(parts)), summed([product(x, W) for x, W in zip(xs, parts, strict=True)]))]
+    xs, parts = value_symbols("t", n, M, "v"), value_symbols("E", n, "v", P)
+    return [(product(abreast(xs), above(parts)), summed([product(x, W) for x, W in zip(xs, parts, strict=True)]))]
 
 
 @equation(("act", "rows one by one"), ("split", "rows one by one"), ("join", "rows one by one"),
           ("repeat", "rows one by one"), ("total", "rows one by one"), says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
 def rows_one_by_one(n: int) -> list[Pair]:
     """What goes through each row by itself goes through the rows of each rank."""
-    xs, f = values("x", n, "m", K), symbol("f", K, P, row_wise=True, uniform=True)
-    return [(compose(stacked(xs), f), stacked(each(f, xs)))]
+    xs, f = value_symbols("x", n, "m", K), symbol("f", K, P, row_wise=True, uniform=True)
+    return [(compose(above(xs), f), above(each(f, xs)))]
 
 
 @equation(("act", "columns"), says="[x1 .. xn] @ f = [x1 @ f .. xn @ f]")
-def columns(n: int) -> list[Pair]:
+def columns_of_a_function(n: int) -> list[Pair]:
     """A function of single entries, and a number for each column, leave columns where they are."""
-    xs, gains = values("x", n, M, "k"), values("g", n, M, "k")
+    xs, gains = value_symbols("x", n, M, "k"), value_symbols("g", n, M, "k")
     return [(compose(abreast(xs), gelu), abreast(each(gelu, xs))),
             (abreast(xs) * abreast(gains), abreast([x * g for x, g in zip(xs, gains, strict=True)]))]
 
@@ -142,7 +142,7 @@ def columns(n: int) -> list[Pair]:
 @equation(("act", "heads"), says="heads(x1, .., xn) @ W = heads(x1 @ W1, .., xn @ Wn)")
 def heads_by_head(n: int) -> list[Pair]:
     """One matrix for each head, or a function of single entries, goes through the heads of each rank."""
-    xs, parts = values("x", n, T, K, 1), values("W", n, K, P, 1)
+    xs, parts = value_symbols("x", n, T, K, 1), value_symbols("W", n, K, P, 1)
     return [(product(grouped(xs), grouped(parts)), grouped([product(x, W) for x, W in zip(xs, parts, strict=True)])),
             (compose(grouped(xs), gelu), grouped(each(gelu, xs)))]
 
@@ -163,24 +163,24 @@ def products_of_pieces(n: int) -> list[Pair]:
 
 def alike(n: int) -> list[tuple[Callable[[Sequence[Operator]], Operator], list[Operator], list[Operator]]]:
     """Two values in pieces of columns, of rows, of heads."""
-    return [(abreast, values("x", n, M, "k"), values("y", n, M, "k")),
-            (stacked, values("x", n, "m", K), values("y", n, "m", K)),
-            (grouped, values("x", n, M, K, 1), values("y", n, M, K, 1))]
+    return [(abreast, value_symbols("x", n, M, "k"), value_symbols("y", n, M, "k")),
+            (above, value_symbols("x", n, "m", K), value_symbols("y", n, "m", K)),
+            (grouped, value_symbols("x", n, M, K, 1), value_symbols("y", n, M, K, 1))]
 
 
 @equation(("add", "sums"), says="(x1 + .. + xn) + (y1 + .. + yn) = (x1 + y1) + .. + (xn + yn)")
 def sums_of_parts(n: int) -> list[Pair]:
     """Two parts of sums that each rank has are added before anything crosses."""
-    xs, ys = values("x", n, M, K), values("y", n, M, K)
+    xs, ys = value_symbols("x", n, M, K), value_symbols("y", n, M, K)
     return [(summed(xs) + summed(ys), summed([x + y for x, y in zip(xs, ys, strict=True)]))]
 
 
 @equation(("turn", "turned"), says="[x1 .. xn].T = [x1.T; ..; xn.T]")
-def turned(n: int) -> list[Pair]:
+def turned_rows(n: int) -> list[Pair]:
     """Columns of a rank are rows, rows are columns, heads stay."""
-    wide, tall, deep = values("x", n, M, "k"), values("x", n, "m", K), values("x", n, M, K, 1)
-    return [(turn(abreast(wide)), stacked([turn(x) for x in wide])),
-            (turn(stacked(tall)), abreast([turn(x) for x in tall])),
+    wide, tall, deep = value_symbols("x", n, M, "k"), value_symbols("x", n, "m", K), value_symbols("x", n, M, K, 1)
+    return [(turn(abreast(wide)), above([turn(x) for x in wide])),
+            (turn(above(tall)), abreast([turn(x) for x in tall])),
             (turn(grouped(deep)), grouped([turn(x) for x in deep]))]
 
 
@@ -197,7 +197,7 @@ def side_by_side(n: int) -> list[Pair]:
           says="heads(u1, .., un) · heads(v1, .., vn) = heads(u1 · v1, .., un · vn)")
 def attention_by_heads(n: int) -> list[Pair]:
     """Heads do not see each other, so a rank attends with those that it has."""
-    queries, keys, rows = (values(name, n, T, K, 1) for name in "qkv")
+    queries, keys, rows = (value_symbols(name, n, T, K, 1) for name in "qkv")
     scale = I * symbol("s", None, 1, constant=True, uniform=True)
 
     def attend(q: Operator, k: Operator, v: Operator) -> Operator:
@@ -210,23 +210,23 @@ def attention_by_heads(n: int) -> list[Pair]:
 @equation(("product", "columns of the product"), says="z · [v1 .. vn] = [z · v1 .. z · vn]")
 def columns_of_a_product(n: int) -> list[Pair]:
     """A column of a product needs a column of its right factor, over any monoid; so scores of some keys."""
-    z, rows = value("z", T, T), values("v", n, T, "p")
-    keys, q = values("k", n, "m", K), value("q", T, K)
+    z, rows = value("z", T, T), value_symbols("v", n, T, "p")
+    keys, q = value_symbols("k", n, "m", K), value("q", T, K)
     return [(product(z, abreast(rows), softmax, causal), abreast([product(z, v, softmax, causal) for v in rows])),
-            (product(q, turn(stacked(keys))), abreast([product(q, turn(k)) for k in keys]))]
+            (product(q, turn(above(keys))), abreast([product(q, turn(k)) for k in keys]))]
 
 
 @equation(("product", "rows"), says="[z1; ..; zn] · v = [z1 · v; ..; zn · v]")
 def rows_of_a_product(n: int) -> list[Pair]:
     """A row of a product needs a row of its left factor, over any monoid."""
-    parts, v = values("z", n, "m", K), value("v", K, P)
-    return [(product(stacked(parts), v, softmax), stacked([product(z, v, softmax) for z in parts]))]
+    parts, v = value_symbols("z", n, "m", K), value("v", K, P)
+    return [(product(above(parts), v, softmax), above([product(z, v, softmax) for z in parts]))]
 
 
 @equation(("total", "sum of heads"), says="sum of heads = sum of the first + .. + sum of the last")
 def sum_of_heads(n: int) -> list[Pair]:
     """The sum of all heads is that of what each rank sums."""
-    xs = values("x", n, T, K, 1)
+    xs = value_symbols("x", n, T, K, 1)
     return [(compose(grouped(xs), total), summed(each(total, xs)))]
 
 
@@ -235,7 +235,7 @@ def sum_of_heads(n: int) -> list[Pair]:
 @equation(("slice", "slice"), ("move", "all_gather"), says="x = [x1 .. xn]")
 def cut_in_pieces(n: int) -> list[Pair]:
     """A value is its pieces side by side."""
-    like = values("c", n, M, "k")
+    like = value_symbols("c", n, M, "k")
     x = value("x", M, sum(part.out.cols for part in like))
     return [(abreast(parted(x, like)), x)]
 
@@ -243,24 +243,24 @@ def cut_in_pieces(n: int) -> list[Pair]:
 @equation(("move", "all_reduce"), says="x = x1 + .. + xn, in any order")
 def merged_parts(n: int) -> list[Pair]:
     """Parts of a sum may be merged from either end."""
-    xs = values("x", n, M, K)
+    xs = value_symbols("x", n, M, K)
     return [(summed(xs), summed(xs[::-1])), (summed(xs), reduce(lambda a, b: b + a, xs[-2::-1], xs[-1]))]
 
 
 @equation(("move", "reduce_scatter"), says="piece r of x1 + .. + xn = piece r of x1 + .. + piece r of xn")
 def merged_pieces(n: int) -> list[Pair]:
     """A piece of a sum is the sum of the pieces of its parts."""
-    like = values("c", n, M, "k")
-    xs = values("x", n, M, sum(part.out.cols for part in like))
+    like = value_symbols("c", n, M, "k")
+    xs = value_symbols("x", n, M, sum(part.out.cols for part in like))
     return [*zip(parted(summed(xs), like), map(summed, zip(*(parted(x, like) for x in xs), strict=True)), strict=True)]
 
 
 @equation(("move", "all_to_all"), says="[[a1; a2] [b1; b2]] = [[a1 b1]; [a2 b2]]")
 def blocks_exchanged(n: int) -> list[Pair]:
     """Pieces of columns are pieces of rows, block by block."""
-    table = [values(f"x{at}.", n, "m", size(f"k{at}")) for at in range(n)]
-    return [(abreast([stacked(column) for column in table]),
-             stacked([abreast(line) for line in zip(*table, strict=True)]))]
+    table = [value_symbols(f"x{at}.", n, "m", size(f"k{at}")) for at in range(n)]
+    return [(abreast([above(column) for column in table]),
+             above([abreast(line) for line in zip(*table, strict=True)]))]
 
 
 @equation(("stage", "stages"), says="x @ (A @ B) = (x @ A) @ B")
@@ -277,9 +277,9 @@ def numbers(*shape: int) -> Operator:
     made: Operator = weight(Data(np.arange(1.0, 1 + np.prod(shape)).reshape(shape) * (-1.0) ** np.arange(shape[-1])))
     return made
 
-def some_heads(lo: int, hi: int, of: int = HEADS) -> Operator:
+def some_heads(lo: int, hi: int, of: int = MANY_HEADS) -> Operator:
     """Heads lo to hi, without hi, of a value of so many heads."""
-    whole = numbers(of, 3, WIDTH).args[0].array
+    whole = numbers(of, 3, HEAD_WIDTH).args[0].array
     found: Operator = I @ weight(Data(whole[lo:hi] if hi - lo > 1 else whole[lo]))
     return found
 
@@ -287,30 +287,30 @@ def some_heads(lo: int, hi: int, of: int = HEADS) -> Operator:
 @equation(("split", "heads"), says="[x1 .. xn] in heads = heads(x1 in heads, .., xn in heads)", exact=True)
 def columns_into_heads(n: int) -> list[Pair]:
     """Columns that are cut between heads are heads that are cut."""
-    x = numbers(3, HEADS * WIDTH)
-    return [(x @ heads(HEADS), grouped([x @ cols(lo * WIDTH, hi * WIDTH) @ heads(hi - lo)
-                                        for lo, hi in pieces(HEADS, n)]))]
+    x = numbers(3, MANY_HEADS * HEAD_WIDTH)
+    return [(x @ heads(MANY_HEADS), grouped([x @ cols(lo * HEAD_WIDTH, hi * HEAD_WIDTH) @ heads(hi - lo)
+                                        for lo, hi in all_bounds(MANY_HEADS, n)]))]
 
 
 @equation(("join", "heads"), says="heads(x1, .., xn) in columns = [x1 in columns .. xn in columns]", exact=True)
 def heads_into_columns(n: int) -> list[Pair]:
     """Heads that are cut are columns that are cut between heads."""
-    parts = [(some_heads(lo, hi), hi - lo) for lo, hi in pieces(HEADS, n)]
-    return [(some_heads(0, HEADS) @ heads(HEADS).T, abreast([x @ heads(h).T for x, h in parts]))]
+    parts = [(some_heads(lo, hi), hi - lo) for lo, hi in all_bounds(MANY_HEADS, n)]
+    return [(some_heads(0, MANY_HEADS) @ heads(MANY_HEADS).T, abreast([x @ heads(h).T for x, h in parts]))]
 
 
 @equation(("repeat", "heads"), says="heads(x1, .., xn) repeated = heads(x1 repeated, .., xn repeated)", exact=True)
 def heads_repeated(n: int) -> list[Pair]:
     """A rank repeats the heads of groups that it has, as often as all are repeated."""
-    return [(some_heads(0, HEADS) @ repeat(times * HEADS),
-             grouped([some_heads(lo, hi) @ repeat(times * (hi - lo)) for lo, hi in pieces(HEADS, n)]))
+    return [(some_heads(0, MANY_HEADS) @ repeat(times * MANY_HEADS),
+             grouped([some_heads(lo, hi) @ repeat(times * (hi - lo)) for lo, hi in all_bounds(MANY_HEADS, n)]))
             for times in (1, 2, 3)]
 
 
 @equation(("repeat", "copied heads"), says="x repeated = heads(head of rank 1 repeated, .., head of rank n repeated)",
           exact=True)
 def copied_heads(n: int) -> list[Pair]:
-    """Of fewer heads than ranks each rank has one whole, and repeats it for its own queries."""
+    """Each rank of fewer heads than ranks has one whole, and repeats it for its own queries."""
     ranks, own = 2 * n, 3                                   # two ranks to each of n heads, three queries to each rank
     held = [r * n // ranks for r in range(ranks)]
     return [(some_heads(0, n, n) @ repeat(own * ranks), grouped([some_heads(g, g + 1, n) @ repeat(own) for g in held]))]
@@ -319,6 +319,6 @@ def copied_heads(n: int) -> list[Pair]:
 @equation(("repeat", "columns"), ("total", "columns"), says="[x1 .. xn] @ f = [x1 @ f .. xn @ f]", exact=True)
 def columns_within_heads(n: int) -> list[Pair]:
     """Copies and sums of heads leave columns where they are."""
-    whole = numbers(HEADS, 3, 2 * n).args[0].array
+    whole = numbers(MANY_HEADS, 3, 2 * n).args[0].array
     parts = [weight(Data(whole[..., 2 * r:2 * r + 2])) for r in range(n)]
-    return [(weight(Data(whole)) @ f, abreast([part @ f for part in parts])) for f in (repeat(2 * HEADS), total)]
+    return [(weight(Data(whole)) @ f, abreast([part @ f for part in parts])) for f in (repeat(2 * MANY_HEADS), total)]

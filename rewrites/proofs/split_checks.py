@@ -18,10 +18,10 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.patterns import Pattern, causal, everyone, sequence, window
-from opmatrix.split.cuts import mergeable
+from opmatrix.split.axis_states import mergeable
 from opmatrix.split.visible import visibility
 from rewrites.law import FunctionDeclaration, apart
-from rewrites.laws.splitting import Key
+from rewrites.laws.splitting import RuleKey
 from rewrites.proofs.enclosure import Between
 from rewrites.verify.failure import VerificationError
 
@@ -37,7 +37,7 @@ class SplitCheck(FunctionDeclaration):
     """One check: `body` tries so many pieces, over a monoid. `rules`: what it justifies. `reason`: why it is no
     proof. It raises VerificationError where what ranks have is not what the whole has."""
     body: Callable[[type[Monoid], int, np.random.Generator], None]
-    rules: tuple[Key, ...]
+    rules: tuple[RuleKey, ...]
     reason: str
     over: tuple[type[Monoid], ...]
 
@@ -46,7 +46,7 @@ CHECKS: list[SplitCheck] = []
 CheckBody = Callable[[type[Monoid], int, np.random.Generator], None]
 
 
-def try_parts(*rules: Key, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[[CheckBody], SplitCheck]:
+def try_parts(*rules: RuleKey, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[[CheckBody], SplitCheck]:
     """Declares a check of rules."""
     def declare(body: CheckBody) -> SplitCheck:
         CHECKS.append(SplitCheck(body, rules, reason, tuple(over)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from opmatrix.algebra.oracles import entrywise
 from opmatrix.display.tables import table
-from rewrites.laws.splitting import EQUATIONS, TRIED, Key, SplitEquation
+from rewrites.laws.splitting import CHECKED_RULES, EQUATIONS, RuleKey, SplitEquation
 from rewrites.proofs.equations import prove
 from rewrites.proofs.laws.groups import GROUP_LAWS
 from rewrites.proofs.laws.values import VALUE_LAWS
@@ -18,14 +18,14 @@ from rewrites.verify.failure import VerificationError
 PROVED, CHECKED = "proved", "checked"
 LAWS = VALUE_LAWS + GROUP_LAWS
 BUDGET = 3000                                               # nodes of a proof
-NUMBERS = "sizes of heads are attributes, of which laws know nothing; in rationals at small sizes"
+IN_RATIONALS = "sizes of heads are attributes, of which laws know nothing; in rationals at small sizes"
 
 
 @dataclass(frozen=True)
 class RuleVerdict:
     """What is known of a rule: the equation that justifies it, whether that is proved or checked, over which monoids
     and why it is not proved."""
-    rule: Key
+    rule: RuleKey
     says: str
     how: str
     reason: str = ""
@@ -39,12 +39,13 @@ def verdicts(counts: Sequence[int] = (2, 3), seed: int = 0) -> list[RuleVerdict]
     found = []
     for each in EQUATIONS:
         for n in counts: hold(each, n)
-        how, reason = (CHECKED, NUMBERS) if each.exact else (PROVED, "")
+        how, reason = (CHECKED, IN_RATIONALS) if each.exact else (PROVED, "")
         found += [RuleVerdict(rule, each.says, how, reason) for rule in each.rules]
     for one in CHECKS:
         for n in counts: survive(one, n, seed)
         over = tuple(over.__name__ for over in one.over)
-        found += [RuleVerdict(rule, TRIED[rule].format(x="x", M="M"), CHECKED, one.reason, over) for rule in one.rules]
+        found += [RuleVerdict(rule, CHECKED_RULES[rule].format(x="x", M="M"), CHECKED, one.reason, over)
+                  for rule in one.rules]
     return sorted(found, key=lambda each: each.rule)
 
 

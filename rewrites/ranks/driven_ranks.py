@@ -13,7 +13,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.ranks import Held, Message, Meter
-from opmatrix.partitions.virtual import Ran, assembled, drive, shifted
+from opmatrix.partitions.virtual import Ran, assembled, drive, with_mesh_axes
 from opmatrix.split.moving import RankStep
 from rewrites.ranks.rank_terms import LocalNumbers
 from rewrites.ranks.searched_ranks import RankPlace, RankPrograms, StretchProgram, batch_of
@@ -121,6 +121,6 @@ def drive_rank(programs: RankPrograms, place: RankPlace, feed: Feed, meter: Mete
     lo, hi = plan.cuts[stage]
     if stage: [start] = yield Message("take", axis, (), lo)
     one = ProgramRank(programs, place, feed, meter, start, watch)
-    value: Numeric = yield from shifted(one.run(), plan, lo)
+    value: Numeric = yield from with_mesh_axes(one.run(), plan, lo)
     if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
     return value

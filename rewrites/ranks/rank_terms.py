@@ -19,7 +19,7 @@ from opmatrix.partitions.booked import stored_key
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.ranks import Meter, Rank
 from opmatrix.signature import Port
-from opmatrix.split.cuts import Bounds, Role
+from opmatrix.split.axis_states import Bounds, Role
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import found_at
 from opmatrix.split.traced import sliced

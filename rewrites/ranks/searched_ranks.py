@@ -13,8 +13,8 @@ from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.extents import collect_needs
+from opmatrix.partitions.factor_chain import layers
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.stages import layers
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.emit import Emitter
@@ -23,9 +23,9 @@ from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Explorer, Part, parts
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.precision import count_bytes
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import Representable, content
+from rewrites.opened import count_bytes
 from rewrites.phases import Tell
 from rewrites.ranks.rank_terms import LocalNumbers, StretchModel, write_model
 from rewrites.ranks.stretches import StageSteps, Stretch, divide

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from opmatrix.algebra.nodes import weight
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.cuts import Cut, Partial
+from opmatrix.split.axis_states import Cut, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.spreading import replaced

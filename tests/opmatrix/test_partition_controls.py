@@ -13,7 +13,7 @@ from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.virtual import Stuck, run
 from opmatrix.split import rules
-from opmatrix.split.cuts import Partial
+from opmatrix.split.axis_states import Partial
 from opmatrix.split.mesh import STRATEGIES, Mesh
 
 STILL = "data", "zero1", "zero2"                            # strategies of which nothing crosses before gradients do

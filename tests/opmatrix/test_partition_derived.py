@@ -11,7 +11,7 @@ from opmatrix.algebra.shapes import size
 from opmatrix.models import promised
 from opmatrix.partitions.plan import partition
 from opmatrix.patterns import causal, sequence
-from opmatrix.split.cuts import even
+from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
 
 B, S, H, A, T, N = map(size, "bshatn")                      # sequences, tokens, width, heads; ranks

@@ -8,7 +8,7 @@ import sympy
 from opmatrix.algebra.shapes import size
 from opmatrix.models import promised
 from opmatrix.partitions.plan import partition
-from opmatrix.split.cuts import even
+from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 

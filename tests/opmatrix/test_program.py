@@ -164,14 +164,13 @@ def test_a_kernel_is_one_entry(rng, monkeypatch):
         def cost(a, out, extents): return [("gather", {"T": extents[T], "p": a.x.cols})]
 
     monkeypatch.setitem(KERNELS, "largest", largest)
-    steps = [*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")]
-    program = Program(steps, {"E": Dense.pack(rows(rng, 4, 6))}, "y")
+    table = {"E": Dense.pack(rows(rng, 4, 6))}
+    program = Program([*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")], table, "y")
     np.testing.assert_array_equal(program.run([[0, 1], [3]]), program.exact([[0, 1], [3]]))
     assert program.schedule.base == [0, 1], "a result of another shape does not lie over x"
-    assert program.cost([[0]])[-1] == ("gather", {"T": 1, "p": 6})
-    assert "y = largest(x=x, least=0.5)" in str(program)
-    with pytest.raises(ValueError, match=r"largest\(x; least\) has no most"):
-        Program([*START, Step("largest", {"x": "x"}, {"most": 1}, "y")], program.constants, "y")
+    assert program.cost([[0]])[-1] == ("gather", {"T": 1, "p": 6}) and "y = largest(x=x, least=0.5)" in str(program)
+    wrong = Step("largest", {"x": "x"}, {"most": 1}, "y")
+    with pytest.raises(ValueError, match=r"largest\(x; least\) has no most"): Program([*START, wrong], table, "y")
 
 
 def test_meanings_by_hand():

@@ -11,9 +11,9 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.models import build
+from opmatrix.partitions.factor_chain import chain
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import partition
-from opmatrix.partitions.stages import chain
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from rewrites.ranks.checked_ranks import check_ranks

@@ -22,7 +22,7 @@ from opmatrix.partitions.plan import partition
 from opmatrix.partitions.virtual import run
 from opmatrix.patterns import causal, sequence
 from opmatrix.relations import relation
-from opmatrix.split.cuts import mergeable
+from opmatrix.split.axis_states import mergeable
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.spreading import Split
@@ -31,13 +31,13 @@ from rewrites.laws import splitting
 from rewrites.laws.splitting import (
     EQUATIONS,
     SplitEquation,
+    above,
     abreast,
     grouped,
     key_of,
     pieces,
-    stacked,
     statement,
-    values,
+    value_symbols,
 )
 from rewrites.proofs.split_checks import CHECKS, SplitCheck
 from rewrites.proofs.split_rules import CHECKED, PROVED, hold, survive, verdicts, written
@@ -138,15 +138,16 @@ def test_every_rule_that_is_written_has_an_equation():
 def wrong(*pairs, exact=False): return SplitEquation(lambda n: pairs, (), "", exact)
 
 
-X, W, V = values("x", 3, splitting.M, "k"), values("W", 3, "k", splitting.P), values("V", 3, splitting.K, "p")
-Y = values("y", 1, splitting.M, splitting.K)[0]
-Q, K = (values(name, 2, T, splitting.K, 2) for name in "qk")
+X, W, V = (value_symbols("x", 3, splitting.M, "k"), value_symbols("W", 3, "k", splitting.P),
+           value_symbols("V", 3, splitting.K, "p"))
+Y = value_symbols("y", 1, splitting.M, splitting.K)[0]
+Q, K = (value_symbols(name, 2, T, splitting.K, 2) for name in "qk")
 PLANTED = {
-    "a part is forgotten": (product(abreast(X), stacked(W)), product(X[0], W[0]) + product(X[1], W[1])),
+    "a part is forgotten": (product(abreast(X), above(W)), product(X[0], W[0]) + product(X[1], W[1])),
     "columns in another order": (product(Y, abreast(V)), abreast([product(Y, each) for each in V[::-1]])),
-    "the nonlinear before the sum": (compose(product(abreast(X), stacked(W)), gelu), reduce(
+    "the nonlinear before the sum": (compose(product(abreast(X), above(W)), gelu), reduce(
         lambda a, b: a + b, [compose(product(x, w), gelu) for x, w in zip(X, W, strict=True)])),
-    "a softmax as a sum": (product(abreast(X), stacked(W), monoids.softmax), reduce(
+    "a softmax as a sum": (product(abreast(X), above(W), monoids.softmax), reduce(
         lambda a, b: a + b, [product(x, w, monoids.softmax) for x, w in zip(X, W, strict=True)])),
     "heads exchanged": (product(grouped(Q), turn(grouped(K))), grouped([product(a, turn(b)) for a, b in zip(
         Q[::-1], K[::-1], strict=True)])),

@@ -88,7 +88,7 @@ class Largest(sympy.Function):                              # type: ignore[misc]
     otherwise, which takes sympy's Max seconds."""
     @classmethod
     def eval(cls, *each: Any) -> Any:
-        kept = undominated(each)
+        kept = leave_dominated(each)
         if all(e.is_number for e in kept): return max(kept)
         if len(kept) == 1: return kept[0]
         return None if len(kept) == len(each) else cls(*kept)
@@ -99,8 +99,8 @@ class Largest(sympy.Function):                              # type: ignore[misc]
         return rf"\max\left({', '.join(map(printer.doprint, self.args))}\right)"
 
 
-def undominated(each: Iterable[sympy.Expr]) -> list[sympy.Expr]:
-    """Those of several sums of products that may be the largest: none is term by term at most another."""
+def leave_dominated(each: Iterable[sympy.Expr]) -> list[sympy.Expr]:
+    """The ones of several sums of products that may be the largest: none is term by term at most another."""
     kept: list[tuple[sympy.Expr, Mapping[sympy.Expr, sympy.Expr]]] = []
     for e in dict.fromkeys(map(sympy.expand, each)):
         terms = e.as_coefficients_dict()
@@ -151,7 +151,7 @@ def carried_columns(over: type[Monoid], cols: LiveSize) -> LiveSize:
     return sum(widths(over, cols))
 
 
-def pieces(units: int, n: int) -> list[Bounds]:
+def all_bounds(units: int, n: int) -> list[Bounds]:
     """The bounds of all ranks."""
     return [bounds(units, n, r) for r in range(n)]
 

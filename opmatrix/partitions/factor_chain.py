@@ -21,10 +21,10 @@ class Factor(NamedTuple):
 
 def chain(model: Operator) -> list[Factor]:
     """The factors of a model, from its input on."""
-    return [Factor(term, *signed(term)) for term in factors(model)]
+    return [Factor(term, *signature_of(term)) for term in factors(model)]
 
 
-def signed(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
+def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
     """The nodes of a term with shapes in place of arrays, and the arrays in order."""
     places, nodes, arrays = dict[Operator, int](), list[Any](), list[Data]()
     for node in term.walk():
@@ -35,7 +35,8 @@ def signed(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
                 arrays.append(each.base or each)
                 single = each.array.item() if each.shape and set(each.shape) == {1} and hasattr(
                     each, "base") and not hasattr(each, "promise") else None
-                attributes.append(("array", each.shape, each.base is not None, single))
+                first = arrays.index(arrays[-1])            # equal arrays are stored once
+                attributes.append(("array", each.shape, each.base is not None, single, first))
             else: attributes.append(each)
         nodes.append((node.kind, tuple(places[c] for c in node.children), tuple(attributes)))
     return tuple(nodes), tuple(arrays)

@@ -1,0 +1,100 @@
+"""How weights are stored, in bytes: so many a number, or a format for those of a name. Its sizes are those that a rank
+has, so compression and partition meet in one formula."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import NamedTuple, TypeAlias
+
+import sympy
+
+from formats import FORMATS
+from formats.core.arrays import FormatError
+from formats.core.errors import InputError, suggest_name
+from formats.core.sizes import n, nnz, p
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import LiveSize, as_int
+from opmatrix.partitions.plan import Partition
+from opmatrix.split.axis_states import Dims, even
+
+PROBED_SIZES = 4096, 8192
+NUMBER_BYTES = {"float32": 4, "bf16": 2, "float16": 2, "int8": 1}
+
+
+class StoredIn(NamedTuple):
+    """A format and its parameters, such as `Stored("nm", {"n": 2, "m": 4})` or `Stored("csr", {"density": 0.1})`."""
+    method: str
+    parameters: Mapping[str, float] = {}
+
+
+Storage: TypeAlias = "float | str | Mapping[str, float | str | StoredIn]"     # for all weights, or by patterns of names
+
+
+def weight_bytes(plan: Partition, stage: int, storage: Storage) -> sympy.Expr:
+    """Bytes that a rank of a stage stores of weights. What an axis stores once it stores a share of. Raises InputError
+    for a format or a number type that there is not."""
+    found = sympy.Integer(0)
+    for data, dims, count in plan.weights(stage):
+        stored = chosen(data, storage)
+        if isinstance(stored, StoredIn): whole = format_bytes(data, dims, stored)
+        else: whole = sympy.nsimplify(stored) * dims.numbers
+        found += count * sympy.sympify(plan.share(whole, 3))
+    return found
+
+
+def chosen(data: Data, storage: Storage) -> float | StoredIn:
+    """How an array is stored: by the first pattern that its name fits; 2 bytes a number where none does."""
+    name = str(data.cut_of or data)
+    how = storage if not isinstance(storage, Mapping) else next(
+        (each for pattern, each in storage.items() if fnmatch(name, pattern)), 2)
+    if isinstance(how, int | float): return how
+    if isinstance(how, str) and how in NUMBER_BYTES: return NUMBER_BYTES[how]
+    found = StoredIn(how) if isinstance(how, str) else how
+    check_stored(found)
+    return found
+
+
+def check_stored(stored: StoredIn) -> None:
+    """Raises InputError for a format that there is not, and for parameters that it has not."""
+    if stored.method not in FORMATS:
+        raise InputError(f"{stored.method}: weights are stored in {', '.join(NUMBER_BYTES)}, or in a format: "
+                         f"{', '.join(name for name in FORMATS if name not in NUMBER_BYTES)}")
+    known = {*FORMATS[stored.method].parameters, "density"}
+    if unknown := sorted(stored.parameters.keys() - known):
+        raise InputError(f"{stored.method}: it has no {', '.join(unknown)}; {suggest_name(unknown[0], known)}it has "
+                         f"{', '.join(sorted(known))}")
+
+
+def format_bytes(data: Data, dims: Dims, stored: StoredIn) -> sympy.Expr:
+    """Bytes of what the first rank has of an array. Raises InputError, which names the array, where a format does not
+    take its sizes."""
+    try: return array_bytes(dims, stored)
+    except FormatError as error:
+        raise InputError(f"{data.cut_of or data}, of which a rank has {dims.rows} × {dims.cols}: {error}; or store it "
+                         "otherwise") from None
+
+
+def array_bytes(dims: Dims, stored: StoredIn) -> sympy.Expr:
+    """Bytes of what the first rank has of an array in a format, by what the format declares; vectors are kept in
+    float32. Raises InputError where sizes are symbols and more than two of them decide, as blocks do."""
+    rows, cols = (first_rank(each) for each in (dims.rows, dims.cols))
+    if rows == 1: return sympy.sympify(4 * dims.numbers)
+    form = FORMATS[stored.method]
+    if isinstance(rows, int) and isinstance(cols, int):
+        return sympy.sympify(dims.heads) * form.bytes.subs(form.expected(rows, cols, **stored.parameters))
+    one, other = (form.expected(size, size, **stored.parameters) for size in PROBED_SIZES)
+    fixed = {symbol: value for symbol, value in one.items() if symbol not in (n, p) and other[symbol] == value}
+    fixed |= {nnz: sympy.nsimplify(stored.parameters.get("density", 0.1)) * rows * cols} if nnz in one else {}
+    found = form.bytes.subs({sympy.sympify(each): value for each, value in {n: rows, p: cols, **fixed}.items()})
+    own = sympy.sympify(rows).free_symbols | sympy.sympify(cols).free_symbols
+    if missing := form.bytes.free_symbols - {sympy.sympify(each) for each in (n, p, *fixed)}:
+        raise InputError(f"{stored.method} of {rows} × {cols}: its {', '.join(sorted(map(str, missing)))} follow from "
+                         f"{', '.join(sorted(map(str, own)))}: give these sizes of the model as numbers")
+    return sympy.sympify(dims.heads) * found
+
+
+def first_rank(size: LiveSize) -> LiveSize:
+    """A size on the first rank of every axis, which has the largest piece."""
+    found = sympy.sympify(size)
+    ranks = {s: sympy.Integer(0) for s in found.free_symbols if str(s).startswith("r_")}
+    return as_int(even(found.xreplace(ranks)))
