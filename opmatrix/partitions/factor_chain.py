@@ -35,7 +35,8 @@ def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
                 arrays.append(each.base or each)
                 single = each.array.item() if each.shape and set(each.shape) == {1} and hasattr(
                     each, "base") and not hasattr(each, "promise") else None
-                attributes.append(("array", each.shape, each.base is not None, single))
+                first = arrays.index(arrays[-1])            # equal arrays are stored once
+                attributes.append(("array", each.shape, each.base is not None, single, first))
             else: attributes.append(each)
         nodes.append((node.kind, tuple(places[c] for c in node.children), tuple(attributes)))
     return tuple(nodes), tuple(arrays)

@@ -19,6 +19,7 @@ from partitioned import (
 )
 
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
 from opmatrix.models import build
 from opmatrix.split.mesh import STRATEGIES, Mesh, meet
 
@@ -111,3 +112,19 @@ def test_layers_as_they_are_given():
     """Stages of a pipeline may have unequal numbers of layers."""
     term = made(LLAMA, num_hidden_layers=4)
     for stages in ((1, 3), (3, 1)): holds(compared(term, Mesh.of(p=(2, "pipeline"), t=(2, "tensor")), stages=stages))
+
+
+def test_arrays_that_are_equal_in_one_layer():
+    """They are stored once there, and not in other layers, of which they are two."""
+    plain = random_arrays()
+    def at(name, *shape): return Data.of(np.ones(shape)) if "0.norm" in name or "bias" in name else plain(name, *shape)
+    holds(compared(build(ANY, at), Mesh.of(x=(2, "tensor"))))
+
+
+def test_a_weight_that_equals_a_part_of_another():
+    """Of another model, whose weights of queries, keys and values are one array."""
+    joined, plain = made(GPT2, n_layer=1), random_arrays(1)
+    plan = planned(joined, Mesh.of(x=(2, "tensor")))        # it holds the parts while the other model is made
+    whole = next(each.args[0] for each in joined.walk() if each.kind.name == "const" and each.args[0].shape == (36,))
+    def at(name, *shape): return Data.of(whole.array[:12]) if name == "layer.0.query.bias" else plain(name, *shape)
+    holds(compared(build(ANY, at), plan.mesh))
