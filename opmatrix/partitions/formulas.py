@@ -13,7 +13,7 @@ from formats.core.errors import InputError
 from opmatrix.partitions.booked import ByRank, Crossing, add_up
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.weight_storage import Storage, weight_bytes
-from opmatrix.split.axis_states import Largest, even
+from opmatrix.split.axis_states import Largest, Piece
 from opmatrix.split.haloed import nameless
 
 
@@ -53,8 +53,8 @@ class Formulas:
             size = self.bytes_of(each)
             own = [size * each.payload, size * each.wire, size * each.whole, each.messages, each.supersteps]
             sums = found.setdefault((each.op, each.axis), [sympy.Integer(0)] * 5)
-            found[each.op, each.axis] = [a + count * busiest(b) for a, b in zip(sums, own, strict=True)]
-        return [Traffic(*key, *map(sympy.expand, sums)) for key, sums in found.items()]
+            found[each.op, each.axis] = [a + count * b for a, b in zip(sums, own, strict=True)]
+        return [Traffic(*key, *map(busiest, sums)) for key, sums in found.items()]
 
     def bytes_of(self, crossing: Crossing) -> sympy.Expr:
         """Bytes of a number that crosses: of a weight as it is stored, on the mean, else of a value."""
@@ -64,7 +64,7 @@ class Formulas:
     def weight_size(self) -> sympy.Expr:
         """Bytes that a weight's number takes, on the mean."""
         held = add_up(count * self.plan.share(dims.numbers, 3) for _, dims, count in self.plan.weights(self.stage))
-        return sympy.cancel(self.weights / busiest(held)) if held != 0 else sympy.Integer(0)
+        return ratio(self.weights, busiest(held))
 
     @cached_property
     def weights(self) -> sympy.Expr:
@@ -132,11 +132,39 @@ class Formulas:
         return "\n".join([r"\begin{tabular}{lll}", *rows, r"\end{tabular}"])
 
 
+def ratio(one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
+    """How many times one sum of products is another; the number where it is one, since sympy takes long to cancel sums
+    of many symbols."""
+    if other == 0: return sympy.Integer(0)
+    term, count = next(iter(other.as_coefficients_dict().items()))
+    found = one.as_coefficients_dict()[term] / count
+    return found if sympy.expand(one - found * other) == 0 else one / other
+
+
 def busiest(e: sympy.Expr) -> sympy.Expr:
-    """An expression on the rank where it is largest: the first of each axis, or the one that sees the most keys. What
-    is cut is taken to be even where its size is a symbol."""
-    e = even(nameless(e))                                             # first: ranks of even cuts differ in few ways
-    ranks = {each: Largest(*map(busiest, dict.fromkeys(each.args[1:]))) for each in e.atoms(ByRank)}
-    e = e.xreplace(ranks)
-    first = {s: sympy.Integer(0) for s in e.free_symbols if str(s).startswith("r_")}
-    return sympy.expand(even(e.xreplace(first)))
+    """What an expression is on the rank where it is largest, exactly where sizes are numbers. What is cut is taken to be
+    even where its size is a symbol."""
+    e = nameless(e)
+    while live := [each for each in e.atoms(Piece) if not counted(each)]: e = e.xreplace({x: x.even() for x in live})
+    ranks = sorted((s for s in e.free_symbols if is_rank(s)), key=str)
+    if not ranks: return sympy.expand(e)
+    outer = {s for each in e.atoms(Piece) for s in each.args[0].free_symbols}      # cut before what is cut again
+    axis = next((s for s in ranks if s in outer), ranks[0])
+    return Largest(*(busiest(e.xreplace({axis: sympy.Integer(r)})) for r in unlike(e, axis)))
+
+
+def unlike(e: sympy.Expr, axis: sympy.Symbol) -> set[int]:
+    """Coordinates on an axis among which every rank has its like: those from which on pieces are one unit smaller, and
+    of what is said rank by rank one for each difference."""
+    cuts = [each.args for each in e.atoms(Piece) if each.args[2] == axis]
+    said = [each.args[1:] for each in e.atoms(ByRank) if each.args[0] == axis]
+    found = {int(units % n) for units, n, _ in cuts} | {0}
+    return found | {*{each: r for r, each in enumerate(zip(*said, strict=True))}.values()}
+
+
+def counted(cut: Piece) -> bool:
+    """Whether a piece is a number on every rank."""
+    return all(map(is_rank, cut.free_symbols))
+
+
+def is_rank(symbol: sympy.Symbol) -> bool: return str(symbol).startswith("r_")
