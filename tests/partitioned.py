@@ -48,7 +48,7 @@ class Compared(NamedTuple):
 def random_arrays(seed=0):
     """`at` of a model whose weights are drawn; gains and biases, too."""
     rng = np.random.default_rng(seed)
-    return lambda name, *shape: Data.of(rng.normal(size=shape) * 0.4)
+    return lambda name, *shape: Data(rng.normal(size=shape) * 0.4, name)
 
 
 def made(config, **changed):

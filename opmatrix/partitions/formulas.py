@@ -142,9 +142,9 @@ def ratio(one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
 
 
 def busiest(e: sympy.Expr) -> sympy.Expr:
-    """What an expression is on the rank where it is largest, exactly where sizes are numbers. What is cut is taken to be
-    even where its size is a symbol."""
-    e = nameless(e)
+    """What an expression is on the rank where it is largest, exactly where sizes are numbers. What is cut is taken to
+    be even where its size is a symbol."""
+    e = nameless(sympy.sympify(e))
     while live := [each for each in e.atoms(Piece) if not counted(each)]: e = e.xreplace({x: x.even() for x in live})
     ranks = sorted((s for s in e.free_symbols if is_rank(s)), key=str)
     if not ranks: return sympy.expand(e)
@@ -154,12 +154,13 @@ def busiest(e: sympy.Expr) -> sympy.Expr:
 
 
 def unlike(e: sympy.Expr, axis: sympy.Symbol) -> set[int]:
-    """Coordinates on an axis among which every rank has its like: those from which on pieces are one unit smaller, and
-    of what is said rank by rank one for each difference."""
-    cuts = [each.args for each in e.atoms(Piece) if each.args[2] == axis]
+    """Coordinates on an axis among which every rank has its like: the first of those whose pieces are as large, and of
+    which the same is said."""
+    cuts = [each.args[:2] for each in e.atoms(Piece) if each.args[2] == axis]
     said = [each.args[1:] for each in e.atoms(ByRank) if each.args[0] == axis]
-    found = {int(units % n) for units, n, _ in cuts} | {0}
-    return found | {*{each: r for r, each in enumerate(zip(*said, strict=True))}.values()}
+    ranks = max([len(each) for each in said] + [int(n) for _, n in cuts])
+    likes = [(*(each[r] for each in said), *(r < units % n for units, n in cuts)) for r in range(ranks)]
+    return {*{each: r for r, each in reversed([*enumerate(likes)])}.values()}
 
 
 def counted(cut: Piece) -> bool:

@@ -155,7 +155,8 @@ class Partition:
 
     def on(self, e: sympy.Expr, place: Sequence[int]) -> sympy.Expr:
         """A formula at the coordinates of a rank; of what the relations of the batch say, the numbers."""
-        found = e.xreplace({axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)})
+        ranks = {axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)}
+        found = sympy.sympify(e).xreplace(ranks)
         return found.xreplace({each: self.said(each) for each in found.atoms(FromRelation)})
 
     @cached_property

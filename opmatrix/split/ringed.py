@@ -11,6 +11,7 @@ from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_row
 from opmatrix.split.placement import Placement, product_rules
 from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score_rows
 from opmatrix.split.traced import Operation
+from opmatrix.split.visible import seen_blocks
 
 
 def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation,
@@ -59,6 +60,8 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
         args = [split.want(a, j, head) for a in args]
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
+    if isinstance(cut, Cut) and isinstance(split.mesh.axes[k].ranks, int):
+        seen_blocks(line.more[1], cut.units, split.mesh.axes[k].ranks)         # refuses what it cannot look at
     queries, keys, values = args
     sources = [unwound(split, keys), unwound(split, values)]
     placement = split.steps[queries].placement

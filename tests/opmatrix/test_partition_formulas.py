@@ -1,6 +1,7 @@
 """Formulas of a partition: at numbers they are those of the busiest rank, and they can be read as Python, as LaTeX and
 as values. Weights that are cut by hand take along what meets them."""
 import re
+from functools import partial
 
 import pytest
 import sympy
@@ -35,12 +36,13 @@ def test_at_numbers_they_are_those_of_the_busiest_rank(model, mesh):
     plan = planned(promised(CONFIGS[model]), Mesh.of(**MESHES[mesh]))
     for stage in range(len(plan.stages)):
         found = plan.formulas(stage, number=1, storage=1).at()
-        assert found["operations"] == busiest(plan, stage, lambda p: value_at(plan, plan.flops(stage), p))
+        flops, state = plan.flops(stage), plan.state(stage, weights=1)
+        assert found["operations"] == busiest(plan, stage, partial(value_at, plan, flops))
         assert found["values held at most"] == busiest(plan, stage, plan.peak)
-        assert found["state"] == busiest(plan, stage, lambda p: value_at(plan, plan.state(stage, weights=1), p))
+        assert found["state"] == busiest(plan, stage, partial(value_at, plan, state))
         for each in plan.formulas(stage).traffic:
             for table in TABLES:
-                counted = busiest(plan, stage, lambda p: crossed(plan, p, table)[each.op, each.axis])
+                counted = busiest(plan, stage, lambda p, t=table, c=each: crossed(plan, p, t)[c.op, c.axis])
                 assert found[f"{each.name}, {table}"] == counted, (each.name, table)
 
 
@@ -113,7 +115,8 @@ HAND = om.Mesh.of(x=(2, "by-hand"))
 def test_what_is_cut_by_hand_takes_along_what_meets_it():
     cut = cut_of(planned(promised(LLAMA), HAND, cuts={"*q_proj*": "columns"}))
     whole = cut_of(planned(promised(LLAMA), HAND))
-    changed = {name.rpartition("self_attn_")[2]: (whole[name], size) for name, size in cut.items() if size != whole[name]}
+    changed = {name.rpartition("self_attn_")[2]: (whole[name], size)
+               for name, size in cut.items() if size != whole[name]}
     assert changed == {"q_proj_weight": ((12, 12), (12, 6)), "k_proj_weight": ((12, 4), (12, 2)),
                        "v_proj_weight": ((12, 4), (12, 2)), "o_proj_weight": ((12, 12), (6, 12))}
 
@@ -128,7 +131,7 @@ def test_whole_leaves_a_group_whole():
     plan = planned(promised(LLAMA), om.Mesh.of(tp=(2, "tensor")), cuts={"*k_proj*": "whole"})
     assert all(size == (12, {"k": 4, "v": 4}.get(name.rpartition("self_attn_")[2][0], 12))
                for name, size in cut_of(plan).items() if "self_attn" in name)
-    assert sum(times for times, each in plan.crossings() if each.op == "all_reduce") == 2          # the MLP of each layer
+    assert sum(times for times, each in plan.crossings() if each.op == "all_reduce") == 2      # each MLP
 
 
 @pytest.mark.parametrize("cuts", [{"*q_proj*": "columns"}, {"*down_proj*": "rows"}, {"*k_proj*": "whole"}])
