@@ -39,6 +39,8 @@ EXAMPLES = {                                                # command -> lines t
     "explain": ["opmatrix explain minilm.opmatrix/front/1 --full"],
     "profile": ["opmatrix profile minilm.opmatrix --tokens 16"],
     "verify": ["opmatrix verify minilm.opmatrix --model minilm"],
+    "partition": ["opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",
+                  "opmatrix partition gpt2 --tp 2 --symbolic"],
     "spectrum": ["opmatrix spectrum minilm"]}
 
 BESIDE = {                                                  # command -> what its help has no room for

@@ -14,7 +14,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.split.axis_states import Role
 
-Mixing: TypeAlias = Literal["ring", "heads", "keys", "gather"]
+Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ STRATEGIES = {each.name: each for each in (
     Strategy("ring", home="rows", mixing="ring"),
     Strategy("ulysses", home="rows", mixing="heads"),
     Strategy("keys", home="rows", mixing="keys"),
-    Strategy("gather", home="rows", mixing="gather"),
-    Strategy("rows", home="rows", mixing="gather"),
+    Strategy("gathered", home="rows", mixing="gathered"),
+    Strategy("rows", home="rows", mixing="gathered"),
     Strategy("pipeline", layers=True),
     Strategy("by-hand", by_hand=True))}
 
-CONTEXTS = "ring", "ulysses", "keys", "gather"
+CONTEXTS = "ring", "ulysses", "keys", "gathered"
 
 
 def strategy_named(name: str) -> Strategy:

@@ -25,7 +25,7 @@ EDGES, WIDTH = relation("edges", "V", "V"), 6
 RNG = np.random.default_rng(0)
 MESHES = [Mesh.of(), Mesh.of(gp=(3, "rows")), Mesh.of(gp=(3, "rows"), tp=(2, "tensor")), Mesh.of(cp=(4, "ring")),
           Mesh.of(cp=(2, "ring"), tp=(2, "sequence")), Mesh.of(gp=(2, "rows"), dp=(2, "zero3")),
-          Mesh.of(pp=(2, "pipeline"), gp=(2, "gather"))]
+          Mesh.of(pp=(2, "pipeline"), gp=(2, "gathered"))]
 OVER = monoids.sum, monoids.max, monoids.softmax, monoids.logsumexp, monoids.topk(2)
 
 
@@ -163,7 +163,7 @@ def test_a_formula_without_its_halo_is_noticed(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(plan), "crossings", lambda plan, stage: iter(()))
         assert {what for what, *_ in differences(plan, ran.meters)} == {"payload", "wire", "messages"}
-    whole = planned_graph(network(layer(), 1), Mesh.of(gp=(3, "gather")), np.ones((13, 13)))
+    whole = planned_graph(network(layer(), 1), Mesh.of(gp=(3, "gathered")), np.ones((13, 13)))
     assert {"payload", "flops", "peak"} <= {what for what, *_ in differences(whole, ran.meters)}
     with monkeypatch.context() as patch:
         patch.setattr(Booked, "entries", lambda booked, at: sympy.Integer(13 * 13))

@@ -100,7 +100,7 @@ CUT = {
     "rows change with heads": ("llama", 1, Mesh.of(cp=(2, "ulysses")), set()),
     "stages": ("gpt2", 2, Mesh.of(pp=(2, "pipeline"), dp=(3, "data"), tp=(2, "sequence")), set()),
     "ring": ("llama", 1, Mesh.of(cp=(3, "ring")), {"ring"}),
-    "keys are gathered": ("gpt2", 1, Mesh.of(cp=(2, "gather")), {"product", "mul"})}
+    "keys are gathered": ("gpt2", 1, Mesh.of(cp=(2, "gathered")), {"product", "mul"})}
 
 
 @pytest.mark.parametrize("case", CUT)

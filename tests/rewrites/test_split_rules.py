@@ -86,7 +86,7 @@ def small(family, **more):
 
 
 MESHES = [Mesh.of(tp=(2, name)) for name in ("data", "tensor", "sequence-vocabulary", "vocabulary", "ring", "ulysses",
-                                             "keys", "gather")] + [
+                                             "keys", "gathered")] + [
     Mesh.of(tp=(4, "tensor")), Mesh.of(dp=(2, "data"), tp=(2, "sequence"), cp=(2, "ring"))]
 PAIRS = relation("edges", "V", "V")
 
