@@ -64,7 +64,7 @@ class Formulas:
     def weight_size(self) -> sympy.Expr:
         """Bytes that a weight's number takes, on the mean."""
         held = add_up(count * self.plan.share(dims.numbers, 3) for _, dims, count in self.plan.weights(self.stage))
-        return ratio(self.weights, busiest(held))
+        return times_another(self.weights, busiest(held))
 
     @cached_property
     def weights(self) -> sympy.Expr:
@@ -132,7 +132,7 @@ class Formulas:
         return "\n".join([r"\begin{tabular}{lll}", *rows, r"\end{tabular}"])
 
 
-def ratio(one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
+def times_another(one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
     """How many times one sum of products is another; the number where it is one, since sympy takes long to cancel sums
     of many symbols."""
     if other == 0: return sympy.Integer(0)

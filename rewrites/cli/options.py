@@ -58,7 +58,7 @@ Elsewhere = Annotated[str | None, typer.Option(
 # ---- of `partition`
 
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
-ContextKind = Annotated[str, typer.Option(help="how attention meets rows that are cut: ring, ulysses, keys or gathered")]
+ContextKind = Annotated[str, typer.Option(help="how attention meets cut rows: ring, ulysses, keys or gathered")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
 WeightType = Annotated[str, typer.Option(
     "--weights", metavar="KIND|NAMES=KIND,..", help="a number type or a format of weights, with its parameters, such "
