@@ -43,9 +43,8 @@ class FactorGroup:
 
     def distinct(self, data: Data) -> set[str]:
         """The arrays that stand in the place of one in the factors: shared ones are one."""
-        if data.cut_of and (data.base or data) not in self.own: data = data.cut_of     # else another model's part
-        if (data.base or data) not in self.own: return {f"{data.key} of {k}" for k in range(self.count)}
-        at = self.own.index(data.base or data)
+        source = data.cut_of or data
+        at = self.own.index(source.base or source)
         return {each[at].key for each in self.arrays}
 
     @cached_property

@@ -116,7 +116,9 @@ def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     if isinstance(data, Promised):
         shape = (*data.shape[:axis], hi - lo, *data.shape[axis + 1:])
         found: Data = Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
-    else: found = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
+    else:
+        found = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
+        found.key = f"{data.key}[{axis}:{lo}:{hi}]"         # another array of these numbers is no part of this one
     found.cut_of = data.cut_of or data
     return found
 
