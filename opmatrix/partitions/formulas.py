@@ -154,10 +154,10 @@ def busiest(e: sympy.Expr) -> sympy.Expr:
 def unlike(e: sympy.Expr, axis: sympy.Symbol) -> set[int]:
     """Coordinates on an axis among which every rank has its like: those from which on pieces are one unit smaller, and
     of what is said rank by rank one for each difference."""
-    cuts = [each.args for each in e.atoms(Piece) if each.args[2] == axis]
+    cuts = {0, *(int(units % n) for units, n, r in (each.args for each in e.atoms(Piece)) if r == axis)}
     said = [each.args[1:] for each in e.atoms(ByRank) if each.args[0] == axis]
-    found = {int(units % n) for units, n, _ in cuts} | {0}
-    return found | {*{each: r for r, each in enumerate(zip(*said, strict=True))}.values()}
+    if not said: return cuts
+    return {*{(*each, *(r < cut for cut in cuts)): r for r, each in enumerate(zip(*said, strict=True))}.values()}
 
 
 def counted(cut: Piece) -> bool:
