@@ -141,9 +141,10 @@ def ratio(one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
 
 
 def busiest(e: sympy.Expr) -> sympy.Expr:
-    """What an expression is on the rank where it is largest, exactly where sizes are numbers. What is cut is taken to be
-    even where its size is a symbol."""
-    while live := [each for each in e.atoms(Piece) if not counted(each)]: e = e.xreplace({x: x.even() for x in live})
+    """What an expression is on the rank where it is largest, exactly where sizes are numbers. What is cut is taken to
+    be even where its size is a symbol."""
+    while live := [each for each in e.atoms(Piece) if not counted(each)]:
+        e = e.xreplace({each: each.even() for each in live})
     ranks = sorted((s for s in e.free_symbols if is_rank(s)), key=str)
     if not ranks: return sympy.expand(e)
     outer = {s for each in e.atoms(Piece) for s in each.args[0].free_symbols}      # cut before what is cut again
