@@ -223,7 +223,7 @@ def check_sizes(sizes: BatchSizes) -> None:
 
 def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
     """Raises InputError for a way to cut that there is not, and for a pattern that no weight fits."""
-    names = {data.name or "" for factor in factors for data in factor.arrays}
+    names = {data.name for factor in factors for data in factor.arrays if data.name and 1 not in (1, *data.shape)[-2:]}
     for pattern, how in cuts.items():
         if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
         if not any(fnmatch(name, pattern) for name in names):
