@@ -113,7 +113,8 @@ def test_a_low_rank_that_is_run_sends_what_is_said():
 @pytest.mark.parametrize("storage, words", [
     ("int3", r"^int3: weights are stored in float32, bf16, float16, int8, or in a format: dense, "),
     (StoredIn("nm", dict(k=2)), "^nm: it has no k; it has density, m, n"),
-    ({"*embed*": StoredIn("nm", dict(n=1, m=7))}, "embed_tokens_weight, of which a rank has 24 × 16: nm: 24 inputs are"),
+    ({"*embed*": StoredIn("nm", dict(n=1, m=7))},
+     "embed_tokens_weight, of which a rank has 24 × 16: nm: 24 inputs are"),
 ])
 def test_what_cannot_be_stored_is_refused(storage, words):
     with pytest.raises(InputError, match=words): stored_bytes(storage)
