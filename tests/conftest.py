@@ -5,25 +5,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from tiny_config import CONFIG
 
 from formats import kernels
 from opmatrix.algebra.term import Data
 from opmatrix.batch import Batch
 from opmatrix.models import build
-
-CONFIG = dict(
-    model_type="bert",
-    hidden_act="gelu",
-    hidden_size=6,
-    intermediate_size=10,
-    layer_norm_eps=1e-3,
-    num_attention_heads=3,
-    num_hidden_layers=2,
-    max_position_embeddings=7,
-    type_vocab_size=2,
-    vocab_size=11,
-)
-
 
 SHARED = {"optimized", "once"}                              # fixtures that several modules ask for
 

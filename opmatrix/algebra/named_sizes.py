@@ -27,7 +27,11 @@ def find_names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:
             yield from ((node, found) for each in sizes for found in find_symbols(each) if is_named(found))
 
 
+class UnnumberedSize(InputError, TypeError):
+    """A size that has a name, where a number is needed."""
+
+
 def require_numbers(term: Operator) -> None:
     """Raises InputError for a size that has a name, where only numbers will do."""
     for node, name in find_names(term):
-        raise InputError(f"{brief(node)}: {name} is the name of a size: a number is needed here")
+        raise UnnumberedSize(f"{brief(node)}: {name} is the name of a size: a number is needed here")

@@ -28,7 +28,7 @@ def run_command(began: float | None = None) -> None:
     prepare()
     gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
     from rewrites.cli.commands import INTERRUPTED, app, misunderstood
-    from rewrites.cli.faults import BAD_INPUT
+    from rewrites.cli.outputs import BAD_INPUT
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False, obj=began)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of

@@ -6,12 +6,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from formats import FormatError
-from formats.core.errors import InputError
-from rewrites.extraction import Infeasible
 from rewrites.verify.failure import VerificationError
 
-BAD_INPUT = (InputError, Infeasible, FormatError)           # what is answered with one line and status 2
 STATUS = 70                                                 # EX_SOFTWARE of sysexits.h
 DEBUG = "OPMATRIX_DEBUG"                                    # set to anything, the whole traceback is printed, too
 

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import typer
 
+from formats import FormatError
 from formats.core.errors import InputError
 from formats.disk.cache import location
 from formats.disk.files import reason, replacing, shown
 from opmatrix.display.tables import fit_width
+from rewrites.extraction import Infeasible
+
+BAD_INPUT = (InputError, Infeasible, FormatError)           # what is answered with one line and status 2
 
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import CONFIG
 from test_monoids import both, minplus
+from tiny_config import CONFIG
 
 from opmatrix.algebra import oracles
 from opmatrix.algebra.monoids import MONOIDS

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import CONFIG
 from random_models import random_config
 from scipy.special import erf
+from tiny_config import CONFIG
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense, entrywise, factors
