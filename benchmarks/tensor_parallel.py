@@ -3,10 +3,10 @@
     python benchmarks/tensor_parallel.py [--csv OUT]
 
 Published: FasterTransformer's GPT guide, on A100 of 80 GB (a SuperPOD, eight devices a node), in float16: a prompt of
-`input` tokens and `output` new ones. Predicted: the bound of one batch of prompts, and of the other new tokens one by
-one, whose keys and values are not counted: lower bounds, of which only the order is asked. `order` is the share of
-pairs of meshes that both put into one order. Stages are bounded for one batch, one after another; where parts of a
-large batch overlap, less time is published."""
+`input` tokens and `output` new ones; a part of its rows, from the smallest batch to the largest. Predicted: the bound
+of one batch of prompts, and of the other new tokens one by one, whose keys and values are not counted: lower bounds, of
+which only the order is asked. `order` is the share of pairs of meshes that both put into one order. Stages are bounded
+for one batch, one after another: where parts of a batch overlap, less time may be published."""
 import itertools
 from functools import cache
 from typing import NamedTuple

@@ -11,6 +11,7 @@ from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.models import known, normalise_config, parameters
 from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.split.mesh import STRATEGIES, Strategy
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
@@ -19,6 +20,7 @@ from rewrites.proofs.laws.groups import GROUP_LAWS
 from rewrites.proofs.laws.values import VALUE_LAWS
 
 FILE = Path(__file__).with_name("tables.md")
+STORED = "", "optimiser", "optimiser, gradients", "optimiser, gradients, weights"
 FLAGS = [name for name, value in vars(Monoid).items() if isinstance(value, bool) and name != "indexed"]
 
 
@@ -65,6 +67,13 @@ def describe_model(name: str) -> list[str]:
             f"{parameters(model.config):,}", model.published, model.outside, model.source]
 
 
+def describe_strategy(each: Strategy) -> list[str]:
+    """A row of the strategies."""
+    weights = "columns and rows in turns" * each.weights + "those that are named" * each.by_hand
+    return [each.name, f"cut along {each.home}" if each.home else "stages of layers" if each.layers else "whole",
+            weights or "whole", "cut" if each.vocabulary else "whole", each.mixing or "", STORED[each.stored]]
+
+
 def tables() -> str:
     prices = catalogue()
     return "\n\n".join([
@@ -94,6 +103,8 @@ def tables() -> str:
         table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
             (name, code(", ".join(str(each) for each in prices[name].terms if each != 1)))
             for name in (*prices.common, *prices.lazy))),
+        table("Strategies of an axis", "strategy, values between operators, weights, tables and heads of the "
+              "vocabulary, attention over rows that are cut, stored once", map(describe_strategy, STRATEGIES.values())),
         table("Well-known models, by their published sizes",
               "model, family, layers, width, hidden units, heads, key heads, vocabulary, positions, parameters by our "
               "shapes (with a head of its own), published, outside of the operator, source",

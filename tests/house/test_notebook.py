@@ -10,7 +10,8 @@ nbformat = pytest.importorskip("nbformat", reason="needs peers: nbformat")
 pytest.importorskip("ipykernel", reason="needs peers: ipykernel")
 pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
 
-FILES = {"algebra": 5, "compression": 4, "families": 0}      # of docs/, and how many pictures each has at least
+# of docs/, and how many pictures each has at least
+FILES = {"algebra": 5, "compression": 4, "families": 0, "partition": 1}
 
 
 def cells(notebook):
