@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from lib import command
-from lib.command import Figure, Parser, concluded, count, say, tabled, takes, whole
+from lib.command import Figure, Parser, concluded, count, followed, tabled, takes, whole
 
 import numpy as np
 from random_operators import Drawn, random_operator
@@ -46,6 +46,9 @@ class Outcome(NamedTuple):
     seconds: float
     programs: int
     said: str
+
+    @property
+    def case(self) -> str: return f"seed {self.seed}, error {self.error}"
 
 
 @cache
@@ -134,11 +137,7 @@ def main() -> int:
     parser.add_argument("--processes", type=count, default=2)
     options = parser.parse_args()
     takes(10 + 4 * options.count / options.processes)
-    found: list[Outcome] = []
-    for each in judged(options.count, options.seed, options.processes):
-        found.append(each)
-        if each.outcome in BAD: print(f"{each.outcome}: seed {each.seed}, error {each.error}: {each.said}", flush=True)
-        if len(found) % 100 == 0: say(f"{len(found)} operators")
+    found = followed(judged(options.count, options.seed, options.processes), "operators", BAD)
     for line in table(found): print(line)
     tabled(options.csv, [COLUMNS, *found])
     counts = Counter(each.outcome for each in found)

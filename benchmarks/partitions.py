@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from lib import command
-from lib.command import Figure, Parser, concluded, count, say, tabled, takes, whole
+from lib.command import Figure, Parser, concluded, count, followed, tabled, takes, whole
 
 import numpy as np
 from partitioned import compared, random_arrays, random_case
@@ -36,6 +36,9 @@ class Outcome(NamedTuple):
     advised: int
     seconds: float
     said: str
+
+    @property
+    def case(self) -> str: return f"seed {self.seed}"
 
 
 def judge(seed: int) -> Outcome:
@@ -82,11 +85,7 @@ def main() -> int:
     parser.add_argument("--processes", type=count, default=2)
     options = parser.parse_args()
     takes(5 + 0.4 * options.count / options.processes)
-    found: list[Outcome] = []
-    for each in judged(options.count, options.seed, options.processes):
-        found.append(each)
-        if each.outcome in BAD: print(f"{each.outcome}: seed {each.seed}: {each.said}", flush=True)
-        if len(found) % 100 == 0: say(f"{len(found)} models")
+    found = followed(judged(options.count, options.seed, options.processes), "models", BAD)
     for line in table(found): print(line)
     tabled(options.csv, [COLUMNS, *found])
     counts = Counter(each.outcome for each in found)

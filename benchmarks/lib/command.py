@@ -121,6 +121,16 @@ def takes(seconds: float) -> None:
     say(f"about {said}, on two quiet cores")
 
 
+def followed(outcomes, things, bad):
+    """All outcomes, while what must not be is told as it comes, and how many there were every hundred."""
+    found = []
+    for each in outcomes:
+        found.append(each)
+        if each.outcome in bad: print(f"{each.outcome}: {each.case}: {each.said}", flush=True)
+        if len(found) % 100 == 0: say(f"{len(found)} {things}")
+    return found
+
+
 def spread(taken: Sequence[float]) -> float | None:
     """From the lower to the upper quartile of repeated measurements, as a share of their median; None of too few."""
     from formats.machine.quiet import MIN_RUNS, width

@@ -87,7 +87,11 @@ class Datasheet:
     def dense(self, kernel: str) -> tuple[float, str, Tile]:
         """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one
         that the matrix unit has; on the vector unit, which has no tiles, where there is none."""
-        number = own = number_type(self.catalogue[kernel].product, self.activations)
+        return self.product_rate(number_type(self.catalogue[kernel].product, self.activations))
+
+    def product_rate(self, own: str) -> tuple[float, str, Tile]:
+        """The rate, unit and tile of dense products of a number type."""
+        number = own
         while number not in self.matrix and number in WIDER: number = WIDER[number]
         return (self.matrix[number], "matrix",
                 self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))

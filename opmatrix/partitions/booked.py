@@ -1,10 +1,10 @@
 """What steps cost, as formulas: operations, what crosses, what is stored and what is held at most. They are exact for
-any cut: `cuts.Piece` is what a rank holds."""
+any cut: `Piece` (opmatrix/split/axis_states.py) is what a rank holds."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sympy
 
@@ -15,15 +15,15 @@ from opmatrix.split.axis_states import AxisState, Cut, Dims, Largest, Needed, Pa
 from opmatrix.split.carrying import contracts
 from opmatrix.split.haloed import HALO_ROWS, HeldEntries, Receivers, SentRows
 from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.moving import RankStep
+from opmatrix.split.moving import TURNED_ROLES, RankStep, last_reads
 from opmatrix.split.placement import Placement, local
 from opmatrix.split.visible import seen_blocks, sees_all, sent_blocks
 
 
 class Crossing(NamedTuple):
-    """What crosses on an axis in a step, of one rank, in numbers: `payload` is what it hands over, `wire` what leaves
-    it, `whole` the value that its group makes of them. `messages` are those of a ring, `supersteps` the times that all
-    wait for each other."""
+    """What one rank sends of an operation on an axis, in numbers or in bytes: `payload` is what it hands over, `wire`
+    what leaves it, `whole` the value that its group makes of them. `messages` are those of a ring, `supersteps` the
+    times that all wait for each other. `of`: values of a step, stored weights, or what a stage hands on."""
     op: str
     axis: str
     payload: sympy.Expr
@@ -31,10 +31,14 @@ class Crossing(NamedTuple):
     whole: sympy.Expr
     messages: sympy.Expr
     supersteps: sympy.Expr
-    at: int
+    of: Literal["values", "weights", "stage"] = "values"
+
+    @property
+    def name(self) -> str: return f"{self.op} over {self.axis}"
 
 
 NONE = sympy.Integer(0)
+StoredKey: TypeAlias = tuple[str, Placement]                # of an array, and how it lies
 
 
 class ByRank(sympy.Function):                               # type: ignore[misc]
@@ -132,22 +136,22 @@ class Booked:
         step = self.steps[at]
         if step.op == "ring": return self.ring_crossing(at)
         if step.op != "move": return None
-        k, own, state = step.more
+        k, _, state = step.more
         axis, n = self.mesh.axes[k], sympy.sympify(self.mesh.axes[k].ranks)
-        before, after = self.steps[step.args[0]], step
+        before = self.steps[step.args[0]]
         handed = sympy.sympify(self.carrier(before.placement, self.held_dims[step.args[0]]).numbers)
         if isinstance(state, Needed): return self.halo_crossing(at, axis, state)
-        kept = self.stays(before, k, own, state)
-        match after.why:
+        kept = self.stays(before, k, state)
+        match step.why:
             case "all_gather":
                 whole = self.numbers(at)
-                return Crossing("all_gather", axis.name, handed, whole - handed, whole, n - 1, sympy.Integer(1), at)
+                return Crossing("all_gather", axis.name, handed, whole - handed, whole, n - 1, sympy.Integer(1))
             case "all_reduce":
                 wire = 2 * (handed - piece(handed, axis.ranks, axis.at))
-                return Crossing("all_reduce", axis.name, handed, wire, handed, 2 * (n - 1), sympy.Integer(2), at)
+                return Crossing("all_reduce", axis.name, handed, wire, handed, 2 * (n - 1), sympy.Integer(2))
             case "reduce_scatter":
-                return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
-        return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1), at)
+                return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
+        return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
 
     def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
         """To each rank the rows that its entries name, and to none where they name none."""
@@ -155,11 +159,11 @@ class Booked:
         slicing = HALO_ROWS, axis.ranks, axis.at
         sent = SentRows.at(state.relation, slicing) * dims.batch * dims.heads * dims.cols
         return Crossing("halo", axis.name, sent, sent, sympy.sympify(self.held_dims[at].numbers),
-                        Receivers.at(state.relation, slicing), sympy.Integer(1), at)
+                        Receivers.at(state.relation, slicing), sympy.Integer(1))
 
-    def stays(self, step: RankStep, k: int, own: AxisState, state: AxisState) -> sympy.Expr:
+    def stays(self, step: RankStep, k: int, state: AxisState) -> sympy.Expr:
         """Numbers of what a rank hands over that it keeps."""
-        if not isinstance(state, Cut): return sympy.Integer(0)
+        if not isinstance(state, Cut): return NONE
         dims = local(step.dims, Placement((*step.placement.cuts, (k, state))), self.mesh)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
@@ -175,7 +179,7 @@ class Booked:
         else:
             self.all_seen(axis, where, whole)
             sent, messages = every - block, sympy.sympify(n) - 1
-        return Crossing("send", axis.name, sent, sent, every, messages, sympy.sympify(n) - 1, at)
+        return Crossing("send", axis.name, sent, sent, every, messages, sympy.sympify(n) - 1)
 
     def block(self, at: int) -> sympy.Expr:
         """Numbers of the keys and values that a rank begins with."""
@@ -184,28 +188,17 @@ class Booked:
     def crossings(self) -> Iterator[Crossing]:
         return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
 
-    def stored(self) -> dict[tuple[str, Placement], tuple[Data, Dims]]:
+    def stored(self) -> dict[StoredKey, tuple[Data, Dims]]:
         """What a rank stores of each array, once however often it is read, and turned or not; single numbers are
         none."""
-        found: dict[tuple[str, Placement], tuple[Data, Dims]] = {}
-        for step in self.steps:
-            if step.op != "act": continue
-            for data in (each for each in step.more[0].args if isinstance(each, Data)):
-                if (dims := stored_dims(data)).numbers == 1: continue
-                found[stored_key(data, step.stored)] = data, local(dims, step.stored, self.mesh)
-        return found
-
-    def lasts(self) -> list[int]:
-        """The last step that reads each value; a result is read at the end."""
-        found = list(range(len(self.steps)))
-        for at, step in enumerate(self.steps):
-            for arg in step.args: found[arg] = at
-        found[self.out] = len(self.steps)
+        found: dict[StoredKey, tuple[Data, Dims]] = {}
+        for key, data, step in stored_arrays(self.steps):
+            if (dims := stored_dims(data)).numbers != 1: found[key] = data, local(dims, step.stored, self.mesh)
         return found
 
     def held(self) -> Iterator[sympy.Expr]:
         """Numbers that are held while each step runs: what is read later, what it reads, what it makes."""
-        lasts, now = self.lasts(), sympy.Integer(0)
+        lasts, now = last_reads(self.steps, self.out), NONE
         ending: dict[int, list[int]] = {}
         for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
         for at, step in enumerate(self.steps):
@@ -223,20 +216,27 @@ class Booked:
         if not isinstance(axis.ranks, int): return block + rows * piece(whole, axis.ranks, axis.at) + carrier
         seen, n = seen_blocks(where, whole, axis.ranks), axis.ranks
         return carrier + ByRank(axis.at, *(Largest(*(
-            (on_rank(axis, block, j) if j != r else sympy.Integer(0)) + rows * piece(whole, n, j)
+            (on_rank(axis, block, j) if j != r else NONE) + rows * piece(whole, n, j)
             for j in range(n) if seen[r][j])) for r in range(n)))
 
 
 ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores)        # what a step holds beside its operands and value
 
 
-def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), sympy.Integer(0))
+def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), NONE)
 
 
-def stored_key(data: Data, stored: Placement) -> tuple[str, Placement]:
+def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, RankStep]]:
+    """Every array that steps read, by what it is stored as, with the step."""
+    for step in steps:
+        for data in step.more[0].args if step.op == "act" else ():
+            if isinstance(data, Data): yield stored_key(data, step.stored), data, step
+
+
+def stored_key(data: Data, stored: Placement) -> StoredKey:
     """What is stored once: an array, however it is turned, and how it lies."""
     if data.base is None: return data.key, stored
-    return data.base.key, stored.turned({"rows": "cols", "cols": "rows"})
+    return data.base.key, stored.turned(TURNED_ROLES)
 
 
 def stored_dims(data: Data) -> Dims:

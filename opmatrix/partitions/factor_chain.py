@@ -3,13 +3,15 @@ Layers begin where rows are mixed, and stages of a pipeline are runs of layers."
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.term import Operator
+from opmatrix.split.axis_states import all_bounds
 
 
 class Factor(NamedTuple):
@@ -33,8 +35,7 @@ def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
         for each in node.attributes:
             if isinstance(each, Data):
                 arrays.append(each.base or each)
-                single = each.array.item() if each.shape and set(each.shape) == {1} and hasattr(
-                    each, "base") and not hasattr(each, "promise") else None
+                single = None if isinstance(each, Promised) or prod(each.shape) != 1 else each.array.item()
                 first = arrays.index(arrays[-1])            # equal arrays are stored once
                 attributes.append(("array", each.shape, each.base is not None, single, first))
             else: attributes.append(each)
@@ -68,9 +69,6 @@ def cut_stages(model: Sequence[Factor], count: int, given: Sequence[int] | None 
         raise InputError(f"stages {[*given]}: give {count} numbers of layers, each from 1 on, {len(found)} in all")
     if count > len(found):
         raise InputError(f"mesh: {count} stages of {len(found)} layers: at most {len(found)} stages, of a layer each")
-    each, more = divmod(len(found), count)
-    sizes = given or [each + (k < more) for k in range(count)]
-    ends = [0]
-    for number in sizes: ends.append(ends[-1] + number)
-    cuts = [0, *(found[end][0] for end in ends[1:-1]), len(model)]
+    ends = [*accumulate(given)] if given else [hi for _, hi in all_bounds(len(found), count)]
+    cuts = [0, *(found[end][0] for end in ends[:-1]), len(model)]
     return [*pairwise(cuts)]

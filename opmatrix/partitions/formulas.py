@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import sympy
 
@@ -13,28 +12,13 @@ from formats.core.errors import InputError
 from opmatrix.partitions.booked import ByRank, Crossing, add_up
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.weight_storage import Storage, weight_bytes
-from opmatrix.split.axis_states import Largest, Piece
+from opmatrix.split.axis_states import Coordinate, Largest, Piece
 from opmatrix.split.haloed import nameless
-
-
-class Traffic(NamedTuple):
-    """What one rank sends of an operation on an axis, in bytes: handed over, on the wire, and of the values that groups
-    make of it; how many messages, how often all wait for each other."""
-    op: str
-    axis: str
-    payload: sympy.Expr
-    wire: sympy.Expr
-    whole: sympy.Expr
-    messages: sympy.Expr
-    supersteps: sympy.Expr
-
-    @property
-    def name(self) -> str: return f"{self.op} over {self.axis}"
 
 
 @dataclass(frozen=True)
 class Formulas:
-    """The busiest rank of one stage, where cuts are even. `number`: bytes of a value's number; `storage`: how weights
+    """The busiest rank of one stage. `number`: bytes of a value's number; `storage`: how weights
     are stored; `training`: gradients and the optimiser's state, too, in mixed precision."""
     plan: Partition
     stage: int = 0
@@ -46,19 +30,19 @@ class Formulas:
     def flops(self) -> sympy.Expr: return busiest(self.plan.flops(self.stage))
 
     @cached_property
-    def traffic(self) -> list[Traffic]:
-        """By operation and axis, summed over the layers of the stage."""
+    def traffic(self) -> list[Crossing]:
+        """In bytes, by operation and axis, summed over the layers of the stage."""
         found: dict[tuple[str, str], list[sympy.Expr]] = {}
         for count, each in self.plan.crossings(self.stage):
             size = self.bytes_of(each)
             own = [size * each.payload, size * each.wire, size * each.whole, each.messages, each.supersteps]
             sums = found.setdefault((each.op, each.axis), [sympy.Integer(0)] * 5)
             found[each.op, each.axis] = [a + count * b for a, b in zip(sums, own, strict=True)]
-        return [Traffic(*key, *map(busiest, sums)) for key, sums in found.items()]
+        return [Crossing(*key, *map(busiest, sums)) for key, sums in found.items()]
 
     def bytes_of(self, crossing: Crossing) -> sympy.Expr:
         """Bytes of a number that crosses: of a weight as it is stored, on the mean, else of a value."""
-        return self.weight_size if crossing.op == "all_gather" and crossing.at < 0 else sympy.nsimplify(self.number)
+        return self.weight_size if crossing.of == "weights" else sympy.nsimplify(self.number)
 
     @cached_property
     def weight_size(self) -> sympy.Expr:
@@ -108,10 +92,10 @@ class Formulas:
 
     def function(self) -> Callable[..., dict[str, float]]:
         """The formulas as a function of their sizes, by name. It raises InputError for one that is missing."""
-        names = self.sizes
-        symbols = [next(s for _, _, e in self.named() for s in e.free_symbols if str(s) == name) for name in names]
-        labels = [name for name, _, _ in self.named()]
-        made = sympy.lambdify(symbols, [e for _, _, e in self.named()], "math", cse=True)
+        labels, _, found = zip(*self.named(), strict=True)
+        symbols = {str(s): s for e in found for s in e.free_symbols}
+        names = sorted(symbols)
+        made = sympy.lambdify([symbols[name] for name in names], found, "math", cse=True)
 
         def at(**sizes: float) -> dict[str, float]:
             if missing := [name for name in names if name not in sizes]:
@@ -146,7 +130,7 @@ def busiest(e: sympy.Expr) -> sympy.Expr:
     be even where its size is a symbol."""
     e = nameless(sympy.sympify(e))
     while live := [each for each in e.atoms(Piece) if not counted(each)]: e = e.xreplace({x: x.even() for x in live})
-    ranks = sorted((s for s in e.free_symbols if is_rank(s)), key=str)
+    ranks = sorted((s for s in e.free_symbols if isinstance(s, Coordinate)), key=str)
     if not ranks: return sympy.expand(e)
     outer = {s for each in e.atoms(Piece) for s in each.args[0].free_symbols}      # cut before what is cut again
     axis = next((s for s in ranks if s in outer), ranks[0])
@@ -165,7 +149,4 @@ def unlike(e: sympy.Expr, axis: sympy.Symbol) -> set[int]:
 
 def counted(cut: Piece) -> bool:
     """Whether a piece is a number on every rank."""
-    return all(map(is_rank, cut.free_symbols))
-
-
-def is_rank(symbol: sympy.Symbol) -> bool: return str(symbol).startswith("r_")
+    return all(isinstance(each, Coordinate) for each in cut.free_symbols)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 
 import sympy
 
@@ -45,22 +47,18 @@ class Overview:
 
     @cached_property
     def formulas(self) -> list[Formulas]:
-        """The formulas of each stage; stages of equal groups have one."""
-        known: dict[tuple[object, ...], Formulas] = {}
-        last = len(self.plan.stages) - 1
-        return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)),
-                                 self.formulas_of(self.plan, k)) for k, groups in enumerate(self.plan.stages)]
+        """The formulas of each stage; stages that are alike have one."""
+        own = {k: self.formulas_of(self.plan, k) for k in {*self.plan.like}}
+        return [own[k] for k in self.plan.like]
 
     def formulas_of(self, plan: Partition, stage: int) -> Formulas:
         return Formulas(plan, stage, BYTES[self.number], self.storage, self.training)
 
     def alike(self) -> Iterator[tuple[int, int]]:
         """Runs of stages that have the same formulas."""
-        found, first = self.formulas, 0
-        for k in range(1, len(found) + 1):
-            if k == len(found) or found[k] is not found[first]:
-                yield first, k - 1
-                first = k
+        for _, run in groupby(enumerate(self.plan.like), key=itemgetter(1)):
+            numbers = [k for k, _ in run]
+            yield numbers[0], numbers[-1]
 
     def stage(self, first: int, last: int) -> str:
         """The tables of some equal stages: what a rank does and holds, and what it sends."""
@@ -92,7 +90,8 @@ class Overview:
     def seconds(self, sheet: Datasheet) -> str:
         """What each stage takes on a machine; stages of one batch wait for each other."""
         timing = Timing(self.exact or self.plan, sheet, self.number, self.storage)
-        found = [timing.stage(k) for k in range(len(self.plan.stages))]
+        own = {k: timing.stage(k) for k in {*timing.plan.like}}
+        found = [own[k] for k in timing.plan.like]
         if any(each.seconds.free_symbols for each in found):
             lines = [f"stage {k + 1}: {line}" for k, each in enumerate(found) for line in expressions(each)]
         else:

@@ -31,8 +31,7 @@ from opmatrix.split.spreading import Split
 
 @dataclass(frozen=True)
 class FactorGroup:
-    """Factors of one stage that are split alike: the split of the first, its formulas, its
-    arrays, and those of each."""
+    """Factors of one stage that are split alike: a split of one, its formulas, its arrays, and those of each."""
     split: Split
     booked: Booked
     own: tuple[Data, ...]
@@ -49,7 +48,7 @@ class FactorGroup:
 
     @cached_property
     def flops(self) -> sympy.Expr:
-        return sum((self.booked.flops(at) for at in range(len(self.split.steps))), sympy.Integer(0))
+        return add_up(self.booked.flops(at) for at in range(len(self.split.steps)))
     @cached_property
     def crossings(self) -> list[Crossing]: return [*self.booked.crossings()]
     @cached_property
@@ -60,7 +59,7 @@ class FactorGroup:
 
 @dataclass(frozen=True)
 class Partition:
-    """A model on a mesh: parts by stage. Numbers are counted in numbers, not bytes: see `formulas`."""
+    """A model on a mesh: groups of factors by stage. Numbers are counted in numbers, not bytes: see `formulas`."""
     mesh: Mesh
     sizes: BatchSizes
     chain: Sequence[Factor]
@@ -68,6 +67,13 @@ class Partition:
     stages: Sequence[Sequence[FactorGroup]]
     name: str = "model"
     splits: Mapping[int, Split] = field(default_factory=dict)
+
+    @cached_property
+    def like(self) -> list[int]:
+        """For each stage the first one that has as many of the same factors, and so the same formulas."""
+        last, known = len(self.stages) - 1, dict[object, int]()
+        return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)), k)
+                for k, groups in enumerate(self.stages)]
 
     def stage(self, place: Sequence[int]) -> int:
         """The stage of a rank."""
@@ -93,7 +99,7 @@ class Partition:
 
     def flops(self, stage: int = 0) -> sympy.Expr:
         """Multiplications and additions of one batch on a rank of a stage."""
-        return sum((part.count * part.flops for part in self.stages[stage]), sympy.Integer(0))
+        return add_up(part.count * part.flops for part in self.stages[stage])
 
     def crossings(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
         """What crosses, and how often."""
@@ -104,11 +110,11 @@ class Partition:
                 whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
                 own = add_up(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
-                                           sympy.sympify(axis.ranks) - 1, sympy.Integer(1), -1)
+                                           sympy.sympify(axis.ranks) - 1, sympy.Integer(1), "weights")
         if stage < len(self.stages) - 1:
             sent, along = self.handed(stage), self.mesh.stages
             assert along is not None
-            yield 1, Crossing("send", along.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), -1)
+            yield 1, Crossing("send", along.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), "stage")
 
     def handed(self, stage: int) -> sympy.Expr:
         """Numbers that a rank hands to the next stage."""

@@ -13,17 +13,17 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.booked import stored_dims, stored_key
+from opmatrix.partitions.booked import stored_arrays, stored_dims, stored_key
 from opmatrix.partitions.feeds import Feed, OneHot, window
 from opmatrix.partitions.related import HeldRows, dense_window, locate, merge_entries, pick_held
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation, Sparse
-from opmatrix.split.axis_states import Cut, Dims, Needed, Partial, Role, bounds, widths
+from opmatrix.split.axis_states import ROLES, Bounds, Cut, Dims, Needed, Partial, Role, bounds, widths
 from opmatrix.split.carrying import contracts
 from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
 from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Placement, found_at
+from opmatrix.split.moving import RankStep, last_reads
+from opmatrix.split.placement import Coordinates, Placement, found_at
 from opmatrix.split.traced import sliced
 from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
 
@@ -73,7 +73,7 @@ def count_held(held: Held) -> int:
 
 class Rank:
     """The steps of a term at one place of a mesh."""
-    def __init__(self, steps: Sequence[RankStep], out: int, mesh: Mesh, place: Sequence[int], feed: Feed, meter: Meter,
+    def __init__(self, steps: Sequence[RankStep], out: int, mesh: Mesh, place: Coordinates, feed: Feed, meter: Meter,
                  start: Numeric | None, kept: dict[Any, Data]) -> None:
         self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
         self.values: dict[int, Held] = {}
@@ -82,10 +82,7 @@ class Rank:
     def run(self) -> Generator[Message, Any, Numeric]:
         """Runs all steps; the result is what this rank holds of it."""
         yield from self.fetch()
-        lasts = {}
-        for at, step in enumerate(self.steps):
-            for arg in step.args: lasts[arg] = at
-        lasts[self.out] = len(self.steps)
+        lasts = last_reads(self.steps, self.out)
         for at, step in enumerate(self.steps):
             room = 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
@@ -94,7 +91,7 @@ class Rank:
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             held = sum(map(count_held, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
-            for done in [v for v in self.values if lasts.get(v, v) <= at]: del self.values[done]
+            for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
         found = self.values[self.out]
         assert isinstance(found, np.ndarray)
         return found
@@ -104,13 +101,10 @@ class Rank:
         once it stores a piece of each, and gathers the rest."""
         found: dict[Any, Data] = {}
         large: list[Any] = []                               # more than a number, however it is cut
-        for step in self.steps:
-            if step.op == "act":
-                for each in (a for a in step.more[0].args if isinstance(a, Data)):
-                    key = stored_key(each, step.stored)
-                    if key in found: continue
-                    found[key] = self.own(each.base or each, key[1])
-                    if stored_dims(each).numbers != 1: large.append(key)
+        for key, each, _ in stored_arrays(self.steps):
+            if key in found: continue
+            found[key] = self.own(each.base or each, key[1])
+            if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
         over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2 and large]
@@ -230,18 +224,22 @@ class Rank:
         shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
         return np.concatenate([np.broadcast_to(each, (*shape, each.shape[-1])) for each in (u, v)], -1)
 
-    def local_heads(self, step: RankStep) -> int:
-        lo, hi = found_at(step.dims, step.placement, self.mesh, self.place).get("heads", (0, int(step.dims.heads)))
+    def span(self, step: RankStep, role: Role) -> Bounds:
+        """From where to where this rank has a dimension of a value."""
+        own = self.window(step.dims, step.placement)[ROLES.index(role)]
+        return own.start, own.stop
+    def heads(self, step: RankStep) -> int:
+        lo, hi = self.span(step, "heads")
         return hi - lo
     def split(self, step: RankStep, x: Numeric) -> Held:
         b, _, s, c = x.shape
-        h = self.local_heads(step)
+        h = self.heads(step)
         return x.reshape(b, s, h, c // h).swapaxes(1, 2)
     def join(self, step: RankStep, x: Numeric) -> Held:
         b, h, s, c = x.shape
         return x.swapaxes(1, 2).reshape(b, 1, s, h * c)
     def repeat(self, step: RankStep, x: Numeric) -> Held:
-        return np.repeat(x, self.local_heads(step) // x.shape[1], 1)
+        return np.repeat(x, self.heads(step) // x.shape[1], 1)
     def total(self, step: RankStep, x: Numeric) -> Held: return np.asarray(x.sum(1, keepdims=True))
     def slice(self, step: RankStep, x: Numeric | Carriers) -> Held:
         k, state = step.more
@@ -385,7 +383,7 @@ def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | N
     rows, cols = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2]), right.shape[-1]
     total = tuple(np.full((*rows, width), each) for each, width in zip(over.unit(), widths(over, cols), strict=True))
     for i in range(left.shape[-1]):
-        part_of_relation = over.lifted(left[..., i, None], right[..., i, None, :], i)
-        if seen is not None: part_of_relation = over.masked(part_of_relation, seen[..., i, None])
-        total = over.merged(total, part_of_relation)
+        part = over.lifted(left[..., i, None], right[..., i, None, :], i)
+        if seen is not None: part = over.masked(part, seen[..., i, None])
+        total = over.merged(total, part)
     return tuple(np.asarray(each, np.float64) for each in total)

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import sympy
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import BYTES, WIDER, Datasheet
+from formats.machine.datasheets import BYTES, Datasheet
 from formats.network.collectives import collective_seconds
 from formats.network.links import levels_of
-from opmatrix.partitions.booked import Crossing, add_up
+from opmatrix.partitions.booked import Crossing, add_up, stored_arrays, stored_dims
 from opmatrix.partitions.formulas import Formulas, busiest
 from opmatrix.partitions.plan import FactorGroup, Partition
 from opmatrix.partitions.weight_storage import Storage
-from opmatrix.split.carrying import contracts
+from opmatrix.split.placement import local
 
 
 class StageSeconds(NamedTuple):
@@ -60,7 +60,7 @@ class Timing:
         ranks = [axis.ranks for axis in self.plan.mesh]
         if not all(isinstance(n, int) for n in ranks):
             raise InputError(f"partition: ranks {', '.join(map(str, ranks))} on {self.sheet.name}: give numbers")
-        stride, n = prod(ranks[at + 1:]), 2 if crossing.at < 0 and crossing.op == "send" else ranks[at]
+        stride, n = prod(ranks[at + 1:]), 2 if crossing.of == "stage" else ranks[at]
         group = levels_of(int(stride), int(n), self.sheet.links, float(prod(ranks)))
         value = size * busiest(crossing.payload if crossing.op == "send" else crossing.whole)
         found = collective_seconds(crossing.op, value, group, self.sheet.links)
@@ -79,10 +79,10 @@ class Timing:
             if work == 0: continue
             touched = [*step.args, at] if step.op != "ring" else [*step.args[:3], at]
             values = add_up(booked.numbers(each) for each in touched if not self.scores(group, each))
-            weights = add_up(busiest(sympy.sympify(dims.numbers)) for data, dims in booked.stored().values()
-                            if step.op == "act" and contracts(step.more[0]) and data in step.more[0].args)
+            weights = add_up(busiest(sympy.sympify(local(stored_dims(data), step.stored, booked.mesh).numbers))
+                             for _, data, _ in stored_arrays([step]))
             size = BYTES[self.number] * busiest(values) + formulas.weight_size * weights
-            found += sympy.Max(work / self.rate, size / self.sheet.memory[-1][2])
+            found += sympy.Max(work / self.sheet.product_rate(self.number)[0], size / self.sheet.memory[-1][2])
         return found
 
     @staticmethod
@@ -90,10 +90,3 @@ class Timing:
         """Whether a value has tokens on both sides."""
         step = group.booked.steps[at]
         return step.where is not None and step.op != "ring" and step.dims.rows == step.dims.cols != 1
-
-    @property
-    def rate(self) -> float:
-        """Operations a second of the matrix unit in this type, or the next wider one that it has."""
-        kind = self.number
-        while kind not in self.sheet.matrix and kind in WIDER: kind = WIDER[kind]
-        return self.sheet.matrix.get(kind) or self.sheet.vector_rate(self.number)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, coun
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import found_at
+from opmatrix.split.placement import Coordinates, found_at
 from opmatrix.split.spreading import Split
 
-Coordinates = tuple[int, ...]
 STEPS = 100_000                                             # more than a factor has
+
+
+RankBody: TypeAlias = Callable[[Coordinates, Meter, Numeric | None], Generator[Message, Any, Numeric]]
 
 
 class Stuck(RuntimeError):
@@ -42,29 +44,41 @@ def run(plan: Partition, feed: Feed) -> Ran:
     if (dims.batch, dims.rows) != found:
         raise InputError(f"batch: {found[0]} sequences of {found[1]} rows, and the partition is of {dims.batch} of "
                          f"{dims.rows}: give it the sizes of the batch")
-    mesh, meters = plan.mesh, {place: Meter() for place in plan.mesh.places()}
     splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
-    results = drive({place: rank(plan, splits, place, feed, meters[place]) for place in meters}, mesh, meters)
-    final, last = splits[len(plan.chain) - 1], len(plan.stages) - 1
+    final = splits[len(plan.chain) - 1]
+    return run_ranks(plan, partial(factor_by_factor, plan, splits, feed), final.steps[final.out])
+
+
+def run_ranks(plan: Partition, body: RankBody, result: RankStep) -> Ran:
+    """Runs what each rank does in its stage, which begins with what the stage before gave; `result` is the last step of
+    the last one."""
+    meters = {place: Meter() for place in plan.mesh.places()}
+    running = {place: rank(plan, place, body, meter) for place, meter in meters.items()}
+    results, last = drive(running, plan.mesh, meters), len(plan.stages) - 1
     ends = {plan.flat(place): value for place, value in results.items() if plan.stage(place) == last}
-    return Ran(assembled(final.steps[final.out], ends, mesh.flat), meters)
+    return Ran(assembled(result, ends, plan.mesh.flat), meters)
 
 
-def rank(plan: Partition, splits: Mapping[int, Split], place: Coordinates, feed: Feed,
-         meter: Meter) -> Generator[Message, Any, Numeric]:
-    """One rank of a partition: the factors of its stage, one after the other, between taking a value and handing one
-    on."""
-    stage = plan.stage(place)
-    value: Numeric | None = None
+def rank(plan: Partition, place: Coordinates, body: RankBody,
+                   meter: Meter) -> Generator[Message, Any, Numeric]:
+    """What a rank does in its stage, between taking a value and handing one on."""
+    stage, start = plan.stage(place), None
     lo, hi = plan.cuts[stage]
     axis = plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
+    if stage: [start] = yield Message("take", axis, (), lo)
+    value = yield from body(place, meter, start)
+    if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
+    return value
+
+
+def factor_by_factor(plan: Partition, splits: Mapping[int, Split], feed: Feed, place: Coordinates, meter: Meter,
+                     value: Numeric | None) -> Generator[Message, Any, Numeric]:
+    """The factors of a rank's stage, one after the other."""
     stored: dict[Any, Data] = {}
-    if stage: [value] = yield Message("take", axis, (), lo)
-    for at in range(lo, hi):
+    for at in range(*plan.cuts[plan.stage(place)]):
         one = Rank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, stored)
         value = yield from with_mesh_axes(one.run(), plan, at)
     assert value is not None
-    if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
     return value
 
 

@@ -12,17 +12,19 @@ from formats import FORMATS
 from formats.core.arrays import FormatError
 from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import n, nnz, p
+from formats.machine.datasheets import BYTES
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Dims, even
+from opmatrix.split.axis_states import Coordinate, Dims, even
 
 PROBED_SIZES = 4096, 8192
-NUMBER_BYTES = {"float32": 4, "bf16": 2, "float16": 2, "int8": 1}
+PLAIN_NUMBERS = {name: int(BYTES[name]) for name in ("float32", "bf16", "float16", "int8")}     # bytes of one
 
 
 class StoredIn(NamedTuple):
-    """A format and its parameters, such as `Stored("nm", {"n": 2, "m": 4})` or `Stored("csr", {"density": 0.1})`."""
+    """A format and its parameters, such as `StoredIn("nm", {"n": 2, "m": 4})` or `StoredIn("csr", {"density": 0.1})`.
+    """
     method: str
     parameters: Mapping[str, float] = {}
 
@@ -48,7 +50,7 @@ def chosen(data: Data, storage: Storage) -> float | StoredIn:
     how = storage if not isinstance(storage, Mapping) else next(
         (each for pattern, each in storage.items() if fnmatch(name, pattern)), 2)
     if isinstance(how, int | float): return how
-    if isinstance(how, str) and how in NUMBER_BYTES: return NUMBER_BYTES[how]
+    if isinstance(how, str) and how in PLAIN_NUMBERS: return PLAIN_NUMBERS[how]
     found = StoredIn(how) if isinstance(how, str) else how
     check_stored(found)
     return found
@@ -57,8 +59,8 @@ def chosen(data: Data, storage: Storage) -> float | StoredIn:
 def check_stored(stored: StoredIn) -> None:
     """Raises InputError for a format that there is not, and for parameters that it has not."""
     if stored.method not in FORMATS:
-        raise InputError(f"{stored.method}: weights are stored in {', '.join(NUMBER_BYTES)}, or in a format: "
-                         f"{', '.join(name for name in FORMATS if name not in NUMBER_BYTES)}")
+        raise InputError(f"{stored.method}: weights are stored in {', '.join(PLAIN_NUMBERS)}, or in a format: "
+                         f"{', '.join(name for name in FORMATS if name not in PLAIN_NUMBERS)}")
     known = {*FORMATS[stored.method].parameters, "density"}
     if unknown := sorted(stored.parameters.keys() - known):
         raise InputError(f"{stored.method}: it has no {', '.join(unknown)}; {suggest_name(unknown[0], known)}it has "
@@ -96,5 +98,4 @@ def array_bytes(dims: Dims, stored: StoredIn) -> sympy.Expr:
 def first_rank(size: LiveSize) -> LiveSize:
     """A size on the first rank of every axis, which has the largest piece."""
     found = sympy.sympify(size)
-    ranks = {s: sympy.Integer(0) for s in found.free_symbols if str(s).startswith("r_")}
-    return as_int(even(found.xreplace(ranks)))
+    return as_int(even(found.xreplace(dict.fromkeys(found.atoms(Coordinate), sympy.Integer(0)))))

@@ -1,5 +1,5 @@
 """How a value lies on an axis of a mesh: whole, cut along one of its dimensions, or as a part of a sum that is not
-merged yet. BatchSizes are numbers or expressions; `Piece` is what a rank holds of a cut."""
+merged yet. Sizes are numbers or expressions; `Piece` is what a rank holds of a cut."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,11 @@ class Needed(NamedTuple):
     def __str__(self) -> str: return f"rows that {self.relation} names"
 
 
-AxisState: TypeAlias = Cut | Partial | Needed | None                     # of one axis; None is whole
+AxisState: TypeAlias = Cut | Partial | Needed | None        # of one axis; None is whole
+
+
+class Coordinate(sympy.Symbol):                             # type: ignore[misc]
+    """Where a rank is on an axis, from 0 on: a symbol unlike any size, whatever sizes are called."""
 
 
 def describe(state: AxisState) -> str: return "whole" if state is None else str(state)

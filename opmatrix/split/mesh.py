@@ -12,7 +12,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, size
-from opmatrix.split.axis_states import Role
+from opmatrix.split.axis_states import Coordinate, Role
 
 Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
 
@@ -76,9 +76,9 @@ class Axis:
     strategy: Strategy
 
     @property
-    def at(self) -> sympy.Symbol:
-        """The coordinate of a rank on the axis, from 0 on."""
-        return sympy.Symbol(f"r_{self.name}", integer=True, nonnegative=True)
+    def at(self) -> Coordinate:
+        """The coordinate of a rank on the axis."""
+        return Coordinate(f"r_{self.name}", integer=True, nonnegative=True)
 
     @property
     def count(self) -> int:

@@ -24,8 +24,9 @@ TURNED_ROLES: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
 
 
 class RankStep(NamedTuple):
-    """What a rank does: an operation on what it holds, or a move. `dims` are those of the whole value, `lie` says what
-    of it the rank holds; `stored` how the numbers of a matrix lie; `why` names the rule, `rules` that of each axis."""
+    """What a rank does: an operation on what it holds, or a move. `dims` are those of the whole value, `placement` says
+    what of it the rank holds, `stored` how the numbers of a matrix lie; `why` names the rule, `rules` that of each
+    axis."""
     op: str
     args: tuple[int, ...]
     more: tuple[Any, ...]
@@ -81,9 +82,6 @@ class BatchSizes(NamedTuple):
         return Dims(batch, shape.heads, self.rows(shape.rows), self.rows(shape.cols))
 
 
-Demand: TypeAlias = tuple[list[AxisState], AxisState]               # of the operands, of what comes out
-
-
 class WaitingScores(NamedTuple):
     """Scores that are not computed yet: rows are cut the same way as their keys, which come round in a ring; or only
     the entries of a relation are read of them."""
@@ -120,6 +118,11 @@ class Ground:
             case "batch" if dims.batch != 1: return self.shared(k, Cut("batch", self.sizes.sequences))
             case "rows" if dims.rows != 1 and self.is_live(dims.rows): return self.shared(k, Cut("rows", dims.rows))
         return None
+
+    def merged_on(self, k: int, at: int) -> AxisState:
+        """How a value lies on an axis, at home where it is a part of a sum, which is merged first."""
+        own = self.steps[at].placement.on(k)
+        return self.home(k, at) if isinstance(own, Partial) else own
 
     def shared(self, k: int, cut: Cut) -> Cut:
         """A cut of which every rank gets something. Raises InputError for more ranks than units."""
@@ -202,6 +205,15 @@ class Ground:
         return not copied and state.units == before.dims.heads
 
 
+def last_reads(steps: Sequence[RankStep], out: int) -> list[int]:
+    """The last step that reads each value; a result is read at the end."""
+    found = [*range(len(steps))]
+    for at, step in enumerate(steps):
+        for arg in step.args: found[arg] = at
+    found[out] = len(steps)
+    return found
+
+
 def crossing(own: AxisState, state: AxisState) -> str:
     """What moves a value from one state to another."""
     match own, state:
@@ -228,5 +240,5 @@ def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None 
     return Cut("heads", h if few else shared)
 
 
-SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]],
-                                tuple[list[AxisState], AxisState, AxisState, str]]
+Ruling: TypeAlias = tuple[list[AxisState], AxisState, AxisState, str]      # of operands, result, numbers; the rule
+SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]], Ruling]

@@ -2,7 +2,7 @@
 cut of what is cut already nests."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
@@ -10,7 +10,7 @@ from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Role, piece
 from opmatrix.split.haloed import HALO_ROWS, NamedRows
 from opmatrix.split.mesh import Mesh
 
-Coordinates: TypeAlias = Sequence[int]                            # the coordinates of a rank
+Coordinates: TypeAlias = tuple[int, ...]                    # of a rank, by the axes of a mesh
 
 
 class Placement(NamedTuple):
@@ -31,8 +31,7 @@ class Placement(NamedTuple):
     def turned(self, roles: dict[Role, Role]) -> Placement:
         """With dimensions exchanged."""
         return Placement(tuple((k, s._replace(role=roles.get(s.role, s.role)) if isinstance(s, Cut) else s)
-                            for k, s in self.cuts))
-
+                               for k, s in self.cuts))
     def inner(self, axis: int) -> list[int]:
         """The axes that cut further what an axis has cut."""
         own = self.on(axis)
@@ -40,10 +39,6 @@ class Placement(NamedTuple):
         behind = behind[behind.index(axis) + 1:] if axis in behind else []
         return [k for k in behind if isinstance(own, Cut) and role_of(self.on(k)) == own.role]
 
-    def reading(self, dims: Dims) -> Placement:
-        """What matters of it to a value of which some dimensions are one, since they spread."""
-        return Placement(tuple((k, s) for k, s in self.cuts
-                            if not isinstance(s, Cut) or getattr(dims, s.role) != 1))
 
 
 def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None

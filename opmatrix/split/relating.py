@@ -11,14 +11,12 @@ from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, mergeable
-from opmatrix.split.moving import TURNED_ROLES, Ground, RankStep, WaitingScores
+from opmatrix.split.moving import TURNED_ROLES, Ground, RankStep, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, pass_rule, product_rules, role_of
 from opmatrix.split.traced import Operation
 
-Demands = tuple[list[AxisState], AxisState, AxisState, str]
 
-
-def related_product(split: Ground, k: int, line: Operation, args: Sequence[int]) -> Demands:
+def related_product(split: Ground, k: int, line: Operation, args: Sequence[int]) -> Ruling:
     """R · v of a relation R: rows of R with the rows that they name, or a part of the sum from the rows that are
     here."""
     over, where = line.more
@@ -26,7 +24,7 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
     if where is not everyone:
         raise InputError(f"partition: relation {relation} under pattern {where}: leave out entries in the relation, "
                          "where=everyone")
-    v, out = held_on(split, k, args[1]), output_home(split, k, line)
+    v, out = split.merged_on(k, args[1]), output_home(split, k, line)
     match role_of(v):
         case "batch" | "heads": return [v, v], v, None, "sequences" if role_of(v) == "batch" else "heads"
         case "cols": return [None, v], v, None, "columns of the product"
@@ -39,20 +37,14 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
     return [None, None], None, None, ""
 
 
-def picked_rows(split: Ground, k: int, line: Operation, args: Sequence[int]) -> Demands:
+def picked_rows(split: Ground, k: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows that a relation picks: where they lie, each rank those that it has and zeros for others; or they come to
     the rows that are wanted."""
-    own, out = held_on(split, k, args[0]), output_home(split, k, line)
+    own, out = split.merged_on(k, args[0]), output_home(split, k, line)
     if role_of(own) != "rows": return [own], own, None, "picked rows"
     if role_of(out) != "rows": return [own], Partial(monoids.sum), None, "rows that are picked"
     state = halo_of(split, k, args[0], line.more[0])
     return [state], out if state else None, None, "halo" if state else ""
-
-
-def held_on(split: Ground, k: int, at: int) -> AxisState:
-    """How a value lies on an axis, merged where it is a part of a sum."""
-    own = split.steps[at].placement.on(k)
-    return split.home(k, at) if isinstance(own, Partial) else own
 
 
 def output_home(split: Ground, k: int, line: Operation) -> AxisState:
@@ -111,7 +103,7 @@ def attend_entries(split: Ground, line: Operation, dims: Dims, scores: WaitingSc
 def demand_entries(split: Ground, k: int, relation: Relation, args: Sequence[int], out: AxisState) -> list[AxisState]:
     """How queries, keys and values lie on an axis: of the same heads or sequences, or keys and values of the rows that
     the entries of some queries name."""
-    own = [held_on(split, k, a) for a in args]
+    own = [split.merged_on(k, a) for a in args]
     shared = next((s for s in own if role_of(s) in ("heads", "batch")), None)
     if shared is not None: return [shared] * 3
     if role_of(out) != "rows": return [None] * 3
@@ -134,8 +126,8 @@ def compute_scores(split: Ground, scores: WaitingScores) -> int:
     here."""
     args, placement = [scores.queries, scores.keys], Placement()
     for k in range(len(split.mesh)):
-        heads = [s for a in args if role_of(s := held_on(split, k, a)) in ("heads", "batch")]
-        rows = held_on(split, k, args[0]) if role_of(held_on(split, k, args[0])) == "rows" else None
+        heads = [s for a in args if role_of(s := split.merged_on(k, a)) in ("heads", "batch")]
+        rows = split.merged_on(k, args[0]) if role_of(split.merged_on(k, args[0])) == "rows" else None
         demand = [heads[0], heads[0]] if heads else [rows, None]
         args = [split.want(a, k, state) for a, state in zip(args, demand, strict=True)]
         placement = placement.but(k, demand[0])

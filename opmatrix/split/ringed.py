@@ -33,7 +33,7 @@ def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation
 
 
 def begun(split: Ground, dims: Dims, held: Sequence[int | WaitingScores]) -> WaitingScores | None:
-    """WaitingScores of queries and keys that one axis cuts alike, where its strategy is a ring."""
+    """Scores of queries and keys that one axis cuts alike, where its strategy is a ring."""
     u, v = held
     assert isinstance(u, int) and isinstance(v, int)
     for k, axis in enumerate(split.mesh.axes):
@@ -82,7 +82,7 @@ def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
 
 
 def computed(split: Ground, scores: WaitingScores) -> int:
-    """WaitingScores that something else reads: keys are gathered first."""
+    """Scores that something else reads: keys are gathered first."""
     if scores.relation is not None: return compute_scores(split, scores)
     keys = split.want(scores.keys, scores.axis, None)
     placement = split.steps[scores.queries].placement

@@ -10,13 +10,12 @@ from opmatrix.algebra.oracles import reduced
 from opmatrix.split.axis_states import AxisState, Cut, Partial, mergeable
 from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import TURNED_ROLES, Ground, SplitRule, heads_for_rows
-from opmatrix.split.placement import pass_rule
+from opmatrix.split.moving import TURNED_ROLES, Ground, Ruling, SplitRule, heads_for_rows
+from opmatrix.split.placement import pass_rule, role_of
 from opmatrix.split.relating import picked_rows, related_product
 from opmatrix.split.traced import Operation
 
 RULES: dict[str, SplitRule] = {}
-Ruling = tuple[list[AxisState], AxisState, AxisState, str]
 
 
 def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
@@ -35,8 +34,7 @@ def states_on(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
 def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """x @ A: rows, sequences and heads pass; columns pass what is diagonal, and are merged by a matrix whose rows are
     cut."""
-    matrix, x, [own] = line.more[0], split.steps[args[0]], states_on(split, k, args)
-    if isinstance(own, Partial): own = split.home(k, args[0])
+    matrix, x, own = line.more[0], split.steps[args[0]], split.merged_on(k, args[0])
     entrywise = matrix.entrywise or matrix.diagonal
     stack = len(matrix.args[0].shape) == 3 if contracts(matrix) else False
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
@@ -106,8 +104,7 @@ def split_pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation,
 @rule("turn")
 def split_turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows are columns."""
-    [own] = states_on(split, k, args)
-    if isinstance(own, Partial): own = split.home(k, args[0])
+    own = split.merged_on(k, args[0])
     out = own._replace(role=TURNED_ROLES.get(own.role, own.role)) if isinstance(own, Cut) else own
     return [own], out, None, "turned"
 
@@ -123,8 +120,7 @@ def split_beside(split: Ground, k: int, axis: Axis, at: int, line: Operation, ar
 @rule("split")
 def split_heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Columns that are cut between heads are heads that are cut."""
-    [own], h = states_on(split, k, args), line.more[0]
-    if isinstance(own, Partial): own = split.home(k, args[0])
+    own, h = split.merged_on(k, args[0]), line.more[0]
     if isinstance(own, Cut) and own.role == "cols":
         whole = isinstance(h, int) and isinstance(own.units, int)
         if whole and h % own.units:
@@ -137,8 +133,8 @@ def split_heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
 @rule("join")
 def split_join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads are columns again."""
-    [own] = states_on(split, k, args)
-    if isinstance(own, Partial) or role(own) == "cols": own = split.home(k, args[0])
+    own = split.merged_on(k, args[0])
+    if role_of(own) == "cols": own = split.home(k, args[0])
     out = own._replace(role="cols") if isinstance(own, Cut) and own.role == "heads" else own
     return [own], out, None, pass_rule(own)
 
@@ -146,8 +142,7 @@ def split_join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
 @rule("repeat")
 def split_repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Heads of groups: a rank repeats those that it holds; of one that ranks copy, each takes its share."""
-    [own], h = states_on(split, k, args), line.more[0]
-    if isinstance(own, Partial): own = split.home(k, args[0])
+    own, h = split.merged_on(k, args[0]), line.more[0]
     if isinstance(own, Cut) and own.role == "heads" and own.copied: return [own], Cut("heads", h), None, "copied heads"
     return [own], own, None, pass_rule(own)
 
@@ -171,11 +166,10 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
     """u · v over a monoid: where the contracted axis is cut, each rank merges its part, and the carrier is partial."""
     if split.steps[args[0]].op == "related": return related_product(split, k, line, args)
     over = line.more[0]
-    u, v = (split.home(k, a) if isinstance(s, Partial) else s
-            for s, a in zip(states_on(split, k, args), args, strict=True))
-    if not mergeable(over): u, v = (None if role(state) == cut else state for state, cut in ((u, "cols"), (v, "rows")))
+    u, v = (split.merged_on(k, a) for a in args)
+    if not mergeable(over): u, v = (None if role_of(s) == cut else s for s, cut in ((u, "cols"), (v, "rows")))
     known = split.is_known(args[0])
-    match role(u), role(v), axis.strategy.mixing:
+    match role_of(u), role_of(v), axis.strategy.mixing:
         case "batch", _, _: return [u, u if v is not None else None], u, None, "sequences"
         case None, "batch", _: return [v, v], v, None, "sequences"
         case "heads", _, _: return [u, u], u, None, "heads"
@@ -191,9 +185,6 @@ def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: S
         case None, "rows", _: return [Cut("cols", v.units), v], Partial(over), None, "contraction"  # type: ignore[union-attr]
         case "cols", "cols", _: return [None, v], v, None, "columns of the product"
     return [None, None], None, None, ""
-
-
-def role(state: AxisState) -> str | None: return state.role if isinstance(state, Cut) else None
 
 
 def by_heads(split: Ground, axis: Axis, at: int, args: Sequence[int]) -> Ruling:

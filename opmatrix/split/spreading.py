@@ -16,7 +16,7 @@ from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.relating import check_pattern
 from opmatrix.split.ringed import computed, deferred
 from opmatrix.split.rules import RULES
-from opmatrix.split.traced import Operation, trace
+from opmatrix.split.traced import Operation, renumber, trace
 
 
 class Split(Ground):
@@ -115,10 +115,7 @@ class Split(Ground):
 
 def live(steps: Sequence[RankStep], result: int) -> tuple[list[RankStep], int]:
     """The steps that a result takes, and where it is."""
-    needed = {result}
-    for at in range(len(steps) - 1, -1, -1):
-        if at in needed: needed |= {*steps[at].args}
-    place = {at: k for k, at in enumerate(sorted(needed))}
+    place = renumber(steps, {result})
     return [steps[at]._replace(args=tuple(place[a] for a in steps[at].args), more=replaced(steps[at], place))
             for at in place], place[result]
 

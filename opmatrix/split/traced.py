@@ -2,8 +2,9 @@
 out. Any other reading can take the lines one by one, so a term is split, counted and run from them."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
@@ -123,13 +124,25 @@ def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     return found
 
 
-def trace(term: Operator, x: Shape) -> tuple[list[Operation], int]:
-    """The lines of a term at x, those alone that its result takes, and the line of the result. Operation 0 is x."""
-    start = Trace().write("input", (), (), x)
-    found: TracedValue = read(term, start, {})
-    lines, needed = found.trace.lines, {0, found.at}
+class Reads(Protocol):
+    """What takes the values of others, by their numbers."""
+    @property
+    def args(self) -> tuple[int, ...]: ...
+
+
+def renumber(lines: Sequence[Reads], results: set[int]) -> dict[int, int]:
+    """Where each line that some results take stands when no others are there."""
+    needed = {*results}
     for at in range(len(lines) - 1, -1, -1):
         if at in needed: needed |= {*lines[at].args}
-    place = {at: k for k, at in enumerate(sorted(needed))}
+    return {at: k for k, at in enumerate(sorted(needed))}
+
+
+def trace(term: Operator, x: Shape) -> tuple[list[Operation], int]:
+    """The lines of a term at x, those alone that its result takes, and the line of the result. Line 0 is x."""
+    start = Trace().write("input", (), (), x)
+    found: TracedValue = read(term, start, {})
+    lines = found.trace.lines
+    place = renumber(lines, {0, found.at})
     kept = [lines[at]._replace(args=tuple(place[a] for a in lines[at].args)) for at in place]
     return kept, place[found.at]

@@ -12,7 +12,7 @@ from opmatrix.models import name_sizes, promised
 from opmatrix.models.config import Settings
 from opmatrix.partitions.overview import Overview
 from opmatrix.partitions.plan import WAYS, Partition, partition
-from opmatrix.partitions.weight_storage import NUMBER_BYTES, Storage, StoredIn, check_stored
+from opmatrix.partitions.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
 from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
@@ -139,7 +139,7 @@ def storage_of(text: str) -> Storage:
 
 def stored_of(kind: str, parameters: Sequence[str]) -> float | str | StoredIn:
     """A number type, or a format with its parameters."""
-    if kind in NUMBER_BYTES and not parameters: return NUMBER_BYTES[kind]
+    if kind in PLAIN_NUMBERS and not parameters: return PLAIN_NUMBERS[kind]
     given = {}
     for each in parameters:
         name, _, value = each.partition("=")

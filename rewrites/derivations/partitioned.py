@@ -87,12 +87,12 @@ def between_stages(plan: Partition) -> Iterator[PartitionStep]:
     """What a plan does beside its factors: ranks that have some layers, weights that are stored once over an axis."""
     rule = "stage", "stages"
     for stage, (lo, hi) in enumerate(plan.cuts if plan.mesh.stages else ()):
-        sent = next((spelled(each) for _, each in plan.crossings(stage) if each.op == "send" and each.at < 0), "")
+        sent = next((spelled(each) for _, each in plan.crossings(stage) if each.of == "stage"), "")
         yield PartitionStep(rule, (plan.mesh.stages.name,), statement(rule),        # type: ignore[union-attr]
                             f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}", sent)
     for axis in plan.stored_over(3):
         kept = sum((count * each.whole for stage in range(len(plan.stages)) for count, each in plan.crossings(stage)
-                    if each.op == "all_gather" and each.at < 0 and each.axis == axis.name), sympy.Integer(0))
+                    if each.of == "weights" and each.axis == axis.name), sympy.Integer(0))
         yield PartitionStep(("move", "all_gather"), (axis.name,), statement(("move", "all_gather")), "stored weights",
                             f"all-gather over {axis.name} of {spell(kept)} numbers in all stages")
 

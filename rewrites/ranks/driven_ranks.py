@@ -13,17 +13,18 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.ranks import Held, Message, Meter
-from opmatrix.partitions.virtual import Ran, assembled, drive, with_mesh_axes
+from opmatrix.partitions.virtual import Ran, run_ranks, with_mesh_axes
 from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import Coordinates
 from rewrites.ranks.rank_terms import LocalNumbers
-from rewrites.ranks.searched_ranks import RankPlace, RankPrograms, StretchProgram, batch_of
+from rewrites.ranks.searched_ranks import RankPrograms, StretchProgram, batch_of
 
 OnProgram: TypeAlias = Callable[[StretchProgram, Batch], None]
 
 
 class ProgramRank(LocalNumbers):
     """One rank of a stage: its programs, and between them what crosses."""
-    def __init__(self, programs: RankPrograms, place: RankPlace, feed: Feed, meter: Meter, start: Numeric | None,
+    def __init__(self, programs: RankPrograms, place: Coordinates, feed: Feed, meter: Meter, start: Numeric | None,
                  watch: OnProgram) -> None:
         stage = programs.stages[programs.plan.stage(place)]
         super().__init__(stage, programs.plan.flat(place))
@@ -104,23 +105,8 @@ def run_programs(programs: RankPrograms, feed: Feed, watch: OnProgram = lambda i
                          f"{wanted[0]} of {wanted[1]}")
     if "positions" in feed.fields:
         raise InputError("positions: programs of ranks count them from 0 in each sequence: leave them out of the feed")
-    meters = {place: Meter() for place in programs.items}
-    running = {place: drive_rank(programs, place, feed, meter, watch) for place, meter in meters.items()}
-    results = drive(running, plan.mesh, meters)
+    def body(place: Coordinates, meter: Meter, start: Numeric | None) -> Generator[Message, Any, Numeric]:
+        one = ProgramRank(programs, place, feed, meter, start, watch)
+        return with_mesh_axes(one.run(), plan, plan.cuts[plan.stage(place)][0])
     last = programs.stages[-1]
-    ends = {plan.flat(place): value for place, value in results.items() if plan.stage(place) == len(plan.stages) - 1}
-    return Ran(assembled(last.steps[last.out], ends, last.mesh), meters)
-
-
-def drive_rank(programs: RankPrograms, place: RankPlace, feed: Feed, meter: Meter,
-               watch: OnProgram) -> Generator[Message, Any, Numeric]:
-    """One rank: its stage, between taking a value and handing one on."""
-    plan = programs.plan
-    stage, axis = plan.stage(place), plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
-    start: Numeric | None = None
-    lo, hi = plan.cuts[stage]
-    if stage: [start] = yield Message("take", axis, (), lo)
-    one = ProgramRank(programs, place, feed, meter, start, watch)
-    value: Numeric = yield from with_mesh_axes(one.run(), plan, lo)
-    if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
-    return value
+    return run_ranks(plan, body, last.steps[last.out])

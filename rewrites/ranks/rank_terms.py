@@ -2,7 +2,7 @@
 from other steps enters as inputs; a factor of the model stays one, so borders lie where the model has them."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
@@ -12,16 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from opmatrix.algebra import nodes
-from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.booked import stored_key
+from opmatrix.partitions.booked import stored_arrays
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.ranks import Meter, Rank
 from opmatrix.signature import Port
 from opmatrix.split.axis_states import Bounds, Role
 from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import found_at
+from opmatrix.split.placement import Coordinates
 from opmatrix.split.traced import sliced
 from rewrites.ranks.rotations import Rotation, find_rotation
 from rewrites.ranks.stretches import StageSteps, Stretch
@@ -45,20 +44,18 @@ class StretchModel(NamedTuple):
 
 class LocalNumbers(Rank):
     """What one rank stores of the arrays of a stage, and has of its values."""
-    def __init__(self, stage: StageSteps, place: Sequence[int]) -> None:
+    def __init__(self, stage: StageSteps, place: Coordinates) -> None:
         super().__init__(stage.steps, stage.out, stage.mesh, place, Feed(np.zeros((1, 1))), Meter(), None, {})
 
     def matrix(self, step: RankStep) -> Operator:
         """The matrix of a step with the numbers that lie here."""
-        for each in (a for a in step.more[0].args if isinstance(a, Data)):
-            key = stored_key(each, step.stored)
+        for key, each, _ in stored_arrays([step]):
             if key not in self.kept: self.kept[key] = self.own(each.base or each, key[1])
         return super().narrowed(step)
 
     def bounds(self, at: int, role: Role) -> Bounds:
         """From where to where this rank has a dimension of a value."""
-        step = self.steps[at]
-        return found_at(step.dims, step.placement, self.mesh, self.place).get(role, (0, int(getattr(step.dims, role))))
+        return self.span(self.steps[at], role)
 
     def extent(self, at: int, role: Role) -> int:
         lo, hi = self.bounds(at, role)

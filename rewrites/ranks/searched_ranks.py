@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from opmatrix.partitions.factor_chain import layers
 from opmatrix.partitions.plan import Partition
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
+from opmatrix.split.placement import Coordinates
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import SearchSpace, Structure, cheapest, sizes
 from rewrites.extraction import Infeasible
@@ -29,8 +30,6 @@ from rewrites.opened import count_bytes
 from rewrites.phases import Tell
 from rewrites.ranks.rank_terms import LocalNumbers, StretchModel, write_model
 from rewrites.ranks.stretches import StageSteps, Stretch, divide
-
-RankPlace: TypeAlias = tuple[int, ...]
 
 
 class StretchProgram(NamedTuple):
@@ -52,14 +51,14 @@ class RankPrograms:
     interpreted. `stages` are the steps that these are of; `searches` what was searched, a structure each."""
     plan: Partition
     stages: Sequence[StageSteps]
-    items: Mapping[RankPlace, Sequence[StretchProgram | int]]
+    items: Mapping[Coordinates, Sequence[StretchProgram | int]]
     searches: Sequence[Structure]
 
-    def programs(self, place: RankPlace) -> list[StretchProgram]:
+    def programs(self, place: Coordinates) -> list[StretchProgram]:
         """The programs of a rank."""
         return [each for each in self.items[place] if isinstance(each, StretchProgram)]
 
-    def interpreted(self, place: RankPlace) -> list[str]:
+    def interpreted(self, place: Coordinates) -> list[str]:
         """What a rank computes without a program, by the names of the operations."""
         steps = self.stages[self.plan.stage(place)].steps
         return [steps[each].op for each in self.items[place] if isinstance(each, int)
@@ -141,7 +140,7 @@ def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXA
     stages = [StageSteps.of(plan, stage) for stage in range(len(plan.stages))]
     orders: list[list[Stretch | int]] = [divide(stage) for stage in stages]
     layer_of = {at: k for k, (lo, hi) in enumerate(layers(plan.chain), 1) for at in range(lo, hi)}
-    search, items = StretchSearch(machine, laws), dict[RankPlace, list[StretchProgram | int]]()
+    search, items = StretchSearch(machine, laws), dict[Coordinates, list[StretchProgram | int]]()
     for place in plan.mesh.places():
         progress(f"rank {place}")
         stage = plan.stage(place)

@@ -103,8 +103,8 @@ def test_ranks_that_wait_for_ever_are_named(monkeypatch):
     plan = planned(TERM, Mesh.of(d=(2, "data"), t=(2, "tensor")), 2, 7)
     whole = virtual.rank
 
-    def forgetful(plan, splits, place, feed, meter):
-        running = whole(plan, splits, place, feed, meter)
+    def forgetful(plan, place, body, meter):
+        running = whole(plan, place, body, meter)
         if place != (1, 0): return (yield from running)
         message = next(running)
         try:
@@ -123,7 +123,7 @@ def test_a_rank_that_is_missing_is_waited_for(monkeypatch):
     plan, whole = planned(made(ANY, num_hidden_layers=1), Mesh.of(r=(2, "ring")), 1, 6), virtual.rank
 
     def gone(*args):
-        if args[2] == (1,): return np.zeros((1, 1, 3, 12))
+        if args[1] == (1,): return np.zeros((1, 1, 3, 12))
         return (yield from whole(*args))
     monkeypatch.setattr(virtual, "rank", gone)
     with pytest.raises(Stuck, match=r"^rank \(0,\) waits in send of step \d+ on axis r$"):
