@@ -82,6 +82,7 @@ def differences(plan, meters):
                                      ("stored", plan.state(stage, weights=1), meter.stored)):
             if (said := value_at(plan, formula, place)) != count: found.append((what, place, said, count))
         if (said := plan.peak(place)) != meter.peak: found.append(("peak", place, said, meter.peak))
+        if (said := gathered(plan, place)) != meter.gathered: found.append(("gathered", place, said, meter.gathered))
         for table in TABLES:
             said, count = crossed(plan, place, table), getattr(meter, table)
             if said != count: found.append((table, place, said, count))
@@ -89,6 +90,11 @@ def differences(plan, meters):
 
 
 def value_at(plan, formula, place): return int(plan.on(sympy.sympify(formula), place))
+
+
+def gathered(plan, place):
+    """The most numbers of weights that a rank has whole for one factor, where it does not store them so."""
+    return max((value_at(plan, each, place) for each in plan.gathered(plan.stage(place))), default=0)
 
 
 def crossed(plan, place, table):

@@ -18,7 +18,7 @@ from formats.core.sizes import Array, Term, nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
 from formats.machine.prices import FORMAT_CATALOGUE, Catalogue, Price, Tile, Work, up
-from formats.network.links import Link, check_links, read_links
+from formats.network.links import Link, check_links, check_rates, read_host, read_links
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
@@ -31,8 +31,8 @@ class Datasheet:
     """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
-    state; `links` what several devices reach each other by, the nearest level first. `catalogue` declares the
-    kernels."""
+    state; `links` what several devices reach each other by, the nearest level first; `host` what a device
+    reaches the memory of its host by. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -43,6 +43,7 @@ class Datasheet:
     activations: str = "float32"
     launch: float = 0.0
     links: tuple[Link, ...] = ()
+    host: Link | None = None
     catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +58,7 @@ class Datasheet:
         if [*self.memory] != sorted(self.memory, key=lambda level: (level[1], -level[2])):
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
         check_links(self.name, self.links)
+        if self.host is not None: check_rates(self.name, self.host)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """The least seconds that one call can take; ValueError as of a calibrated machine."""
@@ -122,6 +124,7 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
         try:
             given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
             given["links"] = read_links(given.get("links", ()))
+            if given.get("host") is not None: given["host"] = read_host(*given["host"])
             found[name] = Datasheet(name=name,
                                     **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None,
                                                "catalogue": FORMAT_CATALOGUE})

@@ -29,12 +29,17 @@ def read_link(name: str, devices: float | None, bandwidth: float, latency: float
     return Link(name, inf if devices is None else devices, bandwidth, latency)
 
 
+def read_host(name: str, bandwidth: float, latency: float) -> Link:
+    """What one device reaches the memory of its host by."""
+    return Link(name, 1, bandwidth, latency)
+
+
 def check_links(machine: str, links: Sequence[Link]) -> None:
     """ValueError names the machine and the first level that is wrong."""
     for link in links:
-        if not (1 < link.devices and 0 < link.bandwidth < inf and 0 < link.latency < inf):
-            raise ValueError(f"{machine}: link {link.name!r}: at least two devices, and positive bytes a second and "
-                             f"seconds; given were {link.devices}, {link.bandwidth}, {link.latency}")
+        check_rates(machine, link)
+        if not 1 < link.devices: raise ValueError(f"{machine}: link {link.name!r}: at least two devices; given were "
+                                                  f"{link.devices}")
         if not fits_whole(1, link.devices):
             raise ValueError(f"{machine}: link {link.name!r}: {link.devices} devices are no whole number")
     for near, far in pairwise(links):
@@ -43,6 +48,13 @@ def check_links(machine: str, links: Sequence[Link]) -> None:
             raise ValueError(f"{machine}: links must grow by whole units, and slow down, from the nearest on: "
                              f"{far.name!r} ({far.devices} devices, {far.bandwidth:g} bytes a second) follows "
                              f"{near.name!r} ({near.devices}, {near.bandwidth:g})")
+
+
+def check_rates(machine: str, link: Link) -> None:
+    """ValueError names the machine and the link whose rates are none."""
+    if not (0 < link.bandwidth < inf and 0 < link.latency < inf):
+        raise ValueError(f"{machine}: link {link.name!r}: positive bytes a second and seconds; given were "
+                         f"{link.bandwidth}, {link.latency}")
 
 
 def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> tuple[int, ...]:

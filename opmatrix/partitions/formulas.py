@@ -2,8 +2,8 @@
 values held. They are read as expressions, as LaTeX, and as a Python function of the sizes."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import sympy
@@ -14,17 +14,20 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.weight_storage import Storage, weight_bytes
 from opmatrix.split.axis_states import Coordinate, Largest, Piece
 from opmatrix.split.haloed import nameless
+from opmatrix.split.mesh import HOST
 
 
 @dataclass(frozen=True)
 class Formulas:
-    """The busiest rank of one stage. `number`: bytes of a value's number; `storage`: how weights
-    are stored; `training`: gradients and the optimiser's state, too, in mixed precision."""
+    """The busiest rank of one stage. `number`: bytes of a value's number; `storage`: how weights are stored;
+    `crossing`: bytes of a number that crosses, by axis, where it is not as it is held, of stored weights under
+    "weights", of all values under "*"; `training`: gradients and the optimiser's state, too, in mixed precision."""
     plan: Partition
     stage: int = 0
     number: float = 2
     storage: Storage = 2
     training: bool = False
+    crossing: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def flops(self) -> sympy.Expr: return busiest(self.plan.flops(self.stage))
@@ -41,8 +44,13 @@ class Formulas:
         return [Crossing(*key, *map(busiest, sums)) for key, sums in found.items()]
 
     def bytes_of(self, crossing: Crossing) -> sympy.Expr:
-        """Bytes of a number that crosses: of a weight as it is stored, on the mean, else of a value."""
-        return self.weight_size if crossing.of == "weights" else sympy.nsimplify(self.number)
+        """Bytes of a number that crosses: as is said of its axis, else of a weight as it is stored, on the mean, and of
+        a value as it is held. What comes from the host is as it is stored."""
+        if crossing.axis == HOST: return self.weight_size
+        of_weights = crossing.of == "weights"
+        said = self.crossing.get("weights" if of_weights else crossing.axis)
+        if said is None and not of_weights: said = self.crossing.get("*", self.number)
+        return self.weight_size if said is None else sympy.nsimplify(said)
 
     @cached_property
     def weight_size(self) -> sympy.Expr:
@@ -57,9 +65,25 @@ class Formulas:
 
     @cached_property
     def state(self) -> sympy.Expr:
-        """Bytes of weights and, for training, of gradients and of the optimiser."""
-        more = self.plan.state(self.stage, 0, 2, 12) if self.training else sympy.Integer(0)
-        return self.weights + busiest(more)
+        """Bytes on the device of weights and, for training, of gradients and of the optimiser."""
+        return self.stored(lambda level: level > self.plan.mesh.offload)
+
+    @cached_property
+    def host_state(self) -> sympy.Expr:
+        """Bytes of state that lies in the memory of the host."""
+        return self.stored(lambda level: level <= self.plan.mesh.offload)
+
+    def stored(self, chosen: Callable[[int], bool]) -> sympy.Expr:
+        """Bytes of what these stages of ZeRO name: 1 optimiser, 2 gradients, 3 weights."""
+        gradients, optimiser = (size * self.training * chosen(level) for size, level in ((2, 2), (12, 1)))
+        more = self.plan.state(self.stage, 0, gradients, optimiser)
+        return (self.weights if chosen(3) else sympy.Integer(0)) + busiest(more)
+
+    @cached_property
+    def gathered(self) -> sympy.Expr | None:
+        """Bytes of weights that are there whole for one factor, at most; None where all are all the time."""
+        found = self.plan.gathered(self.stage)
+        return self.weight_size * Largest(*map(busiest, found)) if found else None
 
     @cached_property
     def values(self) -> sympy.Expr:
@@ -78,6 +102,8 @@ class Formulas:
         """What a rank does and holds."""
         yield "operations", "flop", self.flops
         yield "state", "B", self.state
+        if self.plan.mesh.offload: yield "state of the host", "B", self.host_state
+        if self.gathered is not None: yield "weights gathered at most", "B", self.gathered
         yield "values held at most", "B", self.values
         yield "supersteps", "", add_up(each.supersteps for each in self.traffic)
 

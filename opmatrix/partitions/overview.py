@@ -18,6 +18,7 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.timing import StageSeconds, Timing
 from opmatrix.partitions.weight_storage import Storage
 
+OFFLOADED = {1: "the optimiser", 2: "the optimiser and gradients", 3: "the optimiser, gradients and weights"}
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -32,6 +33,7 @@ class Overview:
     exact: Partition | None = None
     at: Mapping[str, int] = field(default_factory=dict)
     sheet: Datasheet | None = None
+    crossing: Mapping[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
         parts = [self.heading(), *(self.stage(first, last) for first, last in self.alike())]
@@ -43,7 +45,8 @@ class Overview:
         axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in mesh) or "one rank"
         return (f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {axes}\n"
                 f"{sizes.sequences} sequences of {sizes.tokens} tokens, values in {self.number}"
-                + self.training * ", trained in mixed precision with Adam")
+                + self.training * ", trained in mixed precision with Adam"
+                + (f"; {OFFLOADED[mesh.offload]} in the memory of the host" if mesh.offload else ""))
 
     @cached_property
     def formulas(self) -> list[Formulas]:
@@ -52,7 +55,7 @@ class Overview:
         return [own[k] for k in self.plan.like]
 
     def formulas_of(self, plan: Partition, stage: int) -> Formulas:
-        return Formulas(plan, stage, BYTES[self.number], self.storage, self.training)
+        return Formulas(plan, stage, BYTES[self.number], self.storage, self.training, self.crossing)
 
     def alike(self) -> Iterator[tuple[int, int]]:
         """Runs of stages that have the same formulas."""
@@ -89,7 +92,7 @@ class Overview:
 
     def seconds(self, sheet: Datasheet) -> str:
         """What each stage takes on a machine; stages of one batch wait for each other."""
-        timing = Timing(self.exact or self.plan, sheet, self.number, self.storage)
+        timing = Timing(self.exact or self.plan, sheet, self.number, self.storage, self.crossing)
         own = {k: timing.stage(k) for k in {*timing.plan.like}}
         found = [own[k] for k in timing.plan.like]
         if any(each.seconds.free_symbols for each in found):

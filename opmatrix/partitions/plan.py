@@ -23,7 +23,7 @@ from opmatrix.partitions.factor_chain import Factor, chain, cut_stages
 from opmatrix.split.axis_states import Dims, piece
 from opmatrix.split.carrying import asked_of
 from opmatrix.split.haloed import FromRelation
-from opmatrix.split.mesh import Axis, Mesh
+from opmatrix.split.mesh import HOST, Axis, Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.placement import local
 from opmatrix.split.spreading import Split
@@ -111,6 +111,9 @@ class Partition:
                 own = add_up(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), "weights")
+            if arrays and self.mesh.offload > 2:
+                own = add_up(arrays)
+                yield part.count, Crossing("fetch", HOST, own, own, own, sympy.Integer(1), sympy.Integer(0), "weights")
         if stage < len(self.stages) - 1:
             sent, along = self.handed(stage), self.mesh.stages
             assert along is not None
@@ -122,8 +125,9 @@ class Partition:
         return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].placement, split.mesh).numbers)
 
     def stored_over(self, level: int) -> list[Axis]:
-        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights."""
-        return [axis for axis in self.mesh if axis.strategy.stored >= level]
+        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights. The
+        nearest cuts first, so what comes from afar is a piece of what is near."""
+        return [axis for axis in reversed(self.mesh.axes) if axis.strategy.stored >= level]
 
     def weights(self, stage: int = 0) -> list[tuple[Data, Dims, int]]:
         """Each array that a rank computes with in its stage, what it has of it, and in how many layers; what two parts
@@ -153,6 +157,12 @@ class Partition:
         """What a rank stores of an array that a stage of ZeRO stores once over its axes."""
         for axis in self.stored_over(level): numbers = piece(numbers, axis.ranks, axis.at)
         return numbers
+
+    def gathered(self, stage: int = 0) -> list[sympy.Expr]:
+        """Numbers of the weights of a factor, which are there whole while it runs where they are stored in pieces or by
+        the host."""
+        if not self.stored_over(3) and self.mesh.offload < 3: return []
+        return [*dict.fromkeys(add_up(part.stored) for part in self.stages[stage])]
 
     def held(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of values that a rank holds at a time, step by step: the largest is the peak."""

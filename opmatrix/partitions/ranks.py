@@ -21,7 +21,7 @@ from opmatrix.relations import Relation, Sparse
 from opmatrix.split.axis_states import ROLES, Bounds, Cut, Dims, Needed, Partial, Role, bounds, widths
 from opmatrix.split.carrying import contracts
 from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
-from opmatrix.split.mesh import Mesh
+from opmatrix.split.mesh import HOST, Mesh
 from opmatrix.split.moving import RankStep, last_reads
 from opmatrix.split.placement import Coordinates, Placement, found_at
 from opmatrix.split.traced import sliced
@@ -55,6 +55,7 @@ class Meter:
     flops: int = 0
     peak: int = 0
     stored: int = 0
+    gathered: int = 0
     payload: dict[tuple[str, str], int] = field(default_factory=dict)
     wire: dict[tuple[str, str], int] = field(default_factory=dict)
     messages: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class Rank:
 
     def fetch(self) -> Generator[Message, Any, None]:
         """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores
-        once it stores a piece of each, and gathers the rest."""
+        once it stores a piece of each, and gathers the rest; what lies by the host it fetches."""
         found: dict[Any, Data] = {}
         large: list[Any] = []                               # more than a number, however it is cut
         for key, each, _ in stored_arrays(self.steps):
@@ -107,12 +108,14 @@ class Rank:
             if stored_dims(each).numbers != 1: large.append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
-        over = [k for k, axis in enumerate(self.mesh.axes) if axis.strategy.stored > 2 and large]
+        over = [k for k, axis in reversed([*enumerate(self.mesh.axes)]) if axis.strategy.stored > 2 and large]
         levels = []
         for k in over:
             levels.append([*map(len, flat)])
             flat = [each[slice(*bounds(len(each), int(self.mesh.axes[k].ranks), self.place[k]))] for each in flat]
         self.meter.stored += sum(len(each) for each, new in zip(flat, fresh, strict=True) if new)
+        if large and self.mesh.offload > 2: self.meter.sent(("fetch", HOST), own := sum(map(len, flat)), own, 1)
+        if over or self.mesh.offload > 2: self.meter.gathered = max(self.meter.gathered, sum(whole))
         for k, sizes in zip(reversed(over), reversed(levels), strict=True):
             n = int(self.mesh.axes[k].ranks)
             came = yield Message("all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k,

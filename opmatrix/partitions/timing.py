@@ -2,8 +2,8 @@
 expression of the sizes that have no number. They are lower bounds: full rates, nothing beside it, nothing overlaps."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
@@ -12,11 +12,12 @@ import sympy
 from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from formats.network.collectives import collective_seconds
-from formats.network.links import levels_of
+from formats.network.links import Link, levels_of
 from opmatrix.partitions.booked import Crossing, add_up, stored_arrays, stored_dims
 from opmatrix.partitions.formulas import Formulas, busiest
 from opmatrix.partitions.plan import FactorGroup, Partition
 from opmatrix.partitions.weight_storage import Storage
+from opmatrix.split.mesh import HOST
 from opmatrix.split.placement import local
 
 
@@ -39,12 +40,13 @@ class Timing:
     sheet: Datasheet
     number: str = "bf16"
     storage: Storage = "bf16"
+    crossing: Mapping[str, float] = field(default_factory=dict)
 
     def stage(self, stage: int) -> StageSeconds:
         """What a stage takes for one batch. Raises InputError for meshes whose ranks are symbols and for machines
         without links."""
-        formulas = Formulas(self.plan, stage, BYTES[self.number], self.storage)
-        names = [link.name for link in self.sheet.links]
+        formulas = Formulas(self.plan, stage, BYTES[self.number], self.storage, crossing=self.crossing)
+        names = [link.name for link in self.links]
         moved, waited = ({name: sympy.Integer(0) for name in names} for _ in range(2))
         for count, crossing in self.plan.crossings(stage):
             size = formulas.bytes_of(crossing)
@@ -54,8 +56,21 @@ class Timing:
         steps = add_up(each.supersteps for each in formulas.traffic)
         return StageSeconds(self.computation(stage, formulas), moved, waited, steps)
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The levels of the machine, and behind them the host where something lies there. Raises InputError for a
+        machine that states no such link."""
+        if self.plan.mesh.offload < 3: return self.sheet.links
+        if self.sheet.host is not None: return (*self.sheet.links, self.sheet.host)
+        raise InputError(f"{self.sheet.name}: its data sheet states no link to the host, by which weights are fetched: "
+                         "add `host` (docs/add_a_machine.md), or offload less")
+
     def levels(self, crossing: Crossing, size: sympy.Expr) -> Iterator[tuple[str, sympy.Expr, sympy.Expr]]:
         """By level, seconds of the bytes and of the messages of what crosses."""
+        if crossing.axis == HOST:
+            *_, host = self.links
+            yield host.name, size * busiest(crossing.wire) / host.bandwidth, sympy.sympify(host.latency)
+            return
         at = self.plan.mesh.index(crossing.axis)
         ranks = [axis.ranks for axis in self.plan.mesh]
         if not all(isinstance(n, int) for n in ranks):

@@ -59,6 +59,7 @@ STRATEGIES = {each.name: each for each in (
     Strategy("pipeline", layers=True),
     Strategy("by-hand", by_hand=True))}
 
+HOST = "host"                                               # where what is offloaded crosses
 CONTEXTS = "ring", "ulysses", "keys", "gathered"
 
 
@@ -89,9 +90,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes, the outermost first: ranks of the last one are neighbours. One rank splits nothing. Raises InputError for
-    ranks that are none, and for two axes that split the same thing."""
+    """Axes, the outermost first: ranks of the last one are neighbours. One rank splits nothing. `offload`: what lies in
+    the memory of each device's host, by the stages of ZeRO (Ren et al. 2021, ZeRO-Offload): 1 the optimiser, 2
+    gradients, too, 3 weights, too, each fetched where it is read. Raises InputError for ranks that are none, for two
+    axes that split the same thing, and for a stage that there is not."""
     axes: tuple[Axis, ...] = ()
+    offload: int = 0
 
     @classmethod
     def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
@@ -107,6 +111,8 @@ class Mesh:
         return cls(tuple(made))
 
     def __post_init__(self) -> None:
+        if self.offload not in range(4):
+            raise InputError(f"offload {self.offload}: 1 the optimiser, 2 gradients, too, 3 weights, too, or 0")
         for number, axis in enumerate(self.axes):
             twin = next((each for each in self.axes[:number] if 1 not in (each.ranks, axis.ranks)
                          and meet(each.strategy, axis.strategy)), None)
@@ -135,20 +141,27 @@ class Mesh:
         return product(*(range(axis.count) for axis in self.axes))
 
 
-def usual_mesh(dp: int = 1, tp: int = 1, pp: int = 1, cp: int = 1, *, zero: int = 0, context: str = "ring",
-               sequence: bool = False, vocabulary: bool = False) -> Mesh:
+def usual_mesh(dp: int = 1, tp: int = 1, pp: int = 1, cp: int = 1, *, zero: int = 0, zero_ranks: int | None = None,
+               offload: int = 0, context: str = "ring", sequence: bool = False, vocabulary: bool = False) -> Mesh:
     """Axes by their usual names, those of one rank left out: stages `pp` outermost, then data `dp` with its stage of
-    ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `sequence`: norms are cut by rows over `tp`;
+    ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: so many neighbours of `dp` store
+    what ZeRO says once, and other such groups (`copies`) have it again. `sequence`: norms are cut by rows over `tp`;
     `vocabulary`: tables and heads of the vocabulary, too. Raises InputError for numbers that are none."""
     if zero not in range(4): raise InputError(f"zero {zero}: a stage of ZeRO is 0, 1, 2 or 3")
     if zero and dp == 1: raise InputError(f"zero {zero}: it stores state over the ranks of dp, of which there is one")
+    within = dp if zero_ranks is None else zero_ranks
+    if zero_ranks is not None and not zero: raise InputError(f"zero ranks {zero_ranks}: of no stage of ZeRO: give zero")
+    if within < 1 or dp % within: raise InputError(f"zero ranks {within}: they divide dp, {dp}")
     if context not in CONTEXTS: raise InputError(f"context {context!r}: it is one of {', '.join(CONTEXTS)}")
     tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
-    axes = dict(pp=(pp, "pipeline"), dp=(dp, f"zero{zero}" if zero else "data"), cp=(cp, context), tp=(tp, tensor))
-    return Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1})
+    axes = dict(pp=(pp, "pipeline"), copies=(dp // within, "data"), dp=(within, f"zero{zero}" if zero else "data"),
+                cp=(cp, context), tp=(tp, tensor))
+    return replace(Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}), offload=offload)
 
 
 def meet(one: Strategy, other: Strategy) -> bool:
-    """Whether two strategies cut the same things, so that a mesh has one of them."""
-    return one.name == other.name or (one.weights and other.weights) or (one.layers and other.layers) or (
+    """Whether two strategies cut the same things, so that a mesh has one of them. What is stored once is gathered level
+    by level, so ZeRO may have several axes."""
+    alike = one.name == other.name and not one.stored
+    return alike or (one.weights and other.weights) or (one.layers and other.layers) or (
         one.mixing is not None and one.mixing == other.mixing)

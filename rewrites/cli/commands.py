@@ -335,6 +335,10 @@ def partition_model(
     pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
+    zero_ranks: Annotated[int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such "
+                                                               "groups again")] = None,
+    offload: Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2 gradients, too, 3 weights, "
+                                              "too")] = 0,
     context: options.ContextKind = "ring",
     sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
     vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
@@ -345,6 +349,7 @@ def partition_model(
     tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None,
     values: options.NumberType = "bf16",
     weights: options.WeightType = "bf16",
+    crossing: options.CrossingType = None,
     training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
     symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
@@ -356,8 +361,9 @@ def partition_model(
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, told
     from rewrites.phases import silence_stdout
-    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
-    given = check_asked(batch, tokens, stages, cut or [], values, weights, training, machine, form)
+    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
+                      sequence=sequence, vocabulary=vocabulary)
+    given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form)
     with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
     say(text)
 

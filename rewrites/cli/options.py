@@ -63,7 +63,11 @@ NumberType = Annotated[str, typer.Option("--values", help="of what is computed a
 WeightType = Annotated[str, typer.Option(
     "--weights", metavar="KIND|NAMES=KIND,..", help="a number type or a format of weights, with its parameters, such "
                                                     "as int8 or '*mlp*=nm:n=2:m=4,bf16'")]
+CrossingType = Annotated[str | None, typer.Option(
+    "--crossing", metavar="KIND|AXIS=KIND,..", help="of values where they cross, if not as --values; of stored weights "
+                                                    "as weights=KIND")]
 Cuts = Annotated[list[str] | None, typer.Option(
     "--cut", metavar="NAMES=WAY", help="weights of these names are cut by columns or by rows over tp, or whole; what "
                                        "meets them follows (may be given again)")]
-Form = Annotated[str, typer.Option(help="table, latex or python: a function of the sizes")]
+Form = Annotated[str, typer.Option(help="table; latex; python: a function of the sizes; derivation: which rule "
+                                          "splits what")]

@@ -1,10 +1,10 @@
 """A model on a mesh, printed: what the command `partition` says."""
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.core.errors import InputError, suggest_name
-from formats.machine.datasheets import Datasheet
+from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import open_model
@@ -18,8 +18,9 @@ from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from rewrites.cli.predict import open_promised
 from rewrites.compiler.planned import configured, weightless
+from rewrites.derivations.partitioned import derivation_of
 
-FORMS = "table", "latex", "python"
+FORMS = "table", "latex", "python", "derivation"
 VALUES = "bf16", "float16", "float32"
 
 
@@ -32,13 +33,15 @@ class PartitionWish:
     cuts: Mapping[str, str] | None = None
     number: str = "bf16"
     storage: Storage = "bf16"
+    crossing: Mapping[str, float] = field(default_factory=dict)
     training: bool = False
     sheet: Datasheet | None = None
     form: str = "table"
 
 
 def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str,
-                weights: str, training: bool, machine: str | None, form: str) -> PartitionWish:
+                weights: str, crossing: str | None, training: bool, machine: str | None,
+                form: str) -> PartitionWish:
     """What the options say, before anything is opened. Raises InputError for an option that says nothing that there
     is."""
     check_among("--form", form, FORMS)
@@ -50,8 +53,8 @@ def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts:
         if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
     try: sheet = None if machine is None else datasheet(machine)
     except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
-    return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights), training,
-                         sheet, form)
+    return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights),
+                         crossing_of(crossing), training, sheet, form)
 
 
 def check_among(option: str, given: str, names: Sequence[str]) -> None:
@@ -85,11 +88,15 @@ def config_of(model: str) -> Settings | None:
 def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWish) -> str:
     """The formulas of a MODEL on a mesh as tables, as LaTeX or as Python, and what they are at numbers. Raises
     InputError for what does not fit."""
+    if unknown := sorted(ask.crossing.keys() - {"*", "weights", *(axis.name for axis in mesh)}):
+        raise InputError(f"--crossing {unknown[0]}: the mesh has no such axis: it has "
+                         f"{', '.join([*(axis.name for axis in mesh), 'weights'])}")
     live, plain, sizes = opened(model, symbolic, scores)
     plan, exact = planned_partitions(live, plain, mesh, name_of(model), ask)
     at = sizes | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
-    view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet)
+    view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet, ask.crossing)
     if ask.form == "table": return view.text()
+    if ask.form == "derivation": return str(derivation_of(plan))
     return "\n\n".join(each.latex() if ask.form == "latex" else each.python() for each in view.formulas)
 
 
@@ -104,6 +111,16 @@ def planned_partitions(live: Operator, plain: Operator | None, mesh: Mesh, name:
     exact = None if plain is None else split(plain, numbers)                # refuses what does not fit these numbers
     try: return split(live, BatchSizes()), exact
     except InputError: return split(live, numbers), exact
+
+
+def crossing_of(text: str | None) -> dict[str, float]:
+    """Bytes of a number that crosses: of all values as KIND, or over an axis as AXIS=KIND, with commas between them."""
+    found = {}
+    for part in [] if text is None else text.split(","):
+        axis, equals, kind = part.rpartition("=")
+        check_among("--crossing" + f" {axis}=" * bool(equals), kind, [*BYTES])
+        found[axis if equals else "*"] = BYTES[kind]
+    return found
 
 
 def stages_of(text: str | None) -> list[int] | None:

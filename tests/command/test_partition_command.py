@@ -39,6 +39,12 @@ def said(tmp_path, monkeypatch, capsys):
     ("tiny.json --tp 0", r"'--tp'.* greater than or equal to 1"),
     ("tiny.json --dp 2 --zero 4", r"zero 4: a stage of ZeRO is 0, 1, 2 or 3"),
     ("tiny.json --zero 1", r"zero 1: it stores state over the ranks of dp, of which there is one"),
+    ("tiny.json --dp 4 --zero-ranks 2", r"zero ranks 2: of no stage of ZeRO: give zero"),
+    ("tiny.json --dp 4 --zero 3 --zero-ranks 3", r"zero ranks 3: they divide dp, 4"),
+    ("tiny.json --offload 4", r"offload 4: 1 the optimiser, 2 gradients, too, 3 weights, too, or 0"),
+    ("tiny.json --offload 3 --machine Ascend910B", r"Ascend910B: its data sheet states no link to the host"),
+    ("tiny.json --tp 2 --crossing int3", r"--crossing int3: .*it is one of float32"),
+    ("tiny.json --tp 2 --crossing dp=int8", r"--crossing dp: the mesh has no such axis: it has tp, weights"),
     ("tiny.json --cp 2 --context rings", r"context 'rings': it is one of ring, ulysses, keys, gather"),
     ("tiny.json --cp 2 --tp 6 --context ulysses",
      r"cp has 2 ranks and attention has 6 heads, of which .*, or strategy ring"),
@@ -115,6 +121,20 @@ def test_a_machine_prices_every_stage(said):
     for one, other, both in zip(*columns, strict=True): assert both == pytest.approx(one + other, rel=2e-3)
     assert all(row[-2] == pytest.approx(sum(row[:-2]), rel=2e-3) for row in columns)
     assert "stage 1: computation" in said("tiny.json --tp 2 --machine A100")[1]
+
+
+def test_the_derivation_says_which_rule_splits_what(said):
+    """Rows of a matrix are parts of a sum, which an all-reduce merges: twice a layer, and layers are said once."""
+    status, out, _ = said("tiny.json --tp 2 --form derivation")
+    assert status == 0 and out.count("all-reduce over tp of 12·b·s numbers") == 2
+    assert out.count("rows of a matrix") == 2 and "and alike 4, 6, 8" in out
+
+
+def test_what_the_host_stores_is_fetched(said):
+    status, out, _ = said("tiny.json --dp 4 --zero 3 --zero-ranks 2 --offload 3 --crossing int8")
+    numbers = 4 * 12 * (12 * 12 + 13) + 24 + (23 + 16) * 12
+    assert status == 0 and "copies 2 (data) × dp 2 (zero3)" in out and re.search(r"^state +0$", out, re.M)
+    for name in ("state of the host", "fetch over host"): assert re.search(rf"^{name} +{numbers}\b", out, re.M)
 
 
 def test_python_and_latex(said):

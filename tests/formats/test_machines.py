@@ -149,6 +149,8 @@ def test_tables_are_read_with_mistrust(tmp_path):
                          ({"links": [["near", 8, 1e11, 0]]}, "mine: link 'near'.*positive"),
                          ({"links": [["near", 1, 1e11, 1e-6]]}, "mine: link 'near': at least two devices"),
                          ({"links": [["near", 7.5, 1e11, 1e-6]]}, "7.5 devices are no whole number"),
+                         ({"host": ["bus", 1e10]}, "mine.*latency"),
+                         ({"host": ["bus", 1e10, 0]}, "mine: link 'bus'.*positive"),
                          *(({"links": [["near", 8, 1e11, 1e-6], ["far", *far, 1e-6]]}, "mine: links must grow.*'far'")
                            for far in ((8, 1e10), (4, 1e10), (12, 1e10), (16, 2e11))),
                          ({"links": [["near", None, 1e11, 1e-6], ["far", 16, 1e10, 1e-6]]}, "must grow")):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import sympy
-from partitioned import BERT, GPT2, LLAMA, TABLES, compared, crossed, planned, value_at
+from partitioned import BERT, GPT2, LLAMA, TABLES, compared, crossed, gathered, planned, value_at
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -31,6 +31,7 @@ def busiest(plan, stage):
     for place in (each for each in plan.mesh.places() if plan.stage(each) == stage):
         counted = {"operations": value_at(plan, plan.flops(stage), place), "values held at most": plan.peak(place),
                    "state": value_at(plan, plan.state(stage, weights=1), place)}
+        if plan.gathered(stage): counted["weights gathered at most"] = gathered(plan, place)
         for table in TABLES:
             counted |= {f"{op} over {axis}, {table}": said for (op, axis), said in crossed(plan, place, table).items()}
         for name, said in counted.items(): found[name] = max(said, found.get(name, 0))
