@@ -3,15 +3,20 @@ Layers begin where rows are mixed, and stages of a pipeline are runs of layers."
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate, pairwise
 from math import prod
+from operator import matmul
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.shapes import H, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.split.axis_states import all_bounds
+from opmatrix.split.carrying import Cuttable, contracts
+from opmatrix.split.traced import trace
 
 
 class Factor(NamedTuple):
@@ -22,8 +27,40 @@ class Factor(NamedTuple):
 
 
 def chain(model: Operator) -> list[Factor]:
-    """The factors of a model, from its input on."""
-    return [Factor(term, *signature_of(term)) for term in factors(model)]
+    """The factors of a model, from its input on; those whose columns one hands to the next cut are one."""
+    own, found, at = [Factor(term, *signature_of(term)) for term in factors(model)], list[Factor](), 0
+    known: dict[tuple[Any, ...], bool] = {}
+    while at < len(own):
+        end = carried_on(own, at, known)
+        found.append(own[at] if end == at + 1 else joined(own[at:end]))
+        at = end
+    return found
+
+
+def joined(own: Sequence[Factor]) -> Factor:
+    term = reduce(matmul, (each.term for each in own))
+    return Factor(term, *signature_of(term))
+
+
+def carried_on(own: Sequence[Factor], at: int, known: dict[tuple[Any, ...], bool]) -> int:
+    """Behind which factor the columns that one gives are merged by a weight, where what lies between passes them on;
+    the next one where they are not."""
+    for end in range(at + 2, len(own) + 1):
+        key = tuple(each.signature for each in own[at:end])
+        if key not in known: known[key] = carries(own[at:end])
+        if known[key]: return end
+        last = own[end - 1].term
+        if not (last.entrywise or last.additive): break
+    return at + 1
+
+
+def carries(own: Sequence[Factor]) -> bool:
+    """Whether columns of a weight of the first of some factors can be cut for the others, and not for it alone."""
+    both = joined(own).term
+    x = Shape(1 if both.into.heads is H else both.into.heads, both.into.rows, both.into.cols)
+    alone, together = (Cuttable(trace(term, x)[0]) for term in (own[0].term, both))
+    return any(together.carry[at] and not alone.carry[at] for at, line in enumerate(alone.lines)      # both begin alike
+               if line.op == "act" and contracts(line.more[0]))
 
 
 def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
