@@ -238,14 +238,14 @@ def test_two_techniques_against_each_alone():
 
 def test_families_are_tried_at_several_sizes():
     """All that transformers has, openPangu under its own name, and Pangu-alpha."""
-    import families
+    import widths
 
     from opmatrix.models import FAMILIES
-    made = [*families.cases([*families.FAMILIES])]
-    known = {families.FAMILIES[each.family].says.get("model_type", each.family) for each in made}
+    made = [*widths.cases([*widths.FAMILIES])]
+    known = {widths.FAMILIES[each.family].says.get("model_type", each.family) for each in made}
     assert known == FAMILIES.keys() - {"transformer"}
-    assert all(sum(each.family == name for each in made) >= 2 for name in families.FAMILIES)
-    assert families.right(families.Found("exact", 9e-6, 0.0), 0.0) and not families.right(
-        families.Found("exact", 2e-5, 0.0), 0.0)
-    assert families.right(families.Found("int8", 0.02, 0.011), 0.02)
-    assert not families.right(families.Found("int8", 0.03, 0.011), 0.02)
+    assert all(sum(each.family == name for each in made) >= 2 for name in widths.FAMILIES)
+    assert widths.right(widths.Found("exact", 9e-6, 0.0), 0.0) and not widths.right(
+        widths.Found("exact", 2e-5, 0.0), 0.0)
+    assert widths.right(widths.Found("int8", 0.02, 0.011), 0.02)
+    assert not widths.right(widths.Found("int8", 0.03, 0.011), 0.02)
