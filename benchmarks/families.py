@@ -109,13 +109,14 @@ def shown(value: float) -> str: return "" if value != value else f"{value:.4g}"
 
 def figures(rows: list[tuple[str | float, ...]]) -> Iterator[Figure]:
     """Times of exact and chosen programs over the import's; how far predictions are off."""
-    by = {(row[0], str(row[3]).split(":")[0]): row for row in rows}
-    for name in dict.fromkeys(row[0] for row in rows):
-        imported, exact, chosen = (by[name, what] for what in ("imported", "exact", "chosen"))
-        for what, each in (("exact", exact), ("chosen", chosen)):
-            yield Figure(f"{name}: {what}, time over the import's", float(each[4]) / float(imported[4]))
-            yield Figure(f"{name}: {what}, MB over the import's", float(each[6]) / float(imported[6]))
-    off = [100 * abs(float(row[5]) / float(row[4]) - 1) for row in rows if row[4] == row[4]]
+    by = {(each[0], str(each[3]).split(":")[0]): each for each in rows}
+    for name in dict.fromkeys(name for name, *_ in rows):
+        imported = by[name, "imported"]
+        for what in ("exact", "chosen"):
+            for column, of in ((4, "time"), (6, "MB")):
+                ratio = float(by[name, what][column]) / float(imported[column])
+                yield Figure(f"{name}: {what}, {of} over the import's", ratio)
+    off = [100 * abs(float(each[5]) / float(each[4]) - 1) for each in rows if each[4] == each[4]]
     yield Figure("predicted seconds off, median", float(np.median(off)), "%")
 
 
