@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.choosing import keep, largest
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
@@ -85,6 +87,8 @@ class DenseReading:
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
     def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
     def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
+    def keep_top(self, by: DenseReading, k: int) -> Self:
+        return self.of(keep(*np.broadcast_arrays(self.array, by.array), largest(by.array, k)))
     def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
     def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
@@ -224,6 +228,16 @@ class Entrywise:
 
     def __add__(self, other: Entrywise) -> Entrywise: return self.pointwise(other, lambda u, v: u + v)
     def __mul__(self, other: Entrywise) -> Entrywise: return self.pointwise(other, lambda u, v: u * v)
+    def keep_top(self, by: Entrywise, k: int) -> Entrywise:
+        def at(h: int, r: int, j: int) -> object:
+            row = by.value[h, r]
+            before = (v > row[j] if i > j else v >= row[j] for i, v in enumerate(row) if i != j)
+            return self.kept(self.at(h, r, j), row, [*before], k)
+        return self.of(by.value.shape, at)
+    def kept(self, own: Any, row: Any, before: list[Any], k: int) -> object:
+        """An entry, where fewer than k of its row come before it, else 0."""
+        if any(isinstance(v, float) and isnan(v) for v in row): return nan
+        return own if sum(map(bool, before)) < k else self.number(0.0)
     def turn(self) -> Entrywise:
         h, r, c = self.value.shape
         return self.of((h, c, r), lambda h, r, c: self.value[h, c, r])
@@ -371,7 +385,7 @@ def separate(term: Operator) -> bool:
             case "product", (_, b, over, where):            # an index counts all tokens of the batch
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
             case "compose", (a, b): return bool(a.out.cols is not T or b.entrywise)
-            case "row", (a, b): return T not in (a.out.cols, b.out.cols)
+            case ("row" | "keep_top"), (a, b, *_): return T not in (a.out.cols, b.out.cols)
             case "given", (field, _): return bool(field != "sequence")
         alone = not node.children and node.row_wise
         return node.kind.name in ("add", "mul", "turn", "rotate") or alone or bool(node.kind.matrix)
