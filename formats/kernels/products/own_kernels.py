@@ -23,6 +23,7 @@ class Stack(Protocol):
     """Matrices of one shape: float32 of three axes, or one whose entries are matrices in one format."""
     @property
     def shape(self) -> tuple[int, ...]: ...
+    def arrays(self) -> dict[str, np.ndarray]: ...
     def __getitem__(self, at: int, /) -> Any: ...
 
 
@@ -63,9 +64,8 @@ def find_own(name: str, stack: Stack) -> Own:
         return keep_own(name, [by_array(each) for each in stack], stack.shape[1:], 16, False, (stack,))
     if (own := KNOWN.get(stack)) is None:
         forms = [stack[e] for e in range(stack.shape[0])]
-        arrays = tuple(array for form in forms for array in form.arrays().values())
         KNOWN[stack] = own = keep_own(name, [form.matmul for form in forms], forms[0].shape, forms[0].portion,
-                                      forms[0].rounds, arrays)
+                                      forms[0].rounds, (*stack.arrays().values(),))
     return own
 
 
