@@ -2,15 +2,16 @@
 by another one, too: two that round in different places then go the same ways."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Mask: TypeAlias = NDArray[np.bool_]
+Found = TypeVar("Found")
 
 
 def largest(by: NDArray[Any], k: int) -> Mask:
@@ -88,6 +89,11 @@ def noting(routes: Routes) -> Iterator[Routes]:
     before = READ.set(routes)
     try: yield routes
     finally: READ.reset(before)
+
+def noted(give: Callable[[], Found], given: Mapping[int, Mask] | None = None) -> tuple[Found, list[Route]]:
+    """What a reading gives, and what it takes on the way."""
+    with noting(Routes(given)) as routes: found = give()
+    return found, routes.found
 
 def take_top(by: NDArray[Any], k: int) -> Mask:
     """Where the k largest of each row are, or what is given to be taken for them."""

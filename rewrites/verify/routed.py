@@ -1,5 +1,5 @@
-"""Two readings side by side where rows are routed: by `keep_top` a row goes where its scores are largest, and scores that
-differ by a rounding may send it elsewhere, which no error of the rest would explain. So one reading takes what the
+"""Two readings side by side where rows are routed: by `keep_top` a row goes where its scores are largest, and scores
+that differ by a rounding may send it elsewhere, which no error of the rest would explain. So one reading takes what the
 other one took. A row that goes elsewhere than its own scores say must be one whose scores rounding does not tell
 apart; these are counted."""
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
-from opmatrix.algebra.oracles import dense, entered
-from opmatrix.algebra.routes import Mask, Route, Routes, noting
-from opmatrix.algebra.term import KINDS, Operator, read
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.routes import Mask, Route, noted
+from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.nudged import NUDGES, Nudged
+from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
 LISTED = 20                                                 # rows that are listed
@@ -53,12 +53,6 @@ class Flips:
 def is_routed(terms: Iterable[Operator]) -> bool:
     """Whether some row goes where its scores are largest."""
     return any(node.kind is KINDS["keep_top"] for term in terms for node in term.walk())
-
-
-def noted(give: Callable[[], Any], given: dict[int, Mask] | None = None) -> tuple[Any, list[Route]]:
-    """What a reading gives, and what it takes on the way."""
-    with noting(Routes(given)) as routes: found = give()
-    return found, routes.found
 
 
 def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Mask]:
@@ -99,12 +93,9 @@ def score_scales(term: Operator, batch: Batch, routes: Sequence[Route]) -> list[
     """By router and row, the size of the numbers that scores are computed from, as far as they count: what small
     changes of them move the scores by, over that."""
     rng, moved = np.random.default_rng(0), [np.zeros(route.by.shape[1]) for route in routes]
-    given = {at: route.taken for at, route in enumerate(routes)}
-    value = entered(term, batch)
     for _ in range(NUDGES):
         with np.errstate(all="ignore"):
-            _, found = noted(lambda: read(term, Nudged(value.value, value.batch, value.dtype, None, UNIT, rng),
-                                          {}).array, given)
+            _, found = nudge_along(term, batch, routes, UNIT, rng)
             for most, route, near in zip(moved, routes, found, strict=True):
                 np.maximum(most, np.nan_to_num(abs(near.by - route.by)).max((0, 2)), out=most)
     return [each / UNIT for each in moved]
