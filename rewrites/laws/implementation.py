@@ -9,7 +9,20 @@ from typing import Any
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
-from opmatrix.algebra.operators import I, given, heads, pick, product, total, turn, unit_length
+from opmatrix.algebra.operators import (
+    I,
+    given,
+    heads,
+    keep_top,
+    ones,
+    pick,
+    product,
+    reciprocal,
+    share,
+    total,
+    turn,
+    unit_length,
+)
 from opmatrix.algebra.operators import repeat as repeated
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern
@@ -77,6 +90,13 @@ def experts_gated(x: Operator, gate: Operator, up: Operator, activation: Operato
 def experts_residual(residual: Operator, **others: Operator) -> Operator: return residual + experts(**others)
 def experts_gated_residual(residual: Operator, **others: Operator) -> Operator:
     return residual + experts_gated(**others)
+
+
+def shares(x: Operator) -> Operator: return x @ share
+def kept(x: Operator, by: Operator, k: int) -> Operator: return keep_top(x, by, k)
+def best_shares(x: Operator, k: int) -> Operator: return keep_top(x @ share, x, k)
+def summing_to_one(x: Operator) -> Operator: return x * (x @ ones @ reciprocal)
+def shares_of_best(x: Operator, k: int) -> Operator: return summing_to_one(best_shares(x, k))
 
 
 split = heads
@@ -173,8 +193,20 @@ def relations() -> Iterator[Implementation]:
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
+def gates() -> Iterator[Implementation]:
+    """What routers make of scores, in one head and in several."""
+    for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
+        for body, attributes, variables, alone in (
+                (shares, {"shares": 1}, dict(x=sort), True),
+                (kept, {}, dict(x=sort, by=sort, k=count[k]), True),
+                (best_shares, {"shares": 1}, dict(x=sort, k=count[k]), False),
+                (summing_to_one, {"unit": 1}, dict(x=sort), False),
+                (shares_of_best, {"shares": 1, "unit": 1}, dict(x=sort, k=count[k]), False)):
+            yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")
+
+
 IMPLEMENTATIONS = [*(Implementation(body.__name__, kernels, body, variables, given[0] if given else {}, single, source)
-                     for body, kernels, variables, single, source, *given in OTHERS), *relations()]
+                     for body, kernels, variables, single, source, *given in OTHERS), *relations(), *gates()]
 
 
 def implementations() -> Iterator[Implementation]:

@@ -10,7 +10,7 @@ from opmatrix.algebra.shapes import H, S, Space, T, space
 from opmatrix.algebra.term import Operator
 from rewrites.graph.egraph import ENode, Graph
 from rewrites.graph.match import Binding, Matches, orders
-from rewrites.law import Name, Sort, stand_in
+from rewrites.law import Sort, h, stand_in
 from rewrites.laws.epilogues import chain_stages, precedes
 from rewrites.laws.kernel_law import Implementation
 
@@ -199,5 +199,5 @@ def of_heads(sort: Sort) -> bool:
 
 
 def attribute_variable(want: object) -> str:
-    """A size symbol stands for the variable `heads`; monoids and patterns carry their own name."""
-    return str(want) if isinstance(want, Name) else "heads"
+    """The symbol h stands for the variable `heads`; monoids, patterns and other numbers carry their own name."""
+    return "heads" if want == h else str(want)
