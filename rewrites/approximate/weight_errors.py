@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from formats import FORMATS
+from formats import FORMATS, can_stack
 from opmatrix.algebra.routes import Route, Routes, noted, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Program
@@ -16,7 +16,7 @@ from opmatrix.spectra.propose import Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
-from rewrites.compiler.fit import Fitter
+from rewrites.compiler.fit import Fitter, head_squares
 from rewrites.lower.lower import Method
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, stored_bytes
@@ -52,7 +52,8 @@ class WeightTrials(Trials[Method]):
         """What spectra propose, what approximations of a user's make of a weight that is multiplied by, and what a
         product may store a table by."""
         proposed = (Method(each.method, tuple(each.parameters.items()), each.fit) for each in self.proposals())
-        own = (method for each in self.fitter.own.values() if self.site.x for method in each.methods(self.numbers)
+        whole = self.site.x and not self.site.heads         # functions of a user's take a matrix
+        own = (method for each in self.fitter.own.values() if whole for method in each.methods(self.numbers)
                if keeps_width(method, self.limits.narrowest))
         return [*proposed, *own, *self.shareable()]
 
@@ -77,14 +78,25 @@ class WeightTrials(Trials[Method]):
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
             sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
             return Proposals(tuple(each for each in sampled if FORMATS[each.method].rowwise))
+        if self.site.heads: return self.head_proposals()
         n, p = numbers.shape
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             key = tuple(parameters.items())
             return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
-        some = numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
         seen = self.fitter.seen.get(self.site.key)
-        return propose(some, None if seen is None else seen.diagonal, self.limits, price)
+        return propose(some_columns(numbers), None if seen is None else seen.diagonal, self.limits, price)
+
+    def head_proposals(self) -> Proposals:
+        """What the matrices of heads, side by side, propose for all of them: formats that can be stacked."""
+        (heads, n, p), prices = self.numbers.shape, self.prices
+
+        def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
+            return prices.stack(name, heads, n, p, tuple(parameters.items()))
+        squares = head_squares(self.fitter.seen.get(self.site.key), self.numbers)
+        formats = [name for name, form in FORMATS.items() if can_stack(form)]
+        beside = some_columns(self.numbers.swapaxes(0, 1).reshape(n, -1))
+        return propose(beside, None if squares is None else squares.mean(0), self.limits, price, formats)
 
     def shareable(self) -> Iterator[Method]:
         """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses
@@ -93,6 +105,12 @@ class WeightTrials(Trials[Method]):
             if self.site.x is None and form.panelled and form.proposed:
                 found = (Method(name, tuple(options.items())) for options in form.choices(*self.numbers.T.shape))
                 yield from (method for method in found if keeps_width(method, self.limits.narrowest))
+
+
+def some_columns(numbers: np.ndarray) -> np.ndarray:
+    """A weight, or, where it is far wider than high, some of its columns."""
+    n, p = numbers.shape
+    return numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
 
 
 def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Prices | Mean, batch: Batch, limits: Limits,

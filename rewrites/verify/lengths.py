@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from formats.format import Format
 from formats.machine.threads import limit, threads
+from formats.stacked import Stacked
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.files.certified import MAX_INPUT_ROWS
@@ -188,7 +189,7 @@ def kind_of(call: Call, batch: Batch) -> Hashable:
 def described(value: object) -> Hashable:
     """An operand or an attribute: of a constant its form."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
-    if isinstance(value, Format): return value.name, value.shape, tuple(value.remembered.items())
+    if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
     return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
 
 
