@@ -76,8 +76,8 @@ def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), norme
 
     def layer(l: int) -> Operator:
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
-        units = (unit or feeding)(l, f"layers.{l}.mlp")
-        return (I + first @ attending(f"layers.{l}.self_attn", l)) @ (I + second @ units)
+        mixed = I + first @ attending(f"layers.{l}.self_attn", l)
+        return mixed @ (I + second @ (unit or feeding)(l, f"layers.{l}.mlp"))
 
     embed = weight(at("embed_tokens.weight", config["vocab_size"], n))
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
