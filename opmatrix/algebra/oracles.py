@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from opmatrix.algebra import monoids
-from opmatrix.algebra.choosing import keep, largest
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.nodes import Cell, ScalarBody
+from opmatrix.algebra.routes import READ, keep, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
 from opmatrix.batch import Batch, Fields, Places
@@ -88,7 +88,7 @@ class DenseReading:
     def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
     def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
     def keep_top(self, by: DenseReading, k: int) -> Self:
-        return self.of(keep(*np.broadcast_arrays(self.array, by.array), largest(by.array, k)))
+        return self.of(keep(*np.broadcast_arrays(self.array, by.array), take_top(by.array, k)))
     def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
     def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
@@ -336,7 +336,12 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
     starts = np.cumsum([0, *(piece.rows for piece in pieces)])
     parts = [value[:, lo:hi] if value.ndim == 3 else value[lo:hi] for lo, hi in pairwise(starts)]
-    computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
+    computed, routes = [], READ.get()
+    if routes: routes.go_on()
+    for part, one in zip(parts, pieces, strict=True):
+        if routes: routes.go_back()
+        computed.append(at(part, one).array)
+    if routes: routes.go_on()
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
 def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
