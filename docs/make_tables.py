@@ -64,12 +64,13 @@ def describe_model(name: str) -> list[str]:
     n, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     hidden = sizes.get("moe_intermediate_size") or sizes["intermediate_size"] or 4 * n
     widths = n, hidden, heads, sizes.get("num_key_value_heads") or heads
-    read = activated(model.config)
+    learned, experts = parameters(model.config), describe_experts(sizes)
     published = f"{model.published}, {model.activated} activated" if model.activated else model.published
     return [name, code(model.config["model_type"]),
-            *map(str, (sizes["num_hidden_layers"], *widths, describe_experts(sizes), sizes["vocab_size"],
+            *map(str, (sizes["num_hidden_layers"], *widths, experts, sizes["vocab_size"],
                        sizes["max_position_embeddings"])),
-            f"{parameters(model.config):,}", f"{read:,}", published, model.outside, model.source]
+            f"{learned:,}", f"{activated(model.config) if experts else learned:,}", published, model.outside,
+            model.source]
 
 
 def describe_experts(sizes: Mapping[str, Any]) -> str:

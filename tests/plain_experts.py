@@ -92,3 +92,13 @@ def pr_moe(c, w, tokens):
         both = softmax(linear(x, w, f"{name}.coefficient"))
         return expert * both[:, :1] + mlp(x, f"{name}.mlp") * both[:, 1:]
     return plain.gpt2(c, w, tokens, unit=unit)
+
+
+def fused(shapes):
+    """The shapes of tensors by name, with gates and ups of experts in one, as transformers holds them."""
+    found = dict(shapes)
+    for name in [name for name in found if name.endswith("experts.gate_proj")]:
+        count, f, n = found.pop(name)
+        assert found.pop(name.replace("gate_proj", "up_proj")) == (count, f, n)
+        found[name.replace("gate_proj", "gate_up_proj")] = count, 2 * f, n
+    return found
