@@ -120,8 +120,9 @@ def tables() -> str:
         table("Strategies of an axis", "strategy, values between operators, weights, tables and heads of the "
               "vocabulary, attention over rows that are cut, stored once", map(describe_strategy, STRATEGIES.values())),
         table("Well-known models, by their published sizes",
-              "model, family, layers, width, hidden units, heads, key heads, experts, vocabulary, positions, parameters "
-              "by our shapes (with a head of its own), of these a token reads, published, outside of the operator, source",
+              "model, family, layers, width, hidden units, heads, key heads, experts, vocabulary, positions, "
+              "parameters by our shapes (with a head of its own), of these a token reads, published, outside of the "
+              "operator, source",
               map(describe_model, known.names()))]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Experts on disk, one by one and fused: the same leaves and the same model; what is missing or does not fit is a line."""
+"""Experts on disk, one by one and fused: equal leaves and one model; what is missing or does not fit is a line."""
 import json
 from os import stat
 
