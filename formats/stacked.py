@@ -2,9 +2,10 @@
 
 A kernel that multiplies by one of them needs its address alone: `stack.arrays()` lie with a fixed step from matrix to
 matrix, `stack.steps` in bytes, each a whole number of cache lines. `stack[e]` is the format itself, over views."""
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.arrays import LINE, MAX_SIZE, Floats, FormatError, by_rows, fixed, is_size, room
 from formats.core.sizes import Size, n, p
-from formats.format import Format
+from formats.format import Format, RoundedOperands
 from formats.machine.threads import threads
 
 TRIED_SIDE = 64                                              # of a matrix of which sizes are asked for
@@ -74,7 +75,7 @@ class Stacked:
         return cls.made(form, stack_shape(W, form.name), make)
 
     @classmethod
-    def promised(cls, form: type[Format], count: int, inputs: int, outputs: int, **given: object) -> Self:
+    def promised(cls, form: type[Format], count: int, inputs: int, outputs: int, **given: Any) -> Self:
         """One whose sizes and bytes are known, and whose numbers nobody knows yet; see `Format.promised`."""
         one = form.promised(inputs, outputs, **given)
         made = cls.__new__(cls)
@@ -157,8 +158,10 @@ class Stacked:
                                   f"{list(array.shape)}")
         kept = {name: laid_out(arrays[name]) for name in form.fields}
         one: dict[str, Any] = dict(meta) | {"shape": shape[1:]}
-        matrices = [numbered(e, lambda e=e: form.from_arrays(one, {name: array[e] for name, array in kept.items()},
-                                                             numbers)) for e in range(count)]
+
+        def read(e: int) -> Format:
+            return form.from_arrays(one, {name: array[e] for name, array in kept.items()}, numbers)
+        matrices = [numbered(e, partial(read, e)) for e in range(count)]
         made = cls(form, (count, shape[1], shape[2]), kept, **matrices[0].remembered)
         made._matrices[:] = matrices
         return made
@@ -173,8 +176,31 @@ class Stacked:
             raise ValueError(f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {len(self)} or 1, "
                              f"{self.shape[1]})")
         if out is None: out = np.empty((len(x), len(self), self.shape[2]), np.float32)
-        for e in range(len(self)): self[e].matmul(by_rows(x[:, e if x.shape[1] > 1 else 0]), out[:, e])
+        for e, (one, rows) in enumerate(self.by_matrix(x)): one.matmul(by_rows(rows), out[:, e])
         return out
+
+    def by_matrix(self, x: np.ndarray) -> Iterator[tuple[Format, np.ndarray]]:
+        """Every matrix with the rows (T, n) that it multiplies, of x (T, E, n) or (T, 1, n)."""
+        return ((self[e], x[:, e if x.shape[1] > 1 else 0]) for e in range(len(self)))
+
+    def operands(self, x: np.ndarray) -> RoundedOperands:
+        """What its kernels multiply, in float64: rows (T, E, n), matrices (E, n, p); see `Format.operands`."""
+        rows, matrices = zip(*(one.operands(each) for one, each in self.by_matrix(x)), strict=True)
+        return np.stack(rows, 1), np.stack(matrices)
+
+    def bound(self, x: np.ndarray, operands: RoundedOperands | None = None) -> NDArray[np.float64]:
+        """Entrywise bound (T, E, p) on how far matmul(x) is from the products of `operands(x)`."""
+        rows, matrices = self.operands(x) if operands is None else operands
+        own = [(np.asarray(each), matrix) for (_, each), matrix in zip(self.by_matrix(rows), matrices, strict=True)]
+        return np.stack([one.bound(each, read) for (one, each), read in zip(self.by_matrix(x), own, strict=True)], 1)
+
+    def borders(self) -> frozenset[int]:
+        """Rows at which its product takes another path."""
+        return self.form.borders()
+
+    def scratch(self) -> int:
+        """Numbers that a product of one matrix keeps between its factors, for each row of x."""
+        return self[0].scratch()
 
     def __repr__(self) -> str: return f"{len(self)} × {self[0]!r}"
 

@@ -88,7 +88,8 @@ class DenseReading:
     def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
     def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
     def keep_top(self, by: DenseReading, k: int) -> Self:
-        return self.of(keep(*np.broadcast_arrays(self.array, by.array), take_top(by.array, k)))
+        numbers = by.array
+        return self.of(keep(np.broadcast_to(self.array, numbers.shape), numbers, take_top(numbers, k)))
     def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
     def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)

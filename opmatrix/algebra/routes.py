@@ -62,7 +62,8 @@ class Routes:
         if self.next == len(self.parts): self.parts.append([])
         before, whole = self.parts[self.next], by.reshape(-1, *by.shape[-2:])
         low, given = sum(part.by.shape[1] for part in before), self.given.get(self.next)
-        taken = largest(whole, k) if given is None else given[:, low:low + whole.shape[1]]
+        told = None if given is None else given[:, low:low + whole.shape[1]]
+        taken = largest(whole, k) if told is None or told.shape != whole.shape else told
         before.append(Route(whole, taken))
         self.next += 1
         return taken.reshape(by.shape)

@@ -42,12 +42,11 @@ def times_stack(shape: tuple[int, ...], rows: float) -> Costs:
     return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
 
 
-def times_experts(stack: Any, rows: Any, most: int) -> Costs:
-    """Rows times the matrices of a stack, of which each row names so many: products with those that are touched, each
-    of an equal share of the rows."""
-    count, name = stack.shape[0], getattr(stack, "name", "dense")
-    sizes = stack.sizes if name != "dense" else dict(zip("np", stack.shape[1:], strict=True))
-    return [(f"linear.{name}", {"T": rows * most / (touched := count_touched(count, most, rows)), TIMES: touched,
+def times_experts(name: str, sizes: Mapping[Any, float], count: int, most: int, rows: Any) -> Costs:
+    """Rows times a few of so many matrices in a format, of these sizes each, where each row names `most`: a product with
+    each that is named, of an equal share of the rows."""
+    touched = count_touched(count, most, rows)
+    return [(f"linear.{name}", {"T": rows * most / touched, TIMES: touched,
                                 **{str(size): number for size, number in sizes.items()}})]
 
 

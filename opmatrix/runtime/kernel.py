@@ -16,6 +16,7 @@ from formats.core.epilogue import Epilogue
 from formats.core.stage import PER_COLUMN, Stage, collect_operands
 from formats.format import Format
 from formats.machine.prices import Price, untimed
+from formats.stacked import Stacked
 from opmatrix.batch import Fields
 from opmatrix.extents import T
 from opmatrix.relations import Relation
@@ -135,7 +136,7 @@ class Declared:
 
     def _typed(self, name: str, wanted: Any, value: Any) -> object:
         if wanted.holds(value) if wanted in CONSTANT else isinstance(value, wanted): return value
-        shown = value if isinstance(value, Value | Format) else f"an array {value.dtype}{list(value.shape)}"
+        shown = value if isinstance(value, Value | Format | Stacked) else f"an array {value.dtype}{list(value.shape)}"
         needed = f"{wanted.__name__}: {wanted.__doc__}" if isinstance(wanted, type) else wanted
         raise ValueError(f"{self}: {name} is {shown}; it must be {needed}")
 

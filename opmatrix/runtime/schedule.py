@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import as_contiguous
 from formats.format import Format
+from formats.stacked import Stacked
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import Pattern
@@ -395,5 +396,5 @@ def widen_value(value: object, instead: Mapping[int, object]) -> object:
     """Arrays and packed weights as float64 arrays, anything else as it is."""
     if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
     value = instead.get(id(value), value)
-    if isinstance(value, Format): return value.wide()
+    if isinstance(value, Format | Stacked): return value.wide()
     return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value

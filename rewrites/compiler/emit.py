@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats import FORMATS
+from formats import FORMATS, Stacked
 from formats.core.activation import COMPILED
 from formats.machine.threads import in_threads
 from opmatrix.algebra.data import Data
@@ -30,7 +30,9 @@ AS_ROWS = 0                                                 # a view as plain ro
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
     """A weight or a row that nobody has the numbers of: one zero, seen everywhere."""
-    if len(shape) == 2: return FORMATS[method.format].promised(shape[0], shape[1], **dict(method.parameters))
+    form, options = FORMATS[method.format], dict[str, Any](method.parameters)
+    if len(shape) == 2: return form.promised(shape[0], shape[1], **options)
+    if len(shape) == 3 and method != EXACT[0]: return Stacked.promised(form, *shape, **options)
     return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
@@ -179,7 +181,7 @@ class Emitter:
         key, make = self._storing(lowering, self.part, stored)
         if lowering.promised(stored.weight): return self._constant(key, make)
         name = self._constant(key, make, stored)
-        if stored.layout != "stack": self.sources.append(ReadWeight(name, self.part, stored, x))
+        self.sources.append(ReadWeight(name, self.part, stored, x))
         return name
 
     def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Constant]]:
@@ -188,7 +190,6 @@ class Emitter:
         content = lowering.content(stored)
         key = (part, stored) if content is None else (ANYWHERE, content)
         if lowering.promised(cls): return key, lambda: promise(lowering.stored(cls, how), method)
-        if how == "stack": return key, lambda: lowering.matrix(cls, how)
         form: Any = FORMATS.get(method.format)
         if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))

@@ -112,8 +112,8 @@ SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
 SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
-EXPERTS = dict(x=value[n], gate=replace(value, facts=("act", "column"))[h, 1], up=matrix[h, n, p], activation=entrywise[p],
-               down=matrix[h, p, q])
+EXPERTS = dict(x=value[n], gate=replace(value, facts=("act", "column"))[h, 1], up=matrix[h, n, p],
+               activation=entrywise[p], down=matrix[h, p, q])
 GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
 MOST: dict[str, Any] = {"most": lambda at: at.kept("gate")}
 SPARSE = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"

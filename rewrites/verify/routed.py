@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,11 @@ class Flips:
         return {"rows": self.rows, "of": self.of, "listed": [flip._asdict() for flip in self.listed]}
 
 
+def describe_routing(flips: Flips) -> dict[str, object]:
+    """An entry of what was found, where rows are routed."""
+    return {"routing": flips.described()} if flips.of else {}
+
+
 def is_routed(terms: Iterable[Operator]) -> bool:
     """Whether some row goes where its scores are largest."""
     return any(node.kind is KINDS["keep_top"] for term in terms for node in term.walk())
@@ -71,12 +76,12 @@ def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Mask
 @dataclass(frozen=True, eq=False)
 class Reference:
     """What programs are compared with: what it gives by itself, and what it gives where rows go as they went in
-    another reading. A model in float64 (`Meant`), or another program."""
+    another reading."""
     give: Callable[[], Any]
-    routed: bool = True
+    known: tuple[Any, list[Route]] | None = None            # what it gives by itself, where that is at hand
 
     @cached_property
-    def own(self) -> tuple[Any, list[Route]]: return noted(self.give) if self.routed else (self.give(), [])
+    def own(self) -> tuple[Any, list[Route]]: return self.known or noted(self.give)
 
     def beside(self, others: Sequence[Route]) -> tuple[Any, list[Route], Flips]:
         """What it gives where rows go as they did there, with its own scores, and how many would not have."""
@@ -87,6 +92,11 @@ class Reference:
         found, own = noted(self.give, given)
         return found, own, Flips(sum(int((route.gaps() > 0).sum()) for route in own),
                                  sum(route.by.shape[1] for route in own))
+
+    def change(self, give: Callable[[], Rows]) -> tuple[Rows, Rows]:
+        """What another reading gives, and what this one gives where rows go as they went there."""
+        found, taken = noted(give)
+        return found, self.beside(taken)[0]
 
 
 def score_scales(term: Operator, batch: Batch, routes: Sequence[Route]) -> list[NDArray[np.float64]]:
@@ -136,8 +146,8 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
                       [dense(model, batch) for batch in batches] if known is None else [*known], Flips())
     found, wanted, flips = [], [], Flips()
     for batch in batches:
-        given, taken = noted(lambda batch=batch: run(program, batch))
-        rows, routes, parted = Reference(lambda batch=batch: dense(model, batch)).beside(taken)
+        given, taken = noted(partial(run, program, batch))
+        rows, routes, parted = Reference(partial(dense, model, batch)).beside(taken)
         if exact: parted = explain_flips(name, model, batch, routes, parted, unit)
         found.append(given)
         wanted.append(rows)

@@ -19,7 +19,7 @@ from formats import (
     Packed,
     Stacked,
     can_stack,
-    from_arrays,
+    read_stored,
 )
 from formats.core.arrays import LINE
 
@@ -34,7 +34,7 @@ def normal(*shape, seed=0): return np.random.default_rng(seed).standard_normal(s
 
 def saved(stack):
     """The stack after a journey through JSON and safetensors."""
-    return from_arrays(json.loads(json.dumps(stack.meta())), load(save({
+    return read_stored(json.loads(json.dumps(stack.meta())), load(save({
         name: np.ascontiguousarray(array) for name, array in stack.arrays().items()})))
 
 
@@ -127,7 +127,7 @@ def broken(**changes):
     stack = Stacked.approximate(Int8, normal(3, 64, 16))
     meta, arrays = stack.meta() | changes.pop("meta", {}), {name: a.copy() for name, a in stack.arrays().items()}
     for name, change in changes.items(): arrays[name] = change(arrays[name])
-    return lambda: from_arrays(meta, {name: array for name, array in arrays.items() if array is not None})
+    return lambda: read_stored(meta, {name: array for name, array in arrays.items() if array is not None})
 
 
 def spoil(at, value):
@@ -145,7 +145,7 @@ REFUSED = {
     "none at all": (broken(meta={"shape": [0, 64, 16]}), r"the shape \[0, 64, 16\] is not three positive integers"),
     "an array lost": (broken(scale=lambda scale: None), "int8: it stores w, scale, given w"),
     "a wrong group": (broken(meta={"group": 3}), "matrix 0 of a stack: "),
-    "no stack": (lambda: from_arrays({"format": "csr", "shape": [2, 4, 4]}, {}), r"csr: the shape \[2, 4, 4\]"),
+    "no stack": (lambda: read_stored({"format": "csr", "shape": [2, 4, 4]}, {}), r"csr: the shape \[2, 4, 4\]"),
     "beyond float16": (lambda: Stacked.approximate(Half, spoil((1, 0, 0), 1e5)(normal(2, 4, 4))),
                        "matrix 1 of a stack: half.fit"),
     "other shapes": (lambda: Stacked.pack(Dense, [normal(4, 4), normal(4, 5)]),

@@ -132,12 +132,12 @@ class experts(Arguments):
         return found + gamma(a.most + 2) * sizes + SMALLEST
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """Rows there and back, and the products with stacks that are there."""
+        """Rows there and back, and the products with stacks that are known."""
         rows, count = extents[out.space], a.gate.heads
         most = min(a.most, count)
         own = [("experts", {"T": rows, "n": a.x.cols, "p": out.cols, "k": most, "E": count})]
         return own + [cost for stack in (a.up, a.beside, a.down) if stack is not None
-                      for cost in times_experts(stack, rows, most)]
+                      for cost in times_experts(*described(stack), count, most, rows)]
 
     def scratch(a) -> BufferSize:
         """The rows of experts, between its stages."""
@@ -145,6 +145,12 @@ class experts(Arguments):
         return BufferSize(min(a.most, a.gate.heads) * (FLOAT_BYTES * (f + max(n, q)) + WORD_BYTES), 0)
 
     def borders(a) -> Collection[int]: return compiled.borders("experts")
+
+
+def described(stack: Any) -> tuple[str, dict[Any, float]]:
+    """The format of a stack's matrices, and the sizes of each."""
+    if isinstance(stack, Stacked): return stack.name, dict(stack.sizes)
+    return "dense", dict(zip("np", stack.shape[1:], strict=True))
 
 
 def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int) -> tuple[Doubles, Doubles]:
