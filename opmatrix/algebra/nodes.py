@@ -324,6 +324,18 @@ def share(x: ReadAt) -> ReadAt:
     grown = (x + x.act(over(ones(), monoids.max)) * x.act(const(-1.0))).act(exp)
     return grown * grown.act(ones()).act(reciprocal)
 
+@combinator(at_x=2, **every("row_wise", "uniform", "constant", "column"),
+            maps_zero_to_zero=lambda s, by, k: s.maps_zero_to_zero,
+            additive=lambda s, by, k: s.additive and by.constant,
+            row_linear=lambda s, by, k: s.row_linear and by.constant,
+            positively_homogeneous=lambda s, by, k: s.positively_homogeneous and (by.positively_homogeneous
+                                                                                  or by.constant))
+def keep_top(x: ReadAt, s: Operator, by: Operator, k: int) -> ReadAt:
+    """s where `by` is among the k largest of its row, of each head, and 0 elsewhere; of equal ones the first columns
+    are taken. A row with a NaN in `by` is NaN. The gate of a mixture of experts (Shazeer et al. 2017) is so made."""
+    u, v = met(x, s, by)
+    return u.keep_top(v, k)
+
 @combinator(row_linear=True)
 def rotate(x: ReadAt, cos: Data, sin: Data, rest: int = 0) -> ReadAt:
     """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of

@@ -23,7 +23,7 @@ from rewrites.kinds import as_array
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import STACK, Implementation
-from rewrites.lower.calls import multiplied
+from rewrites.lower.calls import attributes, list_kernels, multiplied
 from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds, stacks
@@ -144,6 +144,14 @@ class Lowering:
         return {use: [stage.price for stage in FUSED if stage.operands.keys() & call.implementation.variables]
                 for cls, call in self.calls
                 for use in self.children(cls, call)[1]}
+
+    @cached_property
+    def routed(self) -> dict[Use, int]:
+        """How many matrices of its stack a row is multiplied by, where a use is of some of them."""
+        if self.like is not None:
+            return self.like.routed
+        return {use: int(given["most"]) for cls, call in self.calls for declared in list_kernels(call)
+                if "most" in (given := attributes(self, call, declared)) for use in self.children(cls, call)[1]}
 
     @cached_property
     def matched(self) -> list[tuple[int, KernelCall]]:

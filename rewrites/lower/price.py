@@ -8,7 +8,7 @@ from formats import FORMATS, Dense, can_stack
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
 from opmatrix.extents import Extents, PatternPairs
-from opmatrix.runtime.costs import Costs, behind_product, gather_cost, times_format, times_stack
+from opmatrix.runtime.costs import Costs, behind_product, gather_cost, times_experts, times_format, times_stack
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.calls import shapes
 
@@ -92,6 +92,13 @@ class Prices:
         return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
                                                self.group["T"] if rows is None else rows))
 
+    def routed(self, method: "Method", shape: tuple[int, ...], most: int, rows: float) -> tuple[float, float]:
+        """Seconds of rows times the few matrices of a stack that each names, and the bytes of the stack."""
+        count, n, p = shape
+        sizes = count_sizes(method.format, n, p, method.parameters)
+        return (self.seconds(times_experts(method.format, sizes, count, min(most, count), rows)),
+                count * stored_bytes(method.format, n, p, method.parameters))
+
     def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
               rows: float | None = None) -> tuple[float, float]:
         """Seconds of x times a matrix n x p for each head, and the bytes of these: of dense ones one kernel, of other
@@ -103,6 +110,7 @@ class Prices:
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
+        if (most := lowering.routed.get(use)) is not None: return self.routed(method, shape, most, tokens)
         if len(shape) == 3:
             heads, rows, cols = shape
             return self.stack(method.format, heads, rows, cols, method.parameters, tokens)
