@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Mask: TypeAlias = NDArray[np.bool_]
 Found = TypeVar("Found")
+Notes = TypeVar("Notes", bound="Routes | None")
 
 
 def largest(by: NDArray[Any], k: int) -> Mask:
@@ -85,8 +86,8 @@ class Routes:
 READ: ContextVar[Routes | None] = ContextVar("READ", default=None)
 
 @contextmanager
-def noting(routes: Routes) -> Iterator[Routes]:
-    """What this thread reads meanwhile notes what it takes, or takes what it is given."""
+def noting(routes: Notes) -> Iterator[Notes]:
+    """What this thread reads meanwhile notes what it takes, or takes what it is given; of None, neither."""
     before = READ.set(routes)
     try: yield routes
     finally: READ.reset(before)
