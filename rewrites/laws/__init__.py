@@ -1,5 +1,5 @@
-"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, largest,
-ring, spaces); what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues).
+"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, largest, ring,
+spaces); what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues).
 Rulesets are tuples that add."""
 from collections.abc import Sequence
 
