@@ -1,6 +1,6 @@
 """From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
 once."""
-from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -34,6 +34,14 @@ def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
     if len(shape) == 2: return form.promised(shape[0], shape[1], **options)
     if len(shape) == 3 and method != EXACT[0]: return Stacked.promised(form, *shape, **options)
     return np.broadcast_to(np.zeros((), np.float32), shape)
+
+
+def store_blocks(form: Any, parts: Sequence[np.ndarray]) -> Constant:
+    """Blocks of a file (outputs, groups), or those of each head, in the format that holds such."""
+    blocks = np.concatenate(parts, -2)
+    if blocks.ndim == 2: return form.of_blocks(blocks)      # type: ignore[no-any-return]
+    first = form.of_blocks(blocks[0])
+    return Stacked.made(form, (len(blocks), *first.shape), lambda e: form.of_blocks(blocks[e]))
 
 
 def vector(lowering: Lowering, cls: int, width: int) -> Constant:
@@ -192,7 +200,7 @@ class Emitter:
         key = (part, stored) if content is None else (ANYWHERE, content)
         if lowering.promised(cls): return key, lambda: promise(lowering.stored(cls, how), method)
         form: Any = FORMATS.get(method.format)
-        if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
+        if form and form.filed: return key, lambda: store_blocks(form, lowering.filed(cls, how))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
     def _constant(self, key: ConstantKey, make: Callable[[], Constant], what: Hashable = None) -> str:
