@@ -2,10 +2,10 @@
 
     python benchmarks/experts.py [--formats packed,bf16,int8] [--rounds 11] [--csv OUT]
 
-Layers of 8 experts, best two, 512 x 1792, gated; of one format so many that all are beyond the caches. Calls are those of
-a recorded program on one processor, the last that is allowed; candidates take turns, shares are medians of the shares
-within a round. The products alone are those of as many rows, by the formats' own kernels. Skewed: one expert has three
-times the mean."""
+Layers of 8 experts, best two, 512 x 1792, gated; of one format so many that all are beyond the caches. Calls are those
+of a recorded program on one processor, the last that is allowed; candidates take turns, shares are medians of the
+shares within a round. The products alone are those of as many rows, by the formats' own kernels. Skewed: one expert has
+three times the mean."""
 import os
 from statistics import median
 
@@ -170,7 +170,8 @@ def peers(name, rng, arrays, layers, rounds):
             for what in taken:
                 if what not in ("mixed", best): yield compared(f"{rows} rows", taken, what, None, kind)
         for what, reason in why.items():
-            yield (f"{rows} rows: x {what}", None, None, None), Figure(f"{kind}: {rows} rows, x {what}", None, why=reason)
+            yield ((f"{rows} rows: x {what}", None, None, None),
+                   Figure(f"{kind}: {rows} rows, x {what}", None, why=reason))
 
 
 if __name__ == "__main__": command.run(main)

@@ -18,7 +18,8 @@ def torch_ways(up: np.ndarray, beside: np.ndarray, down: np.ndarray, k: int) -> 
     torch.set_num_threads(1)
     for way in ("eager", "grouped_mm", "compiled"):
         (count, n, f), config = up.shape, MixtralConfig(hidden_act="silu")
-        config.num_local_experts, config.hidden_size, config.intermediate_size, config.num_experts_per_tok = count, n, f, k
+        config.num_local_experts, config.hidden_size, config.intermediate_size = count, n, f
+        config.num_experts_per_tok = k
         config._experts_implementation = "grouped_mm" if way == "grouped_mm" else "eager"
         with torch.device("meta"): experts = MixtralExperts(config)
         experts.gate_up_proj = torch.nn.Parameter(torch.from_numpy(

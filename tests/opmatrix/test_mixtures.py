@@ -6,6 +6,7 @@ import pytest
 from formats import FORMATS, Stacked, can_stack, kernels
 from formats.kernels.products.linear import MAX_ITEM_ROWS
 from formats.machine.threads import limit
+from opmatrix.algebra.routes import noted
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
@@ -207,3 +208,12 @@ def test_a_gate_of_what_is_no_number_is_none_and_infinite_scores_are_ordered(rng
     x[0, 0, 3], x[1, 0, 5] = np.nan, np.inf
     out = kernels.gate_rows(x, np.empty_like(x), None, 3)
     assert np.isnan(out[0]).all() and [*np.flatnonzero(out[1, 0])] == [0, 1, 5]
+
+
+def test_a_run_notes_whom_rows_go_to(rng):
+    """As the steps of a recording do not, a run that is noted is its steps, to the bit."""
+    program = layer(rng)
+    found, [route] = noted(lambda: program.run(SENTENCES))
+    np.testing.assert_array_equal(found, program.run(SENTENCES))
+    [_, _, (gated, _), *_] = [each for each in program.schedule.trace(SENTENCES)]
+    np.testing.assert_array_equal(route.taken[0], gated != 0)
