@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from formats.core.arrays import as_contiguous
 from formats.format import Format
 from formats.stacked import Stacked
+from opmatrix.algebra.routes import READ
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import Pattern
@@ -295,11 +296,18 @@ class Schedule:
         thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
+        if READ.get() is not None and any(call.kernel.routes for call in self.calls): return self.noted(batch)
         values = self.begun(batch)
         for segment in self.segments: segment.run(values)
         rows = {self.result: np.asarray(values[self.result])}
         rows |= {at: np.array(values[at]) for at in {*self.results} - rows.keys()}
         return [rows[at] for at in self.results]
+
+    def noted(self, batch: Batch) -> list[NDArray[np.float32]]:
+        """The outputs' rows, step by step, to the bit those of a run: a recording would not note whom rows go to."""
+        found: list[Any] = []
+        for _ in self.walk(batch, found): pass
+        return [np.asarray(found[at - self.first]) for at in self.results]
 
     def timed(self, batch: Batch) -> dict[int, float]:
         """Seconds of each step of one run, by the number of its call, as the run itself sees them."""

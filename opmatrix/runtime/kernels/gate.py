@@ -50,8 +50,8 @@ def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
             yield {"T": rows, "p": cols, "k": most}, partial(compiled.gate_rows, x, out, None, most, True, True)
 
 
-@kernel(launches=True, price=Price((T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p),
-                                   time_gates))
+@kernel(launches=True, routes=True, price=Price(
+    (T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p), time_gates, common=False))
 class gate(Arguments):
     """Rows, with `shares` their softmax, with k those where `by` (x itself, where nothing is given) is among the k
     largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
