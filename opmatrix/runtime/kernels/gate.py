@@ -51,7 +51,7 @@ def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price((T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p),
-                                   time_gates))
+                                   time_gates, common=False))
 class gate(Arguments):
     """Rows, with `shares` their softmax, with k those where `by` (x itself, where nothing is given) is among the k
     largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
