@@ -1,14 +1,15 @@
 """Writes docs/tables.md from the declarations themselves: run `python docs/make_tables.py` after changing one."""
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from formats import FORMATS
 from formats.kernels import find_modules
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
-from opmatrix.models import known, normalise_config, parameters
+from opmatrix.models import activated, known, normalise_config, parameters
 from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.split.mesh import STRATEGIES, Strategy
@@ -61,10 +62,23 @@ def describe_model(name: str) -> list[str]:
     model = known.find_known(name)
     sizes = normalise_config(model.config)
     n, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    widths = n, sizes["intermediate_size"] or 4 * n, heads, sizes.get("num_key_value_heads") or heads
+    hidden = sizes.get("moe_intermediate_size") or sizes["intermediate_size"] or 4 * n
+    widths = n, hidden, heads, sizes.get("num_key_value_heads") or heads
+    learned, experts = parameters(model.config), describe_experts(sizes)
+    published = f"{model.published}, {model.activated} activated" if model.activated else model.published
     return [name, code(model.config["model_type"]),
-            *map(str, (sizes["num_hidden_layers"], *widths, sizes["vocab_size"], sizes["max_position_embeddings"])),
-            f"{parameters(model.config):,}", model.published, model.outside, model.source]
+            *map(str, (sizes["num_hidden_layers"], *widths, experts, sizes["vocab_size"],
+                       sizes["max_position_embeddings"])),
+            f"{learned:,}", f"{activated(model.config) if experts else learned:,}", published, model.outside,
+            model.source]
+
+
+def describe_experts(sizes: Mapping[str, Any]) -> str:
+    """How many experts a layer has, and how many of them a token asks; nothing of a model without."""
+    counts = sizes.get("num_experts") or sizes.get("num_local_experts")
+    if not counts: return ""
+    few, most = (min(counts), max(counts)) if isinstance(counts, list) else (counts, counts)
+    return f"{few if few == most else f'{few} to {most}'}, {sizes.get('num_experts_per_tok', 1)} asked"
 
 
 def describe_strategy(each: Strategy) -> list[str]:
@@ -106,8 +120,9 @@ def tables() -> str:
         table("Strategies of an axis", "strategy, values between operators, weights, tables and heads of the "
               "vocabulary, attention over rows that are cut, stored once", map(describe_strategy, STRATEGIES.values())),
         table("Well-known models, by their published sizes",
-              "model, family, layers, width, hidden units, heads, key heads, vocabulary, positions, parameters by our "
-              "shapes (with a head of its own), published, outside of the operator, source",
+              "model, family, layers, width, hidden units, heads, key heads, experts, vocabulary, positions, "
+              "parameters by our shapes (with a head of its own), of these a token reads, published, outside of the "
+              "operator, source",
               map(describe_model, known.names()))]) + "\n"
 
 

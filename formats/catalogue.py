@@ -26,10 +26,11 @@ from .pairs.balancedint8 import BalancedInt8
 from .pairs.blockint8 import BlockInt8
 from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
+from .stacked import Stacked, can_stack
 
 __all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
            "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8",
-           "Packed", "VectorWise", "from_arrays"]
+           "Packed", "Stacked", "VectorWise", "can_stack", "from_arrays", "read_stored"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
     Dense, Packed, Half, BF16, Int8, Int4, Q4_1, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8, NMInt8,
@@ -39,7 +40,19 @@ FORMATS: dict[str, type[Format]] = {format.name: format for format in (
 def from_arrays(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format:
     """The matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format. See
     `Format.from_arrays`."""
-    if not isinstance(name := meta.get("format"), str) or name not in FORMATS:
-        raise FormatError(f"there is no format {name!r:.80} (any more): make anew what stores it; there are "
-                          f"{', '.join(FORMATS)}")
-    return FORMATS[name].from_arrays(meta, arrays, numbers)
+    return named_format(meta).from_arrays(meta, arrays, numbers)
+
+
+def read_stored(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format | Stacked:
+    """The matrix, or the stack where the shape has three axes, that `meta()` and `arrays()` describe; FormatError as
+    `from_arrays`."""
+    form, shape = named_format(meta), meta.get("shape")
+    if isinstance(shape, list | tuple) and len(shape) == 3: return Stacked.from_arrays(form, meta, arrays, numbers)
+    return form.from_arrays(meta, arrays, numbers)
+
+
+def named_format(meta: Mapping[str, object]) -> type[Format]:
+    """The format that a description names; FormatError if there is none."""
+    if isinstance(name := meta.get("format"), str) and name in FORMATS: return FORMATS[name]
+    raise FormatError(f"there is no format {name!r:.80} (any more): make anew what stores it; there are "
+                      f"{', '.join(FORMATS)}")

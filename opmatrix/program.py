@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
+from formats.stacked import Stacked
 from opmatrix import body
 from opmatrix.algebra.data import Numeric
 from opmatrix.batch import Batch
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
 
 ExactRows = NDArray[np.float64]
-Constant = Format | Numeric
+Constant = Format | Stacked | Numeric
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
 OUTPUT = "output"                                           # the name of an output that nobody named
 ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
@@ -95,14 +96,18 @@ class Program:
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
                  meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
-        held = {name: constant if isinstance(constant, Format) else as_contiguous(name, np.asarray(constant))
-                for name, constant in constants.items()}
-        self.steps, self.constants = tuple(steps), MappingProxyType(held)
+        self.steps = tuple(steps)
+        self.constants = MappingProxyType({name: self.held(name, each) for name, each in constants.items()})
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
         if not self.outputs: raise ValueError("output: a program gives one, at least")
         self.inputs, self.state = tuple(inputs), MappingProxyType(dict(state))
         self.meta = MappingProxyType(copied(meta or {}))
         self.schedule = Schedule(self.steps, self.constants, self.outputs, self.inputs, self.state)
+
+    @staticmethod
+    def held(name: str, constant: Constant) -> Constant:
+        """A constant as kernels read it."""
+        return constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
 
     @property
     def output(self) -> str:
@@ -297,7 +302,8 @@ class Program:
         """Everything but the arrays and the certificate, as JSON. Of a program with one output and nothing that enters
         as such programs always had it, so its hash is what it was."""
         return {"meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
-                "constants": {name: c.meta() if isinstance(c, Format) else ARRAY for name, c in self.constants.items()},
+                "constants": {name: c.meta() if isinstance(c, Format | Stacked) else ARRAY
+                              for name, c in self.constants.items()},
                 "steps": [[s.kernel, dict(s.operands), dict(s.attributes), s.output] for s in self.steps],
                 **({"output": self.output} if self.plain else {
                     "inputs": {port.name: port.described() for port in self.inputs}, "outputs": dict(self.outputs),
@@ -311,7 +317,7 @@ class Program:
     def arrays(self) -> Iterator[tuple[str, Numeric]]:
         """The arrays of the constants, in the order of their names: `name` of an array, `name.field` of a format."""
         for name, constant in sorted(self.constants.items()):
-            if not isinstance(constant, Format): yield name, constant
+            if not isinstance(constant, Format | Stacked): yield name, constant
             else: yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
 
     def save(self, directory: str | Path) -> None:
@@ -357,7 +363,7 @@ def kind(constant: Constant | None) -> str:
     """[csr 0.2, 384x1536]: a weight's format, what share of its entries it stores, its shape; nothing of a vector."""
     if constant is None or len(constant.shape) == 1: return ""
     shape = "x".join(map(str, constant.shape))
-    if not isinstance(constant, Format): return f"[{constant.dtype}, {shape}]"
+    if not isinstance(constant, Format | Stacked): return f"[{constant.dtype}, {shape}]"
     stored = sum(array.size for array in constant.arrays().values() if array.dtype.kind == "f")
     share = f" {stored / np.prod(constant.shape):.3g}" if stored != np.prod(constant.shape) else ""
     return f"[{constant.name}{share}, {shape}]"

@@ -290,6 +290,38 @@ def space_doors() -> Iterator[tuple[str, Door]]:
         lambda out, q, k, v, starts: kernels.attend_once(q, k, v, starts, out, 0.3), once)
 
 
+def routing_doors() -> Iterator[tuple[str, Door]]:
+    """Rows that go to a few of five matrices, and what routers make of scores."""
+    from formats import kernels
+    from formats.core.epilogue import gamma
+    shapes = dict(up=(5, 35, 18), beside=(5, 35, 18), down=(5, 18, 20))
+
+    def operands(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+        gate = normal(rng, rows, 5)
+        gate[np.argsort(gate, 1).argsort(1) > 1] = 0
+        return {"x": normal(rng, rows, 35), "gate": gate, **{name: normal(rng, *shape) for name, shape in
+                                                             shapes.items()}, "residual": normal(rng, rows, 20)}
+
+    def mixed(x: np.ndarray, gate: np.ndarray, up: np.ndarray, beside: np.ndarray, down: np.ndarray,
+              residual: np.ndarray) -> Any:
+        def once(of: Callable[[np.ndarray], Any], act: Callable[[Any], Any]) -> Any:
+            x_, gate_, up_, beside_, down_ = (of(each.astype(np.float64)) for each in (x, gate, up, beside, down))
+            return sum(gate_[:, [e]] * ((act(x_ @ up_[e]) * (x_ @ beside_[e])) @ down_[e]) for e in range(5))
+        size = once(np.abs, lambda y: y)
+        return once(lambda a: a, lambda y: np.maximum(y, 0)) + residual, gamma(80) * (size + abs(residual))
+    yield "experts", Door(operands, lambda x, **_: (len(x), 20),
+                          lambda out, x, gate, up, beside, down, residual: kernels.experts(
+                              x, gate, up, down, out, beside, "relu", 2, residual), mixed)
+
+    def kept(x: np.ndarray, by: np.ndarray) -> Any:
+        order = np.argsort(-by, -1, kind="stable")
+        return np.where(order.argsort(-1) < 3, x, 0).astype(np.float64), 0
+    yield "gate_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 3, 20), "by": normal(rng, rows, 3, 20)},
+                            lambda x, **_: x.shape,
+                            lambda out, x, by: kernels.gate_rows(x, out, by, 3), kept)
+
+
 @cache
 def doors() -> dict[str, Door]:
-    return dict([*product_doors(), *column_doors(), *pass_doors(), *head_doors(), *cache_doors(), *space_doors()])
+    return dict([*product_doors(), *column_doors(), *pass_doors(), *head_doors(), *cache_doors(), *space_doors(),
+                 *routing_doors()])

@@ -16,6 +16,7 @@ from opmatrix.algebra.operators import (
     gelu,
     given,
     heads,
+    keep_top,
     layernorm,
     mean,
     over,
@@ -103,6 +104,8 @@ class Grower:
             found += [lambda: rotate(self.data(3, 1), self.data(3, 1), n - 2)]
         if n == p and not self.exact:
             found += [lambda: layernorm(0.25), lambda: share]
+        if p > 1:
+            found += [lambda: keep_top(*(weight(self.data(n, p)) for _ in "sy"), int(rng.integers(1, p + 1)))]
         if n > p:
             found += [lambda: cols(lo := int(rng.integers(n - p + 1)), lo + p)]
         if n < p:
@@ -180,7 +183,7 @@ class Grower:
                 else formula(lambda x: (x @ Q).T.T @ weight(self.data(4, p)))
             ),
         ]
-        if p % 2 == 0 and not self.exact:
+        if p % 2 == 0 and not self.exact and isinstance(Q.into.cols, int):     # how wide a query is must be known
             choices += [lambda: attention(Q, K, self.term(n, p, depth - 1), 2, where)]
         return self.pick(*choices)()
 

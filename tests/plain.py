@@ -66,17 +66,19 @@ def distilbert(c, w, tokens):
     return x
 
 
-def gpt2(c, w, tokens):
-    """Radford et al. 2019, section 2.3. Weights are [in, out]."""
+def gpt2(c, w, tokens, unit=None):
+    """Radford et al. 2019, section 2.3. Weights are [in, out]. `unit` is in place of the perceptrons."""
     n, h, eps = len(tokens), c["n_head"], c["layer_norm_epsilon"]
     seen = np.tri(n, dtype=bool)
     onward = lambda x, name: x @ w[f"{name}.weight"] + w[f"{name}.bias"]
     x = w["wte.weight"][tokens] + w["wpe.weight"][:n]
-    for l in (f"h.{i}" for i in range(c["n_layer"])):
+    if unit is None:
+        unit = lambda x, i, name: onward(GELU_NEW(onward(x, f"{name}.c_fc")), f"{name}.c_proj")
+    for i, l in enumerate(f"h.{i}" for i in range(c["n_layer"])):
         q, k, v = np.split(onward(layernorm(x, w, f"{l}.ln_1", eps), f"{l}.attn.c_attn"), 3, axis=1)
         mixed = attend(q.reshape(n, h, -1), k.reshape(n, h, -1), v.reshape(n, h, -1), seen)
         x = x + onward(mixed, f"{l}.attn.c_proj")
-        x = x + onward(GELU_NEW(onward(layernorm(x, w, f"{l}.ln_2", eps), f"{l}.mlp.c_fc")), f"{l}.mlp.c_proj")
+        x = x + unit(layernorm(x, w, f"{l}.ln_2", eps), i, f"{l}.mlp")
     return layernorm(x, w, "ln_f", eps)
 
 
@@ -97,9 +99,9 @@ def pangu_alpha(c, w, tokens):
     return x
 
 
-def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0):
+def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None):
     """Touvron et al. 2023, section 2.2, with biases and query-key norms where there are some; layer l sees `windows[l]`
-    tokens."""
+    tokens. `unit` is in place of the gated units."""
     n, h, g, eps = len(tokens), c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     d = c.get("head_dim") or c["hidden_size"] // h
     at = np.arange(n)
@@ -116,6 +118,8 @@ def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0):
         seen = (at <= at[:, None]) & (at > at[:, None] - far)
         x = x + linear(attend(q, k, v, seen), w, f"{l}.self_attn.o_proj")
         normed = rmsnorm(x, w, f"{l}.post_attention_layernorm", eps)
-        up = SILU(linear(normed, w, f"{l}.mlp.gate_proj")) * linear(normed, w, f"{l}.mlp.up_proj")
-        x = x + linear(up, w, f"{l}.mlp.down_proj")
+        if unit is None:
+            up = SILU(linear(normed, w, f"{l}.mlp.gate_proj")) * linear(normed, w, f"{l}.mlp.up_proj")
+            x = x + linear(up, w, f"{l}.mlp.down_proj")
+        else: x = x + unit(normed, i, f"{l}.mlp")
     return rmsnorm(x, w, "norm", eps)

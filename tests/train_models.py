@@ -1,7 +1,7 @@
-"""Trains the small language models of tests/data: a GPT-2 and a Pangu-alpha over bytes, on the help texts that Python
-ships. No others of these families are at hand whose weights may be kept.
+"""Trains the small language models of tests/data: a GPT-2, a Pangu-alpha and a Mixtral over bytes, on the help texts
+that Python ships. No others of these families are at hand whose weights may be kept.
 
-    python tests/train_models.py [STEPS] [FOLDER]            of each; some minutes on one processor; needs torch
+    python tests/train_models.py [STEPS] [FOLDER] [FAMILY,..]    of each; some minutes on one processor; needs torch
 
 Held out are the last 64 KiB of the text, which differs from version to version of Python, so it is kept, too."""
 import json
@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 FOLDER, HELD_OUT, SEED = Path(__file__).parent / "data", 1 << 16, 0
 WIDE, LAYERS, HEADS, WINDOW, VOCABULARY = 96, 4, 4, 128, 256
+THIN, EXPERTS, ASKED, KEYS, TURNS = 64, 8, 2, 2, 1e4         # of the Mixtral: its width, and that of each expert
+BALANCE = 0.01                                              # how much it counts that experts are asked alike
 STEPS, BATCH, RATE, WARM = 1200, 16, 3e-3, 100               # windows of a step; the highest rate, and steps before it
 CONFIGS = {
     "gpt2": dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=VOCABULARY, n_embd=WIDE,
@@ -24,7 +26,12 @@ CONFIGS = {
                  activation_function="gelu_new"),
     "pangu": dict(model_type="gpt_pangu", architectures=["GPTPanguForCausalLM"], vocab_size=VOCABULARY,
                   hidden_size=WIDE, max_position_embeddings=WINDOW, num_heads=HEADS, num_layers=LAYERS,
-                  layer_norm_epsilon=1e-5, activation_function="gelu")}
+                  layer_norm_epsilon=1e-5, activation_function="gelu"),
+    "mixtral": dict(model_type="mixtral", architectures=["MixtralForCausalLM"], vocab_size=VOCABULARY, hidden_size=THIN,
+                    intermediate_size=THIN, max_position_embeddings=WINDOW, num_attention_heads=HEADS,
+                    num_key_value_heads=KEYS, num_hidden_layers=LAYERS, num_local_experts=EXPERTS,
+                    num_experts_per_tok=ASKED, rms_norm_eps=1e-5, rope_theta=TURNS, hidden_act="silu",
+                    tie_word_embeddings=True)}
 
 
 def text() -> bytes:
@@ -33,7 +40,8 @@ def text() -> bytes:
 
 
 def shapes(family: str) -> dict[str, tuple[int, ...]]:
-    """Of the weights, by their names in files."""
+    """Of the weights, by their names in files; experts are side by side while they are trained."""
+    if family == "mixtral": return mixtral_shapes()
     def linear(name, n, p): return {f"{name}.weight": (n, p) if family == "gpt2" else (p, n), f"{name}.bias": (p,)}
     def norm(name): return {f"{name}.weight": (WIDE,), f"{name}.bias": (WIDE,)}
     found = {"wte.weight": (VOCABULARY, WIDE), "wpe.weight": (WINDOW, WIDE), **norm("ln_f")}
@@ -46,19 +54,64 @@ def shapes(family: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def mixtral_shapes() -> dict[str, tuple[int, ...]]:
+    found = {"embed_tokens.weight": (VOCABULARY, THIN), "norm.weight": (THIN,)}
+    for l in (f"layers.{i}" for i in range(LAYERS)):
+        found |= {f"{l}.{part}_layernorm.weight": (THIN,) for part in ("input", "post_attention")}
+        found |= {f"{l}.self_attn.{part}_proj.weight": (outputs, THIN) for part, outputs in zip(
+            "qkvo", (THIN, THIN * KEYS // HEADS, THIN * KEYS // HEADS, THIN), strict=True)}
+        found[f"{l}.block_sparse_moe.gate.weight"] = EXPERTS, THIN
+        found |= {f"{l}.block_sparse_moe.experts.{part}": (EXPERTS, THIN, THIN) for part in ("w1", "w2", "w3")}
+    return found
+
+
 def started(family: str) -> dict[str, torch.Tensor]:
     """Weights before training: normal, those that are added to the residual smaller (Radford et al. 2019)."""
     made = {}
     for name, shape in shapes(family).items():
         if name.endswith(".bias"): made[name] = torch.zeros(shape)
-        elif ".ln_" in name or name.startswith("ln_f"): made[name] = torch.ones(shape)
-        else: made[name] = torch.randn(shape) * (0.02 if name[0] == "w" else 0.08) / (
-            (2 * LAYERS) ** 0.5 if "c_proj" in name else 1)
+        elif ".ln_" in name or name.startswith("ln_f") or "norm" in name: made[name] = torch.ones(shape)
+        else: made[name] = torch.randn(shape) * (0.02 if name[0] in "we" else 0.08) / (
+            (2 * LAYERS) ** 0.5 if name.split(".")[-2:][0] in ("c_proj", "o_proj") or name.endswith("w2") else 1)
     return {name: each.requires_grad_() for name, each in made.items()}
 
 
-def scores(family: str, w: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Of the byte that follows each, (windows, rows, 256); tests/plain.py writes the same in numpy."""
+def mixtral_scores(w: dict[str, torch.Tensor], tokens: torch.Tensor, uneven: list[torch.Tensor]) -> torch.Tensor:
+    """`uneven` is given how unlike each layer asks its experts: 1 where all are asked alike (Fedus et al. 2022, eq.
+    4)."""
+    count, rows = tokens.shape
+    d = THIN // HEADS
+    angles = torch.outer(torch.arange(rows), TURNS ** (-torch.arange(0, d, 2) / d)).repeat(1, 2)
+    def norm(x, name): return F.rms_norm(x, (THIN,), w[f"{name}.weight"], 1e-5)
+    def heads(x, name): return F.linear(x, w[f"{name}_proj.weight"]).unflatten(-1, (-1, d)).transpose(1, 2)
+    def turned(x):
+        a, b = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-b, a], -1) * angles.sin()
+    x = w["embed_tokens.weight"][tokens]
+    for l in (f"layers.{i}" for i in range(LAYERS)):
+        normed, name = norm(x, f"{l}.input_layernorm"), f"{l}.self_attn"
+        q, k, v = turned(heads(normed, f"{name}.q")), turned(heads(normed, f"{name}.k")), heads(normed, f"{name}.v")
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2), w[f"{name}.o_proj.weight"])
+        normed, name = norm(x, f"{l}.post_attention_layernorm").flatten(0, 1), f"{l}.block_sparse_moe"
+        shares = F.linear(normed, w[f"{name}.gate.weight"]).softmax(-1)
+        best, chosen = shares.topk(ASKED, -1)
+        gates, mixed = best / best.sum(-1, keepdim=True), torch.zeros_like(normed)
+        for e in range(EXPERTS):
+            at, place = torch.where(chosen == e)
+            up, down, beside = (w[f"{name}.experts.{part}"][e].T for part in ("w1", "w2", "w3"))
+            own = normed[at]
+            mixed = mixed.index_add(0, at, (F.silu(own @ up) * (own @ beside)) @ down * gates[at, place, None])
+        x = x + mixed.unflatten(0, (count, rows))
+        uneven.append(EXPERTS * (F.one_hot(chosen, EXPERTS).float().mean((0, 1)) @ shares.mean(0)))
+    return norm(x, "norm") @ w["embed_tokens.weight"].T
+
+
+def scores(family: str, w: dict[str, torch.Tensor], tokens: torch.Tensor,
+           uneven: list[torch.Tensor] | None = None) -> torch.Tensor:
+    """Of the byte that follows each, (windows, rows, 256); tests/plain.py and plain_experts.py write the same in
+    numpy."""
+    if family == "mixtral": return mixtral_scores(w, tokens, [] if uneven is None else uneven)
     def linear(x, name): return F.linear(x, w[f"{name}.weight"].T if family == "gpt2" else w[f"{name}.weight"],
                                          w[f"{name}.bias"])
     def norm(x, name): return F.layer_norm(x, (WIDE,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
@@ -85,7 +138,7 @@ def trained(family: str, train: torch.Tensor, steps: int) -> tuple[dict[str, tor
     """Weights, and the mean loss of the last hundred steps."""
     torch.manual_seed(SEED)
     w, losses, rng = started(family), [], np.random.default_rng(SEED)
-    decayed = [each for each in w.values() if each.ndim == 2]
+    decayed = [each for each in w.values() if each.ndim > 1]
     optimiser = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1},
                                    {"params": [each for each in w.values() if each.ndim < 2], "weight_decay": 0.0}],
                                   betas=(0.9, 0.98))
@@ -94,10 +147,10 @@ def trained(family: str, train: torch.Tensor, steps: int) -> tuple[dict[str, tor
             group["lr"] = RATE * min(1.0, (step + 1) / WARM) * (0.02 + np.cos(np.pi / 2 * step / steps) ** 2)
         starts = rng.integers(0, len(train) - WINDOW - 1, BATCH)
         batch = torch.stack([train[at:at + WINDOW + 1] for at in starts])
-        found = scores(family, w, batch[:, :-1])
+        found = scores(family, w, batch[:, :-1], uneven := [])
         loss = F.cross_entropy(found.flatten(0, 1), batch[:, 1:].flatten())
         optimiser.zero_grad()
-        loss.backward()
+        (loss + BALANCE * sum(uneven)).backward()
         torch.nn.utils.clip_grad_norm_([*w.values()], 1.0)
         optimiser.step()
         losses.append(loss.item())
@@ -120,7 +173,13 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in seen else chr(next(beyond)) for byte in range(256)]
 
 
-def main(steps: str = str(STEPS), folder: str = str(FOLDER)) -> None:
+def apart(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """As files have it: experts one by one."""
+    stem, experts, part = name.partition(".experts.")
+    return {f"{stem}{experts}{e}.{part}.weight": one for e, one in enumerate(array)} if experts else {name: array}
+
+
+def main(steps: str = str(STEPS), folder: str = str(FOLDER), families: str = ",".join(CONFIGS)) -> None:
     torch.set_num_threads(1)                                # so that another run gives the same
     whole, folder = text(), Path(folder)
     train, held_out = torch.tensor([*whole[:-HELD_OUT]]), whole[-HELD_OUT:]
@@ -128,11 +187,14 @@ def main(steps: str = str(STEPS), folder: str = str(FOLDER)) -> None:
     (folder / "held_out.txt").write_bytes(held_out)
     record = {"text": "pydoc_data.topics", "python": sys.version.split()[0], "torch": torch.__version__, "seed": SEED,
               "training_bytes": len(train), "held_out_bytes": len(held_out), "models": {}}
-    for family, config in CONFIGS.items():
+    if (file := folder / "record.json").exists() and families != ",".join(CONFIGS):
+        record["models"] = json.loads(file.read_text())["models"]           # of those that are left as they are
+    for family, config in ((family, CONFIGS[family]) for family in families.split(",")):
         w, loss = trained(family, train, int(steps))
         (place := folder / f"{family}_bytes").mkdir(exist_ok=True)
         arrays = {name: each.detach().numpy().astype(np.float16) for name, each in w.items()}
-        save_file(arrays, place / "model.safetensors")
+        save_file({name: one for whole in arrays for name, one in apart(whole, arrays[whole]).items()},
+                  place / "model.safetensors")
         (place / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         (place / "tokenizer.json").write_text(tokenizer().to_str() + "\n")
         with torch.no_grad():
@@ -142,7 +204,7 @@ def main(steps: str = str(STEPS), folder: str = str(FOLDER)) -> None:
         record["models"][family] = {"parameters": sum(each.size for each in arrays.values()), "steps": int(steps),
                                     "batch": BATCH, "window": WINDOW, "training_loss": loss, "held_out_nats": own}
         print(family, record["models"][family])
-    (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+    file.write_text(json.dumps(record, indent=1) + "\n")
 
 
-if __name__ == "__main__": main(*sys.argv[1:3])
+if __name__ == "__main__": main(*sys.argv[1:4])

@@ -17,7 +17,7 @@ from formats import FORMATS
 from formats.core.sizes import Array, Term, nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
-from formats.machine.prices import FORMAT_CATALOGUE, Catalogue, Price, Tile, Work, up
+from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue, Price, Tile, Work, up
 from formats.network.links import Link, check_links, check_rates, read_host, read_links
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -68,7 +68,7 @@ class Datasheet:
     def roofline(self, kernel: str, **sizes: float) -> dict[str, float]:
         """Seconds of the matrix unit, of the vector unit and of memory: they work at the same time."""
         rate, unit, tile = self.dense(kernel)
-        matrix, vector, numbers, stored = self.count_work(kernel, tile, sizes)
+        matrix, vector, numbers, stored = (sizes.get(TIMES, 1) * part for part in self.count_work(kernel, tile, sizes))
         size = numbers * BYTES[self.activations] + stored
         found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations),
                  "memory": size / self.bandwidth(size)}

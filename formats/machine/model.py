@@ -20,7 +20,7 @@ from formats.disk.holdings import try_put
 from formats.machine.features import count_uncached, locate_call
 from formats.machine.host import Host, caches, cpu
 from formats.machine.predictor import Correction
-from formats.machine.prices import FORMAT_CATALOGUE, Catalogue
+from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue
 from formats.machine.switches import switched_off
 
 FEATURES_VERSION = 12                                       # of the features: other files are calibrated anew
@@ -85,7 +85,8 @@ class Rates:
         near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
         far = self.far[kernel][0 if one else 1] * count_uncached(self.catalogue[kernel], sizes) \
             if kernel in self.far else 0.0
-        return sum(a * b for a, b in zip(near, self.catalogue.evaluate_features(kernel, sizes), strict=True)) + far
+        once = sum(a * b for a, b in zip(near, self.catalogue.evaluate_features(kernel, sizes), strict=True)) + far
+        return once * sizes.get(TIMES, 1)
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""

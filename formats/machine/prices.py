@@ -22,6 +22,7 @@ S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head
 Timed = tuple[dict[str, float], Callable[[], object]]          # the sizes of a call, and the call
 StartupCase = Callable[[int], Callable[[], object]]            # for so many sentences, a run of almost nothing
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
+TIMES = "times"                                             # among sizes: how many such calls are made as one
 NARROW_SUFFIX = ".narrow"                       # behind a product that rounds what it multiplies: no more exact than it
 
 

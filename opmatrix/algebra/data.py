@@ -116,7 +116,8 @@ class Promised(Data):
 
     @property
     def shape(self) -> tuple[LiveSize, ...]:
-        return self.promise[1][::-1] if self.turned else self.promise[1]
+        whole = self.promise[1]
+        return (*whole[:-2], *whole[:-3:-1]) if self.turned else whole
     @cached_property
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property

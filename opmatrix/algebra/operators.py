@@ -25,6 +25,7 @@ from opmatrix.algebra.nodes import (
     diag,
     exp,
     heads,
+    keep_top,
     magnitude,
     over,
     pick,
@@ -48,9 +49,9 @@ from opmatrix.relations import relation
 from opmatrix.signature import FLOAT, Port
 
 __all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "centre", "col", "cols", "compose", "const", "diag",
-           "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "layernorm", "magnitude", "maximum",
-           "mean", "ones", "over", "pick", "place", "product", "reciprocal", "relation", "relu", "repeat", "rmsnorm",
-           "rotary", "rotate", "row", "rsqrt", "share", "sigmoid", "silu", "softmax", "softplus", "square",
+           "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "keep_top", "layernorm", "magnitude",
+           "maximum", "mean", "ones", "over", "pick", "place", "product", "reciprocal", "relation", "relu", "repeat",
+           "rmsnorm", "rotary", "rotate", "row", "rsqrt", "share", "sigmoid", "silu", "softmax", "softplus", "square",
            "sum_heads", "symbol", "tanh", "total", "transpose", "turn", "unit_length", "weight", "zero"]
 
 I: Operator = nodes.I()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.nodes import Cell, ScalarBody
+from opmatrix.algebra.routes import READ, keep, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
 from opmatrix.batch import Batch, Fields, Places
@@ -85,6 +87,9 @@ class DenseReading:
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
     def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
     def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
+    def keep_top(self, by: DenseReading, k: int) -> Self:
+        numbers = by.array
+        return self.of(keep(np.broadcast_to(self.array, numbers.shape), numbers, take_top(numbers, k)))
     def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
     def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
@@ -224,6 +229,16 @@ class Entrywise:
 
     def __add__(self, other: Entrywise) -> Entrywise: return self.pointwise(other, lambda u, v: u + v)
     def __mul__(self, other: Entrywise) -> Entrywise: return self.pointwise(other, lambda u, v: u * v)
+    def keep_top(self, by: Entrywise, k: int) -> Entrywise:
+        def at(h: int, r: int, j: int) -> object:
+            row = by.value[h, r]
+            before = (v > row[j] if i > j else v >= row[j] for i, v in enumerate(row) if i != j)
+            return self.kept(self.at(h, r, j), row, [*before], k)
+        return self.of(by.value.shape, at)
+    def kept(self, own: Any, row: Any, before: list[Any], k: int) -> object:
+        """An entry, where fewer than k of its row come before it, else 0."""
+        if any(isinstance(v, float) and isnan(v) for v in row): return nan
+        return own if sum(map(bool, before)) < k else self.number(0.0)
     def turn(self) -> Entrywise:
         h, r, c = self.value.shape
         return self.of((h, c, r), lambda h, r, c: self.value[h, c, r])
@@ -322,7 +337,12 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
     starts = np.cumsum([0, *(piece.rows for piece in pieces)])
     parts = [value[:, lo:hi] if value.ndim == 3 else value[lo:hi] for lo, hi in pairwise(starts)]
-    computed = [at(part, one).array for part, one in zip(parts, pieces, strict=True)]
+    computed, routes = [], READ.get()
+    if routes: routes.go_on()
+    for part, one in zip(parts, pieces, strict=True):
+        if routes: routes.go_back()
+        computed.append(at(part, one).array)
+    if routes: routes.go_on()
     return DenseReading(np.concatenate(computed, -2), batch, x.dtype)
 
 def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
@@ -371,7 +391,7 @@ def separate(term: Operator) -> bool:
             case "product", (_, b, over, where):            # an index counts all tokens of the batch
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
             case "compose", (a, b): return bool(a.out.cols is not T or b.entrywise)
-            case "row", (a, b): return T not in (a.out.cols, b.out.cols)
+            case ("row" | "keep_top"), (a, b, *_): return T not in (a.out.cols, b.out.cols)
             case "given", (field, _): return bool(field != "sequence")
         alone = not node.children and node.row_wise
         return node.kind.name in ("add", "mul", "turn", "rotate") or alone or bool(node.kind.matrix)

@@ -160,6 +160,14 @@ class Shape(NamedTuple):
     def __add__(self, other: Shape) -> Shape: return self.pointwise(other, "+")     # type: ignore[override]
     def __mul__(self, other: Shape) -> Shape: return self.pointwise(other, "*")     # type: ignore[override]
 
+    def keep_top(self, by: Shape, k: LiveSize) -> Shape:
+        """The k largest of each row by other numbers, of as many columns; of one's own, one head may serve all."""
+        found = self.pointwise(by, "keep_top by")
+        if found != by: raise ShapeError(f"keep_top by: {self} by {by}: give a number to go by for each that is kept")
+        if certain(k < 1) or (by.cols is not N and certain(k > by.cols)):
+            raise ShapeError(f"keep_top: k = {k} of {by.cols} columns: it is from 1 to {by.cols}")
+        return found
+
     def act(self, matrix: Operator) -> Shape:
         """Through an operator matrix, or a stack of them with one for each head."""
         *heads, rows, cols = matrix.shape_of(self.cols)

@@ -14,6 +14,7 @@ from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
+from opmatrix.files.expert_tensors import ExpertTensors, find_experts
 from opmatrix.files.tensors import Tensor, header
 from opmatrix.pipelines.pooling import LAST, Pooling
 from opmatrix.pipelines.text import Tokenizer
@@ -96,26 +97,43 @@ class Checkpoint:
         return cls(name or file.stem, file, config, gguf.rename_tensors(found, names.gguf, names.permuted, pairs),
                    found.said)
 
-    def find(self, name: str) -> Tensor:
-        """The tensor of that name, with or without the family's prefix; InputError where there is none."""
+    def look_up(self, name: str) -> Tensor | None:
+        """The tensor of that name, with or without the family's prefix, if there is one."""
         for prefix in ("", self.prefix):
             for new, old in (("", ""), *self.layout.spellings):
                 spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
                 if spelt in self.tensors: return self.tensors[spelt]
+        return None
+
+    def find(self, name: str) -> Tensor:
+        """The tensor of that name; InputError where there is none."""
+        if found := self.look_up(name): return found
         raise InputError(f"{self.directory}: tensor {name!r} is missing from the weights: check {self.config.path}, or "
                          "get the weights again")
 
-    def at(self, name: str, *shape: int) -> Data:
-        """The tensor in float32, as an attribute for terms. Raises InputError where it is missing, where its shape is
-        not the one that the config leads to, or where an entry is not finite."""
+    def find_whole(self, name: str, *shape: int) -> Tensor | ExpertTensors:
+        """What a family calls so: a tensor, or the matrices of all experts of a layer. Raises InputError where one is
+        missing, where its shape is not the one that the config leads to, or where experts have several number types."""
+        for ending, said in self.layout.stacks.items():
+            if not name.endswith(ending): continue
+            found = find_experts(self.look_up, name.removesuffix(ending), said, shape, self.check_shape)
+            return self.find(found) if isinstance(found, str) else found
         tensor = self.find(name)
-        if shape and tensor.shape != shape:
-            differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
-            keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
-            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
-                             f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
-        array, blocks = tensor.read_both()
-        return Data(array, name, blocks)
+        if shape: self.check_shape(tensor, shape)
+        return tensor
+
+    def check_shape(self, tensor: Tensor, shape: tuple[int, ...]) -> None:
+        """Raises InputError for a tensor of another shape than the config leads to."""
+        if tensor.shape == shape: return
+        differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
+        keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
+        raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
+                         f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
+
+    def at(self, name: str, *shape: int) -> Data:
+        """The tensor in float32, as an attribute for terms. Raises InputError as `find_whole`, and where an entry is
+        not finite."""
+        return load_data(self.find_whole(name, *shape), name)
 
     @cached_property
     def layout(self) -> "TensorNames":
@@ -188,8 +206,10 @@ class Checkpoint:
         beside = self.adapter and Additions(self.adapter, self.prefix)
 
         def at(name: str, *shape: int, called: str = "") -> Data:
-            used.add(self.find(name))
-            return beside.held(called or name, self.at(name, *shape)) if beside else self.at(name, *shape)
+            found = self.find_whole(name, *shape)
+            used.update(found.used if isinstance(found, ExpertTensors) else [found])
+            data = load_data(found, name)
+            return beside.held(called or name, data) if beside else data
 
         with self.config.named():
             try:
@@ -212,7 +232,7 @@ class Checkpoint:
             if name in used or self.part(name) not in parts or name.endswith(self.layout.buffers): continue
             if numberless(name) in kinds:
                 raise InputError(f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
-                                 "check its number of layers")
+                                 f"check its number of layers{' and of experts' * bool(self.layout.stacks)}")
             raise InputError(f"{tensor.file}: tensor {name!r} is no part of a plain {self.config['model_type']}, which "
                              "would be computed without it: convert the model, or take the tensor out")
 
@@ -237,6 +257,12 @@ class Checkpoint:
         """What makes one row of a text: that of its last token in a language model, else see
         opmatrix.files.declared."""
         return LAST if self.speaks else read_pooling(self.directory, self.said["hidden_size"], self.positions)
+
+
+def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
+    """The numbers of a tensor, or of all experts, as an attribute for terms."""
+    array, blocks = found.read() if isinstance(found, ExpertTensors) else found.read_both()
+    return Data(array, name, blocks)
 
 
 def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:

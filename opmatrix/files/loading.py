@@ -7,7 +7,7 @@ from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
-from formats import FORMATS, from_arrays
+from formats import FORMATS, read_stored
 from formats.core.errors import InputError
 from formats.disk.files import lying, open_regular, read_json, read_text
 from opmatrix.files import certified
@@ -211,5 +211,5 @@ def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list
     for name, meta in described.items():
         with blamed(weights, f"constant {name!r}"):
             taken = {part.field: stored[part.tensor.file].array(part) for part in own[name]}
-            constants[name] = taken[""] if meta == ARRAY else from_arrays(meta, taken, numbers=False)
+            constants[name] = taken[""] if meta == ARRAY else read_stored(meta, taken, numbers=False)
     return constants

@@ -29,6 +29,14 @@ class Tensor(NamedTuple):
     start: int
     pairs: int = 0
 
+    def matrix(self, at: int, first: int, rows: int) -> "Tensor":
+        """So many rows of one matrix of a tensor of three axes, a tensor of its own."""
+        _, height, width = self.shape
+        block = STORED[self.number] if self.number in STORED else STORED["F32"]      # which reading then refuses
+        skipped = (at * height + first) * width // block.numbers * block.block.itemsize
+        return self._replace(name=f"{self.name}[{at}, {first}:{first + rows}]", shape=(rows, width),
+                             start=self.start + skipped)
+
     def read(self) -> NDArray[np.float32]:
         """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite
         number there."""

@@ -6,15 +6,19 @@ from typing import Any
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
-from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
 from opmatrix.models.bert import bert, distilbert, roberta
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
+from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import gpt2
 from opmatrix.models.llama import llama
 from opmatrix.models.mistral import mistral
-from opmatrix.models.pangu import pangu_alpha, pangu_embedded
+from opmatrix.models.mixtral import mixtral
+from opmatrix.models.pangu import pangu_alpha, pangu_embedded, pangu_pro
+from opmatrix.models.pr_moe import pr_moe
 from opmatrix.models.qwen import qwen2, qwen3
+from opmatrix.models.qwen_moe import qwen2_moe, qwen3_moe
 from opmatrix.models.transformer import transformer
 
 __all__ = ["FAMILIES", "build", "promised"]
@@ -22,7 +26,8 @@ __all__ = ["FAMILIES", "build", "promised"]
 
 FAMILIES: dict[str, Family] = {        # by the config's model_type
     "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
-    "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer}
+    "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer,
+    "mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe, "PanguProMoE": pangu_pro, "pr_moe": pr_moe}
 
 
 SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="k",
@@ -107,10 +112,22 @@ def tensors(config: Settings) -> dict[str, tuple[LiveSize, ...]]:
 def parameters(config: Settings) -> int:
     """How many numbers the model of a config learns: those of its operator, and of the head where it is a matrix of its
     own; a pooler and what else stands on top are not counted."""
-    def model(at: ArraySource) -> None:
-        build(config, at)
-        if layout(config).head: head(config, at)
-    return sum(map(prod, ask_for(model).values()))
+    return sum(map(prod, ask_for(lambda at: with_head(config, at)).values()))
+
+
+def activated(config: Settings) -> LiveSize:
+    """How many of the numbers that the model of a config learns count for one row: of experts those that are asked, of
+    everything else all, tables of tokens and heads too, as publications count."""
+    shapes, count = ask_for(lambda at: with_head(config, at)), expression(0)
+    for data, share in read_shares(with_head(config, lambda name, *shape: Promised(name, shape))).items():
+        if data.name in shapes: count += share * prod(shapes[data.name])
+    return as_int(count)
+
+
+def with_head(config: Settings, at: ArraySource) -> Operator:
+    """The model, and the head of its vocabulary behind it where it has one."""
+    model = build(config, at)
+    return model @ head(config, at) if layout(config).head else model
 
 
 def ask_for(made: Callable[[ArraySource], object]) -> dict[str, tuple[LiveSize, ...]]:

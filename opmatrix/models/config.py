@@ -38,6 +38,15 @@ class Key(NamedTuple):
     def under(self, name: str) -> "Key": return self._replace(called=name)
 
 
+class StackNames(NamedTuple):
+    """What files call a weight that has a matrix for each expert. `apart`: the matrix of expert #, by any of these
+    names; `fused`: all of them in one tensor, where they are the given one of so many equal `shares` of its rows."""
+    apart: tuple[str, ...]
+    fused: str
+    share: int = 0
+    shares: int = 1
+
+
 class TensorNames(NamedTuple):
     """What the tensors of a family are called in files.
 
@@ -46,7 +55,7 @@ class TensorNames(NamedTuple):
     (unless tie_word_embeddings says that the table does). `trained`: parts on top that only trained it, or that nothing
     but a head reads; whatever else stands on top answers something that rows alone do not. `positions` gives how many
     a model has, of its settings. `gguf`: names in GGUF files to names here, # standing for a layer; `permuted`: those
-    whose rows GGUF permutes."""
+    whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with what files call them."""
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
@@ -56,6 +65,7 @@ class TensorNames(NamedTuple):
     positions: Callable[[Settings], int] = lambda said: int(said["max_position_embeddings"])
     gguf: Mapping[str, str] = MappingProxyType({})
     permuted: tuple[str, ...] = ()
+    stacks: Mapping[str, StackNames] = MappingProxyType({})
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:

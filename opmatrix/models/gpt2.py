@@ -1,6 +1,8 @@
 """GPT-2 (Radford et al. 2019): a transformer's decoder with norms before its parts, and one behind all."""
+from collections.abc import Callable
 from functools import reduce
 from operator import matmul
+from typing import TypeAlias
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
 from opmatrix.algebra.shapes import LiveSize, divides
@@ -26,17 +28,27 @@ from opmatrix.patterns import causal, sequence
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
 GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
-
-@declares(
-    GPT, vocab_size=dimension(), hidden_size=dimension().under("n_embd"),
+Perceptron: TypeAlias = Callable[[str], Operator]           # by its name
+GPT2_KEYS = dict(
+    vocab_size=dimension(), hidden_size=dimension().under("n_embd"),
     max_position_embeddings=dimension().under("n_positions"), num_attention_heads=dimension().under("n_head"),
     num_hidden_layers=layers().under("n_layer"), intermediate_size=optional(dimension()).under("n_inner"),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
     scale_attn_weights=never(True, SCORES_SCALED), scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
     add_cross_attention=ALONE, quantization_config=NOT_QUANTISED)
+
+
+@declares(GPT, **GPT2_KEYS)
 def gpt2(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
+    return stacked_layers(config, at)
+
+
+def stacked_layers(config: Settings, at: ArraySource,
+                   unit: Callable[[int, Perceptron], Operator] | None = None) -> Operator:
+    """Layers of attention and of perceptrons, each behind a norm. `unit`: what layer l has in place of a perceptron; it
+    is given what makes one by its name."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if not divides(h, n): raise wrong("n_head", h, f"a divisor of n_embd, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
@@ -46,13 +58,16 @@ def gpt2(config: Settings, at: ArraySource) -> Operator:
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
-    def layer(l: str) -> Operator:
+    def perceptron(name: str) -> Operator: return linear(f"{name}.c_fc", n, f) @ act @ linear(f"{name}.c_proj", f, n)
+
+    def layer(i: int) -> Operator:
+        l = f"h.{i}"
         QKV = linear(f"{l}.attn.c_attn", n, 3 * n)
         Q, K, V = (QKV @ cols(part * n, (part + 1) * n, 3 * n) for part in range(3))
         F = attention(Q, K, V, h, sequence & causal) @ linear(f"{l}.attn.c_proj", n, n)
-        G = linear(f"{l}.mlp.c_fc", n, f) @ act @ linear(f"{l}.mlp.c_proj", f, n)
+        G = unit(i, perceptron) if unit else perceptron(f"{l}.mlp")
         return (I + norm(f"{l}.ln_1") @ F) @ (I + norm(f"{l}.ln_2") @ G)
 
     def table(name: str, rows: LiveSize) -> Operator: return weight(at(f"{name}.weight", rows, n))
     embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
-    return reduce(matmul, [embed, *(layer(f"h.{l}") for l in range(config["num_hidden_layers"])), norm("ln_f")])
+    return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("ln_f")])

@@ -15,11 +15,13 @@ FILE = Path(__file__).with_suffix(".json")
 
 class KnownModel(NamedTuple):
     """A published model: where its sizes stand, how many parameters it was said to have, in the words that said so,
-    what of it is outside of the operator, and the configuration that its family takes."""
+    what of it is outside of the operator, and the configuration that its family takes. `activated`: how many parameters
+    it was said that a token reads, where these are fewer."""
     source: str
     published: str
     outside: str
     config: Settings
+    activated: str = ""
 
 
 @cache

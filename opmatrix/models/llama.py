@@ -48,10 +48,12 @@ def llama(config: Settings, at: ArraySource) -> Operator:
 
 
 def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), normed: bool = False,
-            where: Callable[[int], Pattern] = lambda l: sequence & causal) -> Operator:
+            where: Callable[[int], Pattern] = lambda l: sequence & causal,
+            unit: Callable[[int, str], Operator] | None = None) -> Operator:
     """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
-    products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
-    n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees; `unit`: what
+    layer l has in place of a gated unit, by its name."""
+    n, h = config["hidden_size"], config["num_attention_heads"]
     g, d = config["num_key_value_heads"] or h, config["head_dim"]
     if d is None and not divides(h, n):
         raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}, where there is no head_dim")
@@ -70,13 +72,20 @@ def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), norme
         by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
         return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
 
-    def feeding(name: str) -> Operator:
-        gate, up = (linear(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))
-        return (gate @ act * up) @ linear(f"{name}.down_proj", f, n)
+    def feeding(l: int, name: str) -> Operator: return gated(linear, name, n, config["intermediate_size"], act)
 
     def layer(l: int) -> Operator:
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
-        return (I + first @ attending(f"layers.{l}.self_attn", l)) @ (I + second @ feeding(f"layers.{l}.mlp"))
+        mixed = I + first @ attending(f"layers.{l}.self_attn", l)
+        return mixed @ (I + second @ (unit or feeding)(l, f"layers.{l}.mlp"))
 
     embed = weight(at("embed_tokens.weight", config["vocab_size"], n))
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
+
+
+def gated(linear: Callable[[str, LiveSize, LiveSize], Operator], name: str, n: LiveSize, f: LiveSize,
+          act: Operator) -> Operator:
+    """Units of which each has another for a gate: Shazeer 2020, eq. 5 and 6. `linear` gives a product by its name and
+    its sizes."""
+    gate, up = (linear(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))
+    return (gate @ act * up) @ linear(f"{name}.down_proj", f, n)

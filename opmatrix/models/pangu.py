@@ -1,4 +1,5 @@
-"""Pangu-alpha (Zeng et al. 2021): a GPT whose last layer asks by position. openPangu-Embedded: a LLaMA with biases."""
+"""Pangu-alpha (Zeng et al. 2021): a GPT whose last layer asks by position. openPangu-Embedded: a LLaMA with biases.
+Pangu Pro MoE (Tang et al. 2025): one whose tokens ask the best expert of each of so many groups, and a shared one."""
 from functools import reduce
 from operator import matmul
 
@@ -18,9 +19,12 @@ from opmatrix.models.config import (
     real,
     wrong,
 )
+from opmatrix.models.experts import EXPERT_KEYS, GATED, SPARSE, Experts, best_of_groups, plain_unit
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.patterns import causal, sequence
+
+SECOND = "the second version of this model computes otherwise"
 
 
 @declares(
@@ -62,3 +66,27 @@ def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
 def pangu_embedded(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with biases on queries, keys, values and the product behind them."""
     return decoder(config, at, (*QKV, "o") * config["attention_bias"])
+
+
+@declares(
+    LAYOUT._replace(stacks=GATED), **LLAMA_KEYS | dict(intermediate_size=optional(dimension())), **EXPERT_KEYS,
+    moe_intermediate_size=dimension(), shared_expert_intermediate_size=dimension(), mlp_only_layers=SPARSE,
+    norm_topk_prob=never(False, "shares of the chosen experts are scaled by router_scale alone"),
+    routed_scaling_factor=never(1.0, "shares of the chosen experts are scaled by router_scale alone"),
+    router_enable_expert_bias=never(False, SECOND), sandwich_norm=never(False, SECOND),
+    param_sink_number=never(0, SECOND))
+def pangu_pro(config: Settings, at: ArraySource) -> Operator:
+    """One expert of each group, its share of all experts times a learned number, and the shared expert."""
+    n, count, groups = (config[key] for key in ("hidden_size", "num_experts", "num_experts_per_tok"))
+    act, shared = ACTIVATIONS[config["hidden_act"]], config["shared_expert_intermediate_size"]
+    experts = Experts(count, config["moe_intermediate_size"], groups)
+    if not divides(groups, count):
+        raise wrong("num_experts_per_tok", groups, f"a divisor of num_experts, {count}: one of each group is asked")
+
+    def unit(l: int, name: str) -> Operator:
+        if l in config["mlp_only_layers"]:
+            if (inner := config["intermediate_size"]) is not None: return plain_unit(at, name, n, inner, act)
+            raise wrong("intermediate_size", None, "a whole number, as mlp_only_layers ask")
+        gate = best_of_groups(groups) * const(at(f"{name}.router_scale", 1, count))
+        return experts.layer(at, name, n, act, gate) + plain_unit(at, f"{name}.shared_expert", n, shared, act)
+    return decoder(config, at, (*QKV, "o"), unit=unit)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from formats.core.stage import stages_of
-from formats.machine.prices import NARROW_SUFFIX
+from formats.machine.prices import NARROW_SUFFIX, TIMES
 from opmatrix.extents import WHOLE, Extents, PatternPairs, T
 from opmatrix.runtime.arguments import Arguments
 
@@ -40,6 +40,19 @@ def times_format(name: str, sizes: Mapping[Any, float], rows: float) -> Costs:
 def times_stack(shape: tuple[int, ...], rows: float) -> Costs:
     """x @ W, a matrix for each head: heads × in × out."""
     return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
+
+
+def times_experts(name: str, sizes: Mapping[Any, float], count: int, most: int, rows: Any) -> Costs:
+    """Rows times a few of so many matrices in a format, of these sizes each, where a row names `most`: a product with
+    each that is named, of an equal share of the rows."""
+    touched = count_touched(count, most, rows)
+    return [(f"linear.{name}", {"T": rows * most / touched, TIMES: touched,
+                                **{str(size): number for size, number in sizes.items()}})]
+
+
+def count_touched(count: int, most: int, rows: Any) -> Any:
+    """How many of so many experts rows name, on average, where each names `most` and all are named as often."""
+    return most if rows == 1 else count * (1 - (1 - most / count) ** rows)
 
 
 def gather_cost(cols: float, rows: float, panels: str = "") -> Costs:

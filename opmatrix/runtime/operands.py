@@ -7,6 +7,7 @@ from formats.core.arrays import LINE as LINE
 from formats.core.sizes import Size as Live
 from formats.core.sizes import size
 from formats.format import Format
+from formats.stacked import Stacked
 from opmatrix.extents import WHOLE, Extents, S, T
 from opmatrix.signature import Port
 
@@ -122,9 +123,9 @@ class Vector:
 
 
 class Stack:
-    """A constant float32 array: a matrix (d, n) for each head."""
+    """A constant float32 array, or a stack in a storage format: a matrix (d, n) for each head."""
     @staticmethod
-    def holds(constant: object) -> bool: return is_float32(constant, 3)
+    def holds(constant: object) -> bool: return isinstance(constant, Stacked) or is_float32(constant, 3)
 
 
 class Array:

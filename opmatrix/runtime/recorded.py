@@ -239,5 +239,6 @@ def launches(call: "Call") -> bool:
     if call.kernel.view: return True
     if any(getattr(each, "space", T) not in (T, S) for each in (call.shape, *vars(call.bound).values())): return False
     weight = getattr(call.bound, "weight", None)
-    ours = weight is None or isinstance(weight, np.ndarray) or type(weight).__module__.startswith("formats.")
+    kind = getattr(weight, "form", type(weight))            # of a stack the format of its matrices
+    ours = weight is None or isinstance(weight, np.ndarray) or kind.__module__.startswith("formats.")
     return call.kernel.launches and ours

@@ -147,6 +147,7 @@ class BoundedShape:
 
     def __add__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape + other.shape)
     def __mul__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape * other.shape)
+    def keep_top(self, by: "BoundedShape", k: int) -> "BoundedShape": return self.of(self.shape.keep_top(by.shape, k))
     def turn(self) -> "BoundedShape": return self.of(self.shape.turn())
     def beside(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape.beside(other.shape))
     def split(self, h: int) -> "BoundedShape": return self.of(self.shape.split(h))

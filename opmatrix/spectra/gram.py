@@ -54,10 +54,11 @@ class Gram:
 @dataclass(frozen=True, eq=False)
 class Seen:
     """What calibration saw of a value: its rows X (rows, n) in float32, or of many rows half of their Gram, which is
-    symmetric. A share of the energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of
-    most, which is no reason to drop those."""
+    symmetric, or its diagonal alone, where nobody asks for more. A share of the energy, which is the trace of XᵀX, is
+    spread over all directions: few rows say nothing of most, which is no reason to drop those."""
     rows: GivenMatrix | None
     half: Gram | None = None                                # its matrix is the upper triangle, row after row
+    squares: RealArray | None = None                        # the diagonal
 
     @classmethod
     def of(cls, activations: GivenMatrix, name: str = "activations") -> "Seen":
@@ -67,6 +68,19 @@ class Seen:
         if rows <= 2 * n: return cls(np.array(activations))
         whole = Gram.of(activations, name)
         return cls(None, replace(whole, matrix=np.concatenate([row[i:] for i, row in enumerate(whole.matrix)])))
+
+    @classmethod
+    def by_columns(cls, activations: GivenMatrix, name: str = "activations") -> "Seen":
+        """The squared norms of the columns, in float64. Raises InputError where an entry is not finite."""
+        check_matrix(activations[:1], name)
+        squares = np.einsum("ti,ti->i", activations, activations, dtype=np.float64)
+        if not np.isfinite(squares).all(): check_matrix(activations, name)
+        return cls(None, None, squares)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its Gram is known."""
+        return self.squares is None
 
     @property
     def gram(self) -> Gram:
@@ -80,7 +94,8 @@ class Seen:
     @property
     def diagonal(self) -> RealArray:
         """Its diagonal alone, (n,)."""
-        if self.half is None: own = np.square(self.rows, dtype=np.float64).sum(0)       # type: ignore[arg-type]
+        if self.squares is not None: own = self.squares
+        elif self.half is None: own = np.square(self.rows, dtype=np.float64).sum(0)     # type: ignore[arg-type]
         else: own = self.half.matrix[np.cumsum([0, *range(len(self.half.total), 1, -1)])]
         return np.asarray(own + ridge(own))
 

@@ -1,5 +1,5 @@
 """Which approximations of a weight are worth proposing: those the cost repays and no other one beats."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -101,20 +101,22 @@ def count_declared(method: str, parameters: Parameters, n: int, p: int) -> tuple
 
 
 def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Limits = Limits(),
-            price: PriceFunction = count_declared) -> Proposals:
+            price: PriceFunction = count_declared, formats: Collection[str] = FORMATS.keys()) -> Proposals:
     """The approximations of W (n, p) that are worth a place in the graph, for activations whose Gram is G.
 
-    Candidates are ranks and densities at the knees of the spectra, and the other formats' own choices. Asked in turn:
+    Candidates are ranks and densities at the knees of the spectra, and the other formats' own choices, of `formats`.
+    Asked in turn:
     does the price (seconds or any other effort, and bytes) repay it against dense; is its error within the limit; is no
     other one at least as good in error, effort and bytes; is it among the `most` that push the front of error against
     effort and that of error against bytes furthest. Deterministic."""
     w = check_matrix(weight, "weight")
     g = metric(gram, len(w))
-    errors = low_rank_errors(w, g)
+    ranked = any("rank" in FORMATS[name].parameters for name in formats)
+    errors = low_rank_errors(w, g) if ranked else np.zeros(1)
     dense = min(price("dense", {}, *w.shape), price("packed", {}, *w.shape))
     weighed = Weighed(w, g, errors, output_energy(w, g), limits)
     judged: list[Proposal | Rejected] = []
-    for each in propose_formats(weighed, gram is not None):
+    for each in propose_formats(weighed, gram is not None, formats):
         judged.append(judge_candidate(each, weighed, limits, price, dense, judged))
     rejected = [each for each in judged if isinstance(each, Rejected)]
     front, worse = split_dominated([each for each in judged if isinstance(each, Proposal)])
@@ -181,11 +183,12 @@ class Weighed:
         return float(np.hypot(np.sqrt(lost), form.rounding(self, **each.parameters)))
 
 
-def propose_formats(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
+def propose_formats(weighed: Weighed, seen: bool, formats: Collection[str]) -> Iterator[Candidate]:
     """Every proposed format that is not plain, of numbers wide enough, with the options by which it proposes itself;
     fitted in the metric of the activations where the format's `fit` takes one and activations were seen."""
     for method, format in FORMATS.items():
-        if format.plain or not format.proposed or format.narrowest() < weighed.limits.narrowest: continue
+        if method not in formats or format.plain or not format.proposed: continue
+        if format.narrowest() < weighed.limits.narrowest: continue
         for parameters in format.proposed_by(weighed):
             yield Candidate(method, parameters, format.metric() if seen else "plain")
 

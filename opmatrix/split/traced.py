@@ -71,6 +71,8 @@ class TracedValue:
 
     def __add__(self, other: TracedValue) -> TracedValue: return self.then("add", other, shape=self.shape + other.shape)
     def __mul__(self, other: TracedValue) -> TracedValue: return self.then("mul", other, shape=self.shape * other.shape)
+    def keep_top(self, by: TracedValue, k: LiveSize) -> TracedValue:
+        return self.then("keep_top", by, more=(k,), shape=self.shape.keep_top(by.shape, k))
     def turn(self) -> TracedValue: return self.then("turn", shape=self.shape.turn())
     def beside(self, other: TracedValue) -> TracedValue:
         return self.then("beside", other, shape=self.shape.beside(other.shape))

@@ -1,10 +1,11 @@
 """Where a program reads its weights, what it multiplies them by, and how a method would store one of them there."""
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from formats import FORMATS, Dense, Format
+from formats import FORMATS, Dense, Format, Stacked
+from formats.core.arrays import Floats
 from opmatrix.batch import Batch
 from opmatrix.program import Constant, Program
 from opmatrix.spectra.gram import Seen
@@ -12,6 +13,7 @@ from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.search import Structure
+from rewrites.laws.kernel_law import STACK
 from rewrites.lower.calls import table_number
 from rewrites.lower.lower import TURNED, Lowering, Method, Stored
 
@@ -44,9 +46,14 @@ class WeightSite:
     def key(self) -> tuple[int, int, str]:
         return self.part, self.stored.weight, self.stored.layout
 
+    @property
+    def heads(self) -> bool:
+        """Whether it is a matrix for each head."""
+        return self.stored.layout == STACK
+
     def numbers(self) -> np.ndarray:
-        """The weight in float64, in x out, or the rows that are gathered from it: evaluated anew each time, as those of
-        all sites together would be twice the model."""
+        """The weight in float64, in x out, a matrix for each head where there are several, or the rows that are
+        gathered from it: evaluated anew each time, as those of all sites together would be twice the model."""
         found = self.lowering.matrix(self.stored.weight, self.stored.layout)
         return found.T if self.stored.layout == TURNED else found
 
@@ -75,15 +82,18 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Weig
     return found
 
 
-def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, Seen]:
-    """What each of these values is on a batch, which gives some of them. Steps behind the last of them, such as the
-    scores of a vocabulary, are not run."""
+def observe(program: Program, names: Sequence[str], batch: Batch,
+            whole: Container[str] | None = None) -> dict[str, Seen]:
+    """What each of these values is on a batch, which gives some of them; of those that are not `whole` the norms of
+    their columns alone. Steps behind the last of them, such as the scores of a vocabulary, are not run."""
     wanted, found = set(names), dict[str, Seen]()
     for port in program.inputs:
         if port.name in wanted: found[port.name] = Seen.of(batch.input(port).reshape(-1, port.heads * port.columns))
     last = max((at for at, step in enumerate(program.steps, 1) if step.output in wanted), default=0)
     for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch, until=last), strict=False):
-        if step.output in wanted: found[step.output] = Seen.of(value.reshape(len(value), -1), step.output)
+        if step.output in wanted:
+            see = Seen.of if whole is None or step.output in whole else Seen.by_columns
+            found[step.output] = see(value.reshape(len(value), -1), step.output)
     return found
 
 
@@ -115,7 +125,9 @@ def gathered_rows(site: WeightSite, program: Program, batch: Batch) -> np.ndarra
     return found
 
 
-def as_dense(stored: Format) -> Format:
+def as_dense(stored: Format | Stacked | Floats) -> Constant:
     """What is stored as the dense kernel takes it, which is quick to measure errors with; what rounds x, too, as it
     is."""
+    if isinstance(stored, np.ndarray): return stored
+    if isinstance(stored, Stacked): return stored if stored.rounds else stored.unpack()
     return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].approximate(stored.unpack())

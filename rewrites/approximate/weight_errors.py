@@ -7,7 +7,8 @@ from math import inf
 
 import numpy as np
 
-from formats import FORMATS
+from formats import FORMATS, can_stack
+from opmatrix.algebra.routes import Route, Routes, noted, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
@@ -15,7 +16,7 @@ from opmatrix.spectra.propose import Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
-from rewrites.compiler.fit import Fitter
+from rewrites.compiler.fit import Fitter, head_squares
 from rewrites.lower.lower import Method
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, stored_bytes
@@ -29,7 +30,8 @@ COLUMNS = 4096                                              # of a wide weight t
 @dataclass
 class WeightTrials(Trials[Method]):
     """The methods of one weight, tried on a batch in the program that reads it. `wanted` is the program's output,
-    `values` are those of the steps before the first that reads the weight."""
+    `values` are those of the steps before the first that reads the weight; rows go the ways of the program behind it,
+    `routes`, as they do where the error of a program is stated."""
 
     program: Program
     site: WeightSite
@@ -39,6 +41,7 @@ class WeightTrials(Trials[Method]):
     batch: Batch
     wanted: FloatRows
     values: Sequence[FloatRows | None]
+    routes: Sequence[Route]
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -49,7 +52,8 @@ class WeightTrials(Trials[Method]):
         """What spectra propose, what approximations of a user's make of a weight that is multiplied by, and what a
         product may store a table by."""
         proposed = (Method(each.method, tuple(each.parameters.items()), each.fit) for each in self.proposals())
-        own = (method for each in self.fitter.own.values() if self.site.x for method in each.methods(self.numbers)
+        whole = self.site.x and not self.site.heads         # functions of a user's take a matrix
+        own = (method for each in self.fitter.own.values() if whole for method in each.methods(self.numbers)
                if keeps_width(method, self.limits.narrowest))
         return [*proposed, *own, *self.shareable()]
 
@@ -59,7 +63,7 @@ class WeightTrials(Trials[Method]):
         rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
         tried = self.candidates()
         stored = [partial(stored_for, self.site, self.numbers, self.fitter, each, rows) for each in tried]
-        outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
+        outputs = try_weights(self.program, self.site, stored, self.values, self.batch, self.routes)
         changes = [difference(rows, self.wanted) for rows in outputs]
         return [each._replace(error=change ** 2 / self.site.products)
                 for each, change in zip(tried, changes, strict=True) if not change > most]
@@ -74,14 +78,25 @@ class WeightTrials(Trials[Method]):
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
             sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
             return Proposals(tuple(each for each in sampled if FORMATS[each.method].rowwise))
+        if self.site.heads: return self.head_proposals()
         n, p = numbers.shape
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             key = tuple(parameters.items())
             return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
-        some = numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
         seen = self.fitter.seen.get(self.site.key)
-        return propose(some, None if seen is None else seen.diagonal, self.limits, price)
+        return propose(some_columns(numbers), None if seen is None else seen.diagonal, self.limits, price)
+
+    def head_proposals(self) -> Proposals:
+        """What the matrices of heads, side by side, propose for all of them: formats that can be stacked."""
+        (heads, n, p), prices = self.numbers.shape, self.prices
+
+        def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
+            return prices.stack(name, heads, n, p, tuple(parameters.items()))
+        squares = head_squares(self.fitter.seen.get(self.site.key), self.numbers)
+        formats = [name for name, form in FORMATS.items() if can_stack(form)]
+        beside = some_columns(self.numbers.swapaxes(0, 1).reshape(n, -1))
+        return propose(beside, None if squares is None else squares.mean(0), self.limits, price, formats)
 
     def shareable(self) -> Iterator[Method]:
         """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses
@@ -92,17 +107,25 @@ class WeightTrials(Trials[Method]):
                 yield from (method for method in found if keeps_width(method, self.limits.narrowest))
 
 
+def some_columns(numbers: np.ndarray) -> np.ndarray:
+    """A weight, or, where it is far wider than high, some of its columns."""
+    n, p = numbers.shape
+    return numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
+
+
 def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Prices | Mean, batch: Batch, limits: Limits,
                     fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
     """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
     comes before one is computed once for all, and nothing is kept of it afterwards."""
-    wanted, values = program.run(batch), list[FloatRows | None]()
+    (wanted, routes), values = noted(partial(program.run, batch)), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
         progress(done, len(sites))
         if site.name in measured: continue
-        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
-        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values)
+        with noting(Routes()) as passed:
+            for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        routes = routes[len(passed.parts):]                 # of those that are still to come
+        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, routes)
         measured[site.name] = trials.measure_errors()
         fitter.directions.clear()
     progress(len(sites), len(sites))

@@ -1,6 +1,6 @@
 """From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
 once."""
-from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats import FORMATS
+from formats import FORMATS, Stacked
 from formats.core.activation import COMPILED
 from formats.machine.threads import in_threads
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.program import Constant, Step
 from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
@@ -30,8 +30,18 @@ AS_ROWS = 0                                                 # a view as plain ro
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
     """A weight or a row that nobody has the numbers of: one zero, seen everywhere."""
-    if len(shape) == 2: return FORMATS[method.format].promised(shape[0], shape[1], **dict(method.parameters))
+    form, options = FORMATS[method.format], dict[str, Any](method.parameters)
+    if len(shape) == 2: return form.promised(shape[0], shape[1], **options)
+    if len(shape) == 3 and method != EXACT[0]: return Stacked.promised(form, *shape, **options)
     return np.broadcast_to(np.zeros((), np.float32), shape)
+
+
+def store_blocks(form: Any, parts: Sequence[np.ndarray]) -> Constant:
+    """Blocks of a file (outputs, groups), or those of each head, in the format that holds such."""
+    blocks = np.concatenate(parts, -2)
+    if blocks.ndim == 2: return form.of_blocks(blocks)      # type: ignore[no-any-return]
+    first = form.of_blocks(blocks[0])
+    return Stacked.made(form, (len(blocks), *first.shape), lambda e: form.of_blocks(blocks[e]))
 
 
 def vector(lowering: Lowering, cls: int, width: int) -> Constant:
@@ -172,14 +182,15 @@ class Emitter:
         return self._heads(cls) if in_heads(wanted, int(self.values[cls].heads)) else self._rows(cls)
 
     def _data(self, data: Data) -> str:
-        return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+        if not isinstance(data, Promised): return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+        return self._constant((ANYWHERE, data), partial(np.broadcast_to, np.float32(0), data.shape))
 
     def _weight(self, lowering: Lowering, stored: Stored, x: int) -> str:
         stored = stored._replace(method=stored.method._replace(error=0.0))
         key, make = self._storing(lowering, self.part, stored)
         if lowering.promised(stored.weight): return self._constant(key, make)
         name = self._constant(key, make, stored)
-        if stored.layout != "stack": self.sources.append(ReadWeight(name, self.part, stored, x))
+        self.sources.append(ReadWeight(name, self.part, stored, x))
         return name
 
     def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Constant]]:
@@ -188,9 +199,8 @@ class Emitter:
         content = lowering.content(stored)
         key = (part, stored) if content is None else (ANYWHERE, content)
         if lowering.promised(cls): return key, lambda: promise(lowering.stored(cls, how), method)
-        if how == "stack": return key, lambda: lowering.matrix(cls, how)
         form: Any = FORMATS.get(method.format)
-        if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
+        if form and form.filed: return key, lambda: store_blocks(form, lowering.filed(cls, how))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
     def _constant(self, key: ConstantKey, make: Callable[[], Constant], what: Hashable = None) -> str:

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from formats import FORMATS
-from formats.core.arrays import storable
+from formats import FORMATS, Dense, Format, Stacked
+from formats.core.arrays import Floats, storable
 from formats.core.errors import InputError
 from opmatrix.spectra.gram import Seen, whitened
+from opmatrix.spectra.measures import RealArray
 from opmatrix.spectra.propose import Candidate
 from rewrites.compiler.approximation import Approximation
 from rewrites.lower.lower import DIAGONAL, FITTED, Method
@@ -33,6 +34,7 @@ class Fitter:
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
         form: Any = FORMATS[method.format]
+        if numbers.ndim == 3: return store_stack(form, numbers, method, seen)
         if form.plain:
             return form.approximate(numbers.astype(np.float32))
         if form.projected:
@@ -43,6 +45,26 @@ class Fitter:
                   else seen.gram)
         numbers = storable(numbers)                         # wide ones are let go: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
+
+
+def store_stack(form: type[Format], numbers: np.ndarray, method: Method, seen: Seen | None) -> Stacked | Floats:
+    """The matrices of heads (heads x in x out) by one method: an array where they are stored as they are, row by row,
+    else a stack of the format, each fitted to what it multiplies itself."""
+    if form is Dense: return storable(numbers)
+    squares = head_squares(seen, numbers) if method.fit in FITTED else None
+    fit = "plain" if squares is None else method.fit
+    candidate = Candidate(method.format, dict[str, Any](method.parameters), fit)
+    return Stacked.made(form, numbers.shape, lambda e: candidate.approximate(
+        storable(numbers[e]), None if squares is None else squares[e]))
+
+
+def head_squares(seen: Seen | None, numbers: np.ndarray) -> RealArray | None:
+    """Squared norms of the inputs of each head (heads, in): all have those of one value, or each has its own. None
+    where nobody has seen them, as they lie within a kernel."""
+    if seen is None: return None
+    found, (heads, n, _) = seen.diagonal, numbers.shape
+    if found.size == n: return np.broadcast_to(found, (heads, n))
+    return found.reshape(heads, n) if found.size == heads * n else None
 
 
 def check_stored(numbers: np.ndarray) -> None:

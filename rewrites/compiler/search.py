@@ -103,7 +103,7 @@ class Structure:
     def plainly(self, number: int, use: Use, method: Method) -> Method:
         """What stores a weight as it is, whatever a program stores it by: panels where it is multiplied by, as in exact
         programs, rows elsewhere."""
-        return Method() if use.layout == "stack" or self.lowering(number).gathers(use) else Method("packed")
+        return Method() if self.lowering(number).gathers(use) else Method("packed")
 
     def uses(self) -> Iterator[tuple[int, Lowering, Use, object]]:
         """Every use of a weight, with the number and the graph of its part, and how it is stored."""

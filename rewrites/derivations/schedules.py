@@ -3,7 +3,7 @@ laws to the program wherever they fit, or stores its weights by an approximation
 runs as what the search finds does, because it is made of the same parts."""
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from rewrites.lower.price import Prices, TimeModel
 from rewrites.verify import VerificationError, verify_laws
 from rewrites.verify.differences import difference
 from rewrites.verify.programs import oracle, unrounded, verify_approximate, verify_exact, verify_structure
+from rewrites.verify.routed import Reference
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 
@@ -244,14 +245,16 @@ class HandSchedule:
     @cached_property
     def alone(self) -> dict[int, Otherwise]:
         """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
-        batches = self.fit, next(self.held_out.pieces(VERIFIED_ROWS))
-        wanted = [np.asarray(self.exact[0].run(batch), np.float64) for batch in batches]
-        found: dict[int, Otherwise] = {}
+        batches, found = (self.fit, next(self.held_out.pieces(VERIFIED_ROWS))), dict[int, Otherwise]()
         for site, method in self.methods.items():
             changed = self.made({site: method})
-            near, far = (difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True))
+            near, far = (self.change(changed, batch) for batch in batches)
             found.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
         return found
+
+    def change(self, program: Program, batch: Batch) -> float:
+        """How far a program is from the one without approximations, relative."""
+        return difference(*Reference(partial(self.exact[0].run, batch)).change(partial(program.run, batch)))
 
     # ---- what it is
 
@@ -299,9 +302,7 @@ class HandSchedule:
     @cached_property
     def error(self) -> float:
         """The relative change of the output, against the program without approximations, on calibration rows."""
-        if not self.methods:
-            return 0.0
-        return difference(self.program.run(self.fit), np.asarray(self.exact[0].run(self.fit), np.float64))
+        return self.change(self.program, self.fit) if self.methods else 0.0
 
     def verify(self) -> dict[str, object]:
         """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was
@@ -313,7 +314,7 @@ class HandSchedule:
         batches = [next(self.held_out.pieces(VERIFIED_ROWS))]
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
-            found["structure"] = verify_structure(self.program, batches, constants, wanted)
+            found["structure"] = verify_structure(self.program, batches, constants, wanted, self.model)
             return found | {"program": verify_approximate(self.program, self.model, batches,
                                                           TRUST * self.error + ROUNDED, wanted)}
         imported, _ = search(self.model, (), self.machine, self.extents, fusion=False, methods=plainly).program({})

@@ -34,6 +34,7 @@ from rewrites.verify.certificate import measure_rounding, restored, versions
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
+from rewrites.verify.routed import run_beside
 from rewrites.workload.resolve import adapter_of
 
 Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
@@ -190,21 +191,23 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     imported: list[Program] = []
 
     def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
-        wanted = oracle(model, chosen)
-        found = Errors.of([program.run(batch) for batch in chosen], wanted).relative
+        own = run_beside(program, model, chosen, exact=exact)
+        found = Errors.of(own.found, own.wanted).relative
         if not exact:
             said = f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
             if not judge:
                 return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
             return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
         if not imported: imported.append(import_program(model))
-        base = Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
+        first = run_beside(imported[0], model, chosen, own.wanted, exact=True)
+        base = Errors.of(first.found, first.wanted).relative
         most = allowed_rounding(found, base, model, chosen)
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
                       found <= most)
     def worst() -> Check:
-        found = max(float(Change.of(program.run(batch), rows, program.starts(batch)).each.max())
-                    for batch, rows in zip(batches, oracle(model, batches), strict=True))
+        own = run_beside(program, model, batches, exact=exact)
+        found = max(float(Change.of(given, wanted, program.starts(batch)).each.max())
+                    for batch, given, wanted in zip(batches, own.found, own.wanted, strict=True))
         return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
                       is_magnitude(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
@@ -227,7 +230,8 @@ def errors(program: Program, model: Operator | None, sentences: Batch, kept: Map
     if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
     every: dict[tuple[object, object], Sequence[int]] = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
     batches = batches_at([every[each["sentences"], each["rows"]] for each in told], sentences)
-    [now] = errors_at([program], batches, oracle(model, batches))
+    exact = bool(search_for(kept["verified"], "imported"))
+    [now] = errors_at([(program, exact)], model, batches, oracle(model, batches))
     holds = all(is_magnitude(then["relative"]) and found["relative"] <= DRIFT * then["relative"]
                 + ROUNDING * max(kept["own"], NEGLIGIBLE) for found, then in zip(now, told, strict=True))
     return judged("errors at other lengths", format_errors(now), f"then {format_errors(told)}", holds)

@@ -50,7 +50,7 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
         query = [f"(= e{i} {write_pattern(side)})" for i, side in enumerate(before)] + list(law.guards)
         actions = [f"(union e{i} {write_pattern(side)})" for i, side in enumerate(after)]
         if trace:
-            actions += [f'(by e{i} "{law.name}")' for i in range(len(after))]
+            actions += [f'(made_by e{i} "{law.name}")' for i in range(len(after))]
         elif law.canonical:
             actions += [f"(subsume {write_pattern(side)})" for side in before]
         name = law.name if before is left else f"{law.name} backwards"
@@ -64,7 +64,7 @@ def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ())
     rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
     bodies = [rule for law in laws for rule in rules(law, trace)]
     asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
-    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation by (Op String))", *rulesets,
+    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation made_by (Op String))", *rulesets,
                       facts.rules(asked), *bodies])
 
 

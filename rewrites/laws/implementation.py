@@ -9,7 +9,20 @@ from typing import Any
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
-from opmatrix.algebra.operators import I, given, heads, pick, product, turn, unit_length
+from opmatrix.algebra.operators import (
+    I,
+    given,
+    heads,
+    keep_top,
+    ones,
+    pick,
+    product,
+    reciprocal,
+    share,
+    total,
+    turn,
+    unit_length,
+)
 from opmatrix.algebra.operators import repeat as repeated
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern
@@ -19,6 +32,8 @@ from rewrites.law import (
     Sort,
     constant,
     count,
+    entrywise,
+    few,
     h,
     k,
     matrix,
@@ -68,6 +83,23 @@ def first_columns(x: Operator, key: Operator) -> Operator: return kinds.left(x, 
 def last_columns(x: Operator, key: Operator, own: Operator) -> Operator: return kinds.behind(x, key, own)
 
 
+def experts(x: Operator, gate: Operator, up: Operator, activation: Operator, down: Operator) -> Operator:
+    return ((x @ up @ activation) @ down * gate) @ total
+def experts_gated(x: Operator, gate: Operator, up: Operator, activation: Operator, beside: Operator,
+                  down: Operator) -> Operator:
+    return (((x @ up @ activation) * (x @ beside)) @ down * gate) @ total
+def experts_residual(residual: Operator, **others: Operator) -> Operator: return residual + experts(**others)
+def experts_gated_residual(residual: Operator, **others: Operator) -> Operator:
+    return residual + experts_gated(**others)
+
+
+def shares(x: Operator) -> Operator: return x @ share
+def kept(x: Operator, by: Operator, few: int) -> Operator: return keep_top(x, by, few)
+def best_shares(x: Operator, few: int) -> Operator: return keep_top(x @ share, x, few)
+def summing_to_one(x: Operator) -> Operator: return x * (x @ ones @ reciprocal)
+def shares_of_best(x: Operator, few: int) -> Operator: return summing_to_one(best_shares(x, few))
+
+
 split = heads
 tokens = replace(value, space="T")
 caches = replace(value, space="C")
@@ -81,6 +113,11 @@ SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
 SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
+EXPERTS = dict(x=value[n], gate=replace(value, facts=("act", "column"))[h, 1], up=matrix[h, n, p],
+               activation=entrywise[p], down=matrix[h, p, q])
+GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
+MOST: dict[str, Any] = {"most": lambda at: at.kept("gate")}
+SPARSE = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
@@ -99,6 +136,10 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (linear_to_heads, "linear", PLAIN_PRODUCT, True, ""),
     (linear_to_heads_bias, "linear", PLAIN_PRODUCT | dict(bias=constant[h, p]), False, ""),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
+    (experts, "experts", EXPERTS, True, SPARSE, MOST),
+    (experts_gated, "experts", GATED, True, SPARSE, MOST),
+    (experts_residual, "experts", EXPERTS | RESIDUAL, False, SPARSE, MOST),
+    (experts_gated_residual, "experts", GATED | RESIDUAL, False, SPARSE, MOST),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
     (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the "
                                                                           "position"),
@@ -153,8 +194,22 @@ def relations() -> Iterator[Implementation]:
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
+def gates() -> Iterator[Implementation]:
+    """What routers make of scores, in one head and in several."""
+    for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
+        top: dict[str, Any] = {"k": lambda at: at.number("few")}
+        ways: tuple[tuple[Any, ...], ...] = (
+                (shares, {"shares": 1}, dict(x=sort), True),
+                (kept, top, dict(x=sort, by=sort, few=count[few]), True),
+                (best_shares, top | {"shares": 1}, dict(x=sort, few=count[few]), False),
+                (summing_to_one, {"unit": 1}, dict(x=sort), False),
+                (shares_of_best, top | {"shares": 1, "unit": 1}, dict(x=sort, few=count[few]), False))
+        for body, attributes, variables, alone in ways:
+            yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")
+
+
 IMPLEMENTATIONS = [*(Implementation(body.__name__, kernels, body, variables, given[0] if given else {}, single, source)
-                     for body, kernels, variables, single, source, *given in OTHERS), *relations()]
+                     for body, kernels, variables, single, source, *given in OTHERS), *relations(), *gates()]
 
 
 def implementations() -> Iterator[Implementation]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rewrites.lower.calls import CallVariables
 
 
+STACK = "stack"                                             # a layout: a matrix for each head
+
+
 @dataclass(frozen=True, eq=False)
 class Implementation:
     """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side.
@@ -59,7 +62,7 @@ class Implementation:
     def layout(self) -> str:
         """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
         if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()):
-            return "stack"
+            return STACK
         return "rows" if "x" in self.variables and len(self.variables["x"].sizes) == 2 else "columns"
 
     def row(self) -> tuple[str, ...]:

@@ -24,6 +24,14 @@ class CallVariables(NamedTuple):
         """Numbers in a row of a value, or of what an operator gives."""
         return self.lowering.columns(self.bound[name])
 
+    def kept(self, name: str) -> int:
+        """How many numbers of a row of a value are not 0, at most, of all heads together."""
+        return min(self.lowering.columns(self.bound[name]), self.lowering.matcher.kept(self.bound[name]))
+
+    def number(self, name: str) -> int:
+        """A number that a variable is."""
+        return int(self.lowering.template.values[self.bound[name]])
+
     def picked(self, name: str) -> str:
         """Which row of every sequence a value is."""
         return self.lowering.matcher.picked[self.bound[name]]

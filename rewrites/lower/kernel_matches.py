@@ -8,12 +8,13 @@ from typing import Any
 from formats.core.activation import COMPILED
 from opmatrix.algebra.shapes import H, S, Space, T, space
 from opmatrix.algebra.term import Operator
-from rewrites.graph.egraph import Graph
+from rewrites.graph.egraph import ENode, Graph
 from rewrites.graph.match import Binding, Matches, orders
-from rewrites.law import Name, Sort, stand_in
+from rewrites.law import Sort, h, stand_in
 from rewrites.laws.epilogues import chain_stages, precedes
 from rewrites.laws.kernel_law import Implementation
 
+UNKNOWN = 1 << 60                                           # numbers of a row that nobody knows
 C = space("C")                                              # rows of caches
 
 
@@ -38,6 +39,7 @@ class KernelMatches:
         self.distinct: dict[tuple[Operator, int], Sequence[Binding]] = {}
         self.sorts: dict[Operator, Sort] = {}
         self.declared = set[Operator]()
+        self.counted: dict[int, int] = {}                   # numbers of a row that are not 0, by class
 
     @cached_property
     def picked(self) -> dict[int, str]:
@@ -61,6 +63,34 @@ class KernelMatches:
             more = {node.cls for node in self.graph.nodes if not found.isdisjoint(node.children)
                     and self.rows.get(node.cls) is T}
         return found
+
+    def kept(self, cls: int) -> int:
+        """How many numbers of a row are not 0, at most, of all heads together: as many as `keep_top` keeps, where
+        nothing behind it makes a 0 another number."""
+        if cls not in self.counted:
+            self.counted[cls] = whole = self.numbers(cls)   # what a member that comes back here says, too
+            self.counted[cls] = min((self._kept_by(node, whole) for node in self.graph.members.get(cls, ())),
+                                    default=whole)
+        return self.counted[cls]
+
+    def _kept_by(self, node: ENode, whole: int) -> int:
+        """How many numbers a member of a class leaves."""
+        if node.kind == "keep_top": return min(whole, int(self.values[node.attributes[0]]) * int(self.heads[node.cls]))
+        if node.kind == "mul":
+            return min((self.kept(each) for each in node.children if self.numbers(each) == whole), default=whole)
+        if node.kind == "compose" and self.keeps_zeros(node.children[1]): return min(whole, self.kept(node.children[0]))
+        return whole
+
+    def keeps_zeros(self, cls: int) -> bool:
+        """Whether an operator leaves columns where they are, side by side or in heads, and zeros what they are."""
+        facts = self.graph.facts
+        return (cls in facts["entrywise"] and cls in facts["maps_zero_to_zero"]) \
+            or any((cls, kind) in self.members for kind in ("heads", "join"))
+
+    def numbers(self, cls: int) -> int:
+        """Numbers in a row of a class, of all heads together."""
+        columns = self.columns[cls][1] if cls in self.columns else None
+        return int(self.heads[cls]) * columns if isinstance(columns, int) else UNKNOWN
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Binding]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
@@ -169,5 +199,5 @@ def of_heads(sort: Sort) -> bool:
 
 
 def attribute_variable(want: object) -> str:
-    """A size symbol stands for the variable `heads`; monoids and patterns carry their own name."""
-    return str(want) if isinstance(want, Name) else "heads"
+    """The symbol h stands for the variable `heads`; monoids, patterns and other numbers carry their own name."""
+    return "heads" if want == h else str(want)

@@ -22,11 +22,11 @@ from rewrites.graph.template import Template
 from rewrites.kinds import as_array
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.laws.kernel_law import Implementation
-from rewrites.lower.calls import multiplied
+from rewrites.laws.kernel_law import STACK, Implementation
+from rewrites.lower.calls import attributes, list_kernels, multiplied
 from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices, holds
+from rewrites.lower.price import Prices, holds, stacks
 from rewrites.lower.uncovered import interpret_uncovered
 
 
@@ -146,6 +146,14 @@ class Lowering:
                 for use in self.children(cls, call)[1]}
 
     @cached_property
+    def routed(self) -> dict[Use, int]:
+        """How many matrices of its stack a row is multiplied by, where a use is of some of them."""
+        if self.like is not None:
+            return self.like.routed
+        return {use: int(given["most"]) for cls, call in self.calls for declared in list_kernels(call)
+                if "most" in (given := attributes(self, call, declared)) for use in self.children(cls, call)[1]}
+
+    @cached_property
     def matched(self) -> list[tuple[int, KernelCall]]:
         """Every match of an implementation."""
         if self.near is not None:
@@ -229,7 +237,8 @@ class Lowering:
     def holdable(self, use: Use, method: Method) -> bool:
         """Whether a weight of this shape can be stored so: what was proposed for a leaf may not fit what is made of
         it."""
-        return holds(method.format, *self.stored(use.weight, self.held(use, method).layout), method.parameters)
+        *heads, n, p = self.stored(use.weight, self.held(use, method).layout)
+        return (stacks if heads else holds)(method.format, n, p, method.parameters)
 
     def stands_elsewhere(self, cls: int) -> bool:
         """Whether a weight is a leaf that the model has in another place, too."""
@@ -299,19 +308,21 @@ class Lowering:
             rows = width or int(self.terms[cls].into.cols)
             return np.concatenate([self.matrix(half, how, rows) for half in halves], axis=-1)
         numbers = as_array(self.terms[cls], width)
-        if how == "stack" or numbers.ndim == 2:
+        if how == STACK or numbers.ndim == 2:
             return numbers
         return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
 
     def filed(self, cls: int, how: str) -> list[np.ndarray]:
-        """The blocks (outputs, groups) that the numbers of a weight were widened from, part by part where it is joined
-        of several; none where it is anything but leaves of a file that stores them so."""
+        """The blocks (outputs, groups) that the numbers of a weight were widened from, those of each head where these
+        are stacked, part by part where it is joined of several; none where it is anything but leaves of a file that
+        stores them so."""
         if halves := self.halves(cls):
             parts = [self.filed(half, how) for half in halves]
             return [blocks for part in parts for blocks in part] if all(parts) else []
         term = self.terms[cls]
-        if how != "columns" or term.kind.name != "weight" or (file := term.args[0].base) is None: return []
-        return [] if file.blocks is None else [file.blocks]
+        if how not in ("columns", STACK) or term.kind.name != "weight" or (file := term.args[0].base) is None: return []
+        if file.blocks is None: return []
+        return [file.blocks if how == STACK else file.blocks.reshape(-1, file.blocks.shape[-1])]
 
     def vector(self, cls: int, columns: int) -> np.ndarray:
         """The float64 numbers of a constant row, heads side by side."""
@@ -324,7 +335,7 @@ class Lowering:
         """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads ×
         in × out."""
         heads, n, p = int(self.matcher.heads[cls]), int(self.terms[cls].into.cols), int(self.terms[cls].out.cols)
-        return {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads, n, p), TURNED: (heads * p, n)}[how]
+        return {"columns": (n, heads * p), "rows": (heads * n, p), STACK: (heads, n, p), TURNED: (heads * p, n)}[how]
 
     def promised(self, cls: int) -> bool:
         """Whether a weight or a constant row is made of arrays that nobody has yet."""
@@ -351,6 +362,6 @@ def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:
-    """A weight as it is: in the panels of products, and row by row, as tables and the matrices of heads are read."""
-    return EXACT if use.layout == "stack" or use.x in lowering.graph.facts["given"] else (*EXACT, Method("packed"))
+    """A weight as it is: in the panels of products, and row by row, as tables are read."""
+    return EXACT if lowering.gathers(use) else (*EXACT, Method("packed"))
 

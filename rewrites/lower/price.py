@@ -2,14 +2,13 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
 from typing import TYPE_CHECKING, Protocol
 
-from formats import FORMATS
+from formats import FORMATS, Dense, can_stack
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
 from opmatrix.extents import Extents, PatternPairs
-from opmatrix.runtime.costs import Costs, behind_product, gather_cost, times_format, times_stack
+from opmatrix.runtime.costs import Costs, behind_product, gather_cost, times_experts, times_format, times_stack
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.calls import shapes
 
@@ -30,6 +29,12 @@ def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...
     try: FORMATS[name].expected(n, p, **dict(parameters))
     except FormatError: return False
     return True
+
+
+@lru_cache(4096)
+def stacks(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> bool:
+    """Whether stacks of n x p matrices have this format with these parameters."""
+    return can_stack(FORMATS[name]) and holds(name, n, p, parameters)
 
 
 @lru_cache(4096)
@@ -87,10 +92,28 @@ class Prices:
         return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
                                                self.group["T"] if rows is None else rows))
 
+    def routed(self, method: "Method", shape: tuple[int, ...], most: int, rows: float) -> tuple[float, float]:
+        """Seconds of rows times the few matrices of a stack that each names, and the bytes of the stack."""
+        count, n, p = shape
+        sizes = count_sizes(method.format, n, p, method.parameters)
+        return (self.seconds(times_experts(method.format, sizes, count, min(most, count), rows)),
+                count * stored_bytes(method.format, n, p, method.parameters))
+
+    def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
+              rows: float | None = None) -> tuple[float, float]:
+        """Seconds of x times a matrix n x p for each head, and the bytes of these: of dense ones one kernel, of other
+        formats their own once a head."""
+        tokens, size = self.group["T"] if rows is None else rows, heads * stored_bytes(form, n, p, parameters)
+        if form == Dense.name: return self.seconds(times_stack((heads, n, p), tokens)), size
+        return heads * self.linear(form, n, p, parameters, tokens), size
+
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
-        if use.layout == "stack": return self.seconds(times_stack(shape, tokens)), 4.0 * prod(shape)
+        if (most := lowering.routed.get(use)) is not None: return self.routed(method, shape, most, tokens)
+        if len(shape) == 3:
+            heads, rows, cols = shape
+            return self.stack(method.format, heads, rows, cols, method.parameters, tokens)
         rows, cols = shape
         if lowering.gathers(use):
             stored = lowering.stored(use.weight, lowering.held(use, method).layout)

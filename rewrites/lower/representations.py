@@ -66,12 +66,12 @@ def content(template: Template) -> tuple[str, ...]:
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
     """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that
-    it would have."""
+    it would have; of the matrices of heads what needs no pattern of their zeros."""
     stored = np.asarray(numbers, np.float32)
     seen = traits(stored)
     if "float16" in seen and exactly_half(stored):
         yield Method(Half.name)
-    if "sparse" not in seen or np.count_nonzero(stored) > MAX_DENSITY * stored.size:
+    if stored.ndim == 3 or "sparse" not in seen or np.count_nonzero(stored) > MAX_DENSITY * stored.size:
         return
     sample = sampled(stored)
     for name, form in FORMATS.items():
@@ -129,8 +129,8 @@ class Representable:
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
-        if use.layout == "stack": return EXACT              # the matrices of heads have one kernel, a dense one
         found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
+        found = [method for method in found if lowering.holdable(use, method)]
         if lowering.filed(use.weight, use.layout): found.append(Method(Q4_1.name))
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 

@@ -1,6 +1,7 @@
 """The front: programs that nothing beats in time, memory and error at once, found over several levels of error."""
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rewrites.lower.lower import is_plain
 from rewrites.pareto.proposals import Choices, chosen_methods, undominated
 from rewrites.phases import Tell
 from rewrites.verify.differences import Change
+from rewrites.verify.routed import Reference
 
 ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))          # of seconds, bytes, error: the fastest, the smallest
@@ -39,7 +41,8 @@ class Front:
     meta: dict[str, object]
 
     def __post_init__(self) -> None:
-        self.wanted = [self.exact.run(batch) for batch in self.rows]
+        self.wanted = [Reference(partial(self.exact.run, batch)) for batch in self.rows]
+        for each in self.wanted: _ = each.own
         self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
         self.bound: float | None = None                     # seconds that no program within the error takes less than
 
@@ -47,7 +50,7 @@ class Front:
         """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
         on all."""
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
-            change = Change.of(program.run(batch), wanted, program.starts(batch))
+            change = Change.of(*wanted.change(partial(program.run, batch)), program.starts(batch))
             found = change.relative, TRUST * change.surely
             if found[1] > most:
                 break

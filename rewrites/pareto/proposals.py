@@ -21,6 +21,7 @@ from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.emit import ConstantKey, Emitter
 from rewrites.compiler.fit import Fitter, WeightKey
 from rewrites.compiler.search import SearchSpace, Structure
+from rewrites.laws.kernel_law import STACK
 from rewrites.lower.lower import Lowering, Method, Use
 from rewrites.lower.narrowing import narrowed
 from rewrites.lower.representations import Representable
@@ -52,8 +53,6 @@ class Choices:
         """What holds a weight exactly, and what was measured for its leaves: as it is where these leaves were measured
         together, else the sum of errors over the sets that make it up."""
         exact = self.representable(lowering, use)
-        if use.layout == "stack":
-            return exact
         leaves = frozenset(keys(lowering, use.weight))
         if (own := self.measured.get(leaves)) is None:
             inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
@@ -83,12 +82,16 @@ class Choices:
         kept, shape = self.kept(structure), list_uses(structure)
         if shape not in self.fitters:
             multiplied = inputs(structure)
-            if not self.seen.keys() >= {*multiplied.values()}:
+            if not all(self.has_seen(value, how == STACK) for (_, _, how), value in multiplied.items()):
                 exact, emitter = structure.program(meta, structure.plainly, kept)
                 self.observe(exact, sites(exact, structure, emitter))
             self.fitters[shape] = Fitter({key: self.seen[value] for key, value in multiplied.items()}, self.own,
                                          self.directions)
         return self.fitters[shape]
+
+    def has_seen(self, value: ValueKey, columns: bool) -> bool:
+        """Whether a value is known, by its columns alone where these are enough."""
+        return (seen := self.seen.get(value)) is not None and (columns or seen.whole)
 
     def settle(self) -> None:
         """Programs are chosen: what their weights were fitted to, which is as large as the largest of them, is let
@@ -96,9 +99,11 @@ class Choices:
         for each in (self.seen, self.directions, self.fitters): each.clear()
 
     def observe(self, exact: Program, found: Sequence[WeightSite]) -> None:
-        """What weights are multiplied by, as far as no program before had the same value."""
-        names = {site.value: site.x for site in found if site.x and site.value not in self.seen}
-        seen = observe(exact, [*names.values()], self.fit)
+        """What weights are multiplied by, as far as no program before had the same value; what matrices of heads alone
+        are multiplied by by its columns."""
+        lacking = [site for site in found if site.x and not self.has_seen(site.value, site.heads)]
+        names = {site.value: site.x for site in lacking if site.x}
+        seen = observe(exact, [*names.values()], self.fit, {site.x for site in lacking if site.x and not site.heads})
         self.seen |= {value: seen[name] for value, name in names.items()}
 
 
@@ -125,7 +130,7 @@ def inputs(structure: Structure) -> dict[WeightKey, ValueKey]:
     """What a program multiplies each weight by."""
     return {(number, use.weight, use.layout): (number, structure.before(number), use.x)
             for number, lowering, use, _ in structure.uses()
-            if use.layout != "stack" and not lowering.gathers(use)}
+            if not lowering.gathers(use)}
 
 
 def chosen_methods(structure: Structure) -> Iterator[Method]:

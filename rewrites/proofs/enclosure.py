@@ -198,6 +198,12 @@ FUNCTIONS: dict[str, Callable[..., Between | Certainty]] = {    # by numpy's and
 class Enclosed(Entrywise):
     """One entry at a time, each an interval."""
 
+    def kept(self, own: Enclosable, row: Sequence[Enclosable], before: Sequence[Certainty], k: int) -> Enclosable:
+        """An entry, or 0, or all between where intervals do not say which come before it."""
+        if any(as_between(each).unknown for each in row): return Between(nan)
+        if sum(not isinstance(each, Maybe) and each for each in before) >= k: return Between(0.0)
+        return own if sum(isinstance(each, Maybe) or each for each in before) < k else choose_between(MAYBE, own, 0.0)
+
     def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Enclosable | tuple[Enclosable, ...]],
                  doing: object) -> Entrywise:
         def at(h: int, r: int, j: int) -> Between:

@@ -4,6 +4,7 @@ the model that was asked for."""
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, sqrt
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from rewrites.phases import Tell
 from rewrites.pruning.losses import SHARES, Curve, count_trials, curves, levels
 from rewrites.pruning.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.verify.differences import difference
+from rewrites.verify.routed import Reference
 from rewrites.workload.workload import Workload, calibration
 
 BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge
@@ -156,8 +158,8 @@ class Pruning:
         space = SearchSpace(made.model, whole.laws, whole.machine, whole.extents, like=whole)
         structure = cheapest(space, self.representable)
         program, emitter = structure.program(self.meta)
-        rows, wanted = (each.run(self.workload.choose) for each in (program, self.exact))
-        return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
+        run, exact = (partial(each.run, self.workload.choose) for each in (program, self.exact))
+        return Variant(made.model, space, structure, program, emitter, made, difference(*Reference(exact).change(run)))
 
 
 def choose_pruned(variants: Sequence[Variant], front: Front, quality: Quality) -> list[Outcome]:

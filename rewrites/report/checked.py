@@ -39,6 +39,7 @@ from rewrites.verify.programs import (
     verify_steps,
     verify_structure,
 )
+from rewrites.verify.routed import Flips, describe_routing, run_beside
 from rewrites.workload.stated import Stated
 
 
@@ -50,8 +51,8 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
     for an exact program that is not."""
     exact, imported, workload = searched.exact, searched.programs["imported"], searched.workload
     model = {name: searched.opened.outputs[name] for name in exact.outputs}
-    (base, *offs), changes = compare([imported, *(point.program for point in points)], model, workload.verify,
-                                     workload.state)
+    (base, *offs), changes, flips = compare([imported, *(point.program for point in points)], model, workload.verify,
+                                            workload.state, [True, *(not point.methods for point in points)])
     allowed = {name: ROUNDING * off for name, off in base.items()}
     for point, off in zip(points, offs, strict=True):
         if point.methods: continue
@@ -63,17 +64,18 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
                                     output=over[0], relative=off[over[0]], imported=base[over[0]], times=ROUNDING)
     rounding, rows = next(iter(allowed.values())), int(exact.starts(workload.verify)[-1])
 
-    def state(point: Point, off: dict[str, float], change: Compared) -> Point:
+    def state(point: Point, off: dict[str, float], change: Compared, parted: Flips) -> Point:
         measured = max(off.values())
-        checked = max(measured, difference(point.program.run(few), near))
+        own = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
+        checked = max(measured, difference(own.found[0], own.wanted[0]))
         stated = Stated.of(*change, rounding, checked + EQUAL)               # as near as two float64 readings are
         return replace(
             point, predicted_error=float(np.hypot(point.predicted_error, rounding)), measured_error=measured,
             verified=all(off[name] <= float(np.hypot(point.stated_error, most)) for name, most in allowed.items()),
             stated=stated, stated_error=stated.error,
             checks={"error": {"relative": measured, "stated": stated.error, "rows": rows, "like": workload.like,
-                              **stated.described()}})
-    return next(iter(base.values())), [state(*each) for each in zip(points, offs, changes, strict=True)]
+                              **stated.described(), **describe_routing(parted)}})
+    return next(iter(base.values())), [state(*each) for each in zip(points, offs, changes, flips[1:], strict=True)]
 
 
 def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> list[Point]:
@@ -101,7 +103,8 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
     _, found = in_threads([look, read])
     assert found is not None                                # `read` always returns
     told, wanted = found
-    base, *errors = errors_at(every, told, wanted)
+    base, *errors = errors_at([*zip(every, [True, *(not point.methods for point in points)], strict=True)],
+                              opened.operator, told, wanted)
     for point, error in zip(points, errors, strict=True):
         if not point.methods: verify_rounding(point.program, error, base, opened.operator, told)
     return [replace(point, lengths=lengths,

@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
@@ -16,6 +17,7 @@ from opmatrix.program import Program
 from rewrites.verify import Errors, VerificationError
 from rewrites.verify.lengths import Lengths
 from rewrites.verify.programs import EQUAL, ROUNDING
+from rewrites.verify.routed import Reference
 
 PACKAGES = "opmatrix", "numpy", "scipy", "sympy", "numba", "egglog"
 Certificate = dict[str, Any]
@@ -40,7 +42,12 @@ def certify(program: Program, results: Mapping[str, object], batches: Sequence[B
 
 def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:
     """How far the program is from the float64 reading of its own numbers: what all its kernels round together."""
-    return Errors.of([program.run(batch) for batch in batches], [program.exact(batch) for batch in batches]).relative
+    found, wanted = [], []
+    for batch in batches:
+        rows, exact = Reference(partial(program.exact, batch)).change(partial(program.run, batch))
+        found.append(rows)
+        wanted.append(exact)
+    return Errors.of(found, wanted).relative
 
 
 def describe_batch(batch: Batch) -> dict[str, object]:

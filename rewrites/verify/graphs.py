@@ -215,7 +215,7 @@ def check_kernels(graph: Graph, terms: dict[int, Operator], template: Template,
 
 
 def by(graph: Graph, cls: int) -> tuple[str, ...]:
-    return tuple(sorted(law for at, law in graph.facts["by"] if at == cls))
+    return tuple(sorted(law for at, law in graph.facts["made_by"] if at == cls))
 
 
 def count_nodes(term: Operator | str) -> int:

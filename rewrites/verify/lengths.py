@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from formats.format import Format
 from formats.machine.threads import limit, threads
+from formats.stacked import Stacked
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.files.certified import MAX_INPUT_ROWS
@@ -23,6 +24,7 @@ from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, name
+from rewrites.verify.routed import run_beside
 
 MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
 SAMPLED = 1024                                              # rows from which steps are looked at in some of them
@@ -187,7 +189,7 @@ def kind_of(call: Call, batch: Batch) -> Hashable:
 def described(value: object) -> Hashable:
     """An operand or an attribute: of a constant its form."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
-    if isinstance(value, Format): return value.name, value.shape, tuple(value.remembered.items())
+    if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
     return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
 
 
@@ -240,12 +242,14 @@ def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Len
     return tuple(each for each in within if each[0] in told)
 
 
-def errors_at(programs: Sequence[Program], batches: Sequence[Batch], wanted: Outputs) -> list[list[Near]]:
-    """How far each program is from what is wanted of it, batch by batch."""
-    def near(program: Program, batch: Batch, rows: NDArray[np.floating]) -> Near:
-        off = Errors.of([program.run(batch)], [rows]).relative
+def errors_at(programs: Sequence[tuple[Program, bool]], model: Operator, batches: Sequence[Batch],
+              wanted: Outputs) -> list[list[Near]]:
+    """How far each program is from the model, batch by batch, which gives what is wanted; with whether it is exact."""
+    def near(program: Program, exact: bool, batch: Batch, rows: NDArray[np.floating]) -> Near:
+        own = run_beside(program, model, [batch], [rows], exact=exact)
+        off = Errors.of(own.found, own.wanted).relative
         return {"sentences": len(batch), "rows": batch.rows, "relative": off}
-    return [[near(program, *each) for each in zip(batches, wanted, strict=True)] for program in programs]
+    return [[near(*each, *given) for given in zip(batches, wanted, strict=True)] for each in programs]
 
 
 def verify_rounding(program: Program, found: Sequence[Near], imported: Sequence[Near], model: Operator,

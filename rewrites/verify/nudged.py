@@ -3,12 +3,14 @@ computed from is another one, by a little. A row of a norm far below the numbers
 share of that norm, and what is computed by luck without rounding is no measure of what others may round."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import DenseReading, dense, entered
+from opmatrix.algebra.routes import Route, noted
 from opmatrix.algebra.term import Operator, read
 from opmatrix.batch import Batch
 
@@ -31,20 +33,28 @@ class Nudged(DenseReading):
         return array * (1 + self.unit * self.rng.uniform(-1, 1, array.shape))
 
 
+def nudge_along(term: Operator, batch: Batch, routes: Sequence[Route], unit: float,
+                rng: np.random.Generator) -> tuple[NDArray[np.floating], list[Route]]:
+    """What a model gives where its numbers differ by up to `unit` of themselves, at each operator anew, and rows go
+    where these routes say; and what they would go by."""
+    value = entered(term, batch)
+    start = Nudged(value.value, value.batch, value.dtype, None, unit, rng)
+    return noted(lambda: read(term, start, {}).array, {at: route.taken for at, route in enumerate(routes)})
+
+
 def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.float64]:
     """How far each row of a model's output moves, in the Euclidean norm, where its numbers differ by up to `unit` of
-    themselves, at each operator anew: rows of all batches."""
+    themselves, at each operator anew: rows of all batches. They go where they went before."""
     rng = np.random.default_rng(0)
 
-    def off(batch: Batch, wanted: NDArray[np.floating]) -> NDArray[np.float64]:
-        value = entered(term, batch)
+    def off(batch: Batch, wanted: NDArray[np.floating], routes: Sequence[Route]) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
-            found = read(term, Nudged(value.value, value.batch, value.dtype, None, unit, rng), {}).array
+            found, _ = nudge_along(term, batch, routes, unit, rng)
             apart = np.where(found == wanted, 0.0, found - wanted)
         squared: NDArray[np.float64] = (np.swapaxes(apart, 0, -2).reshape(apart.shape[-2], -1) ** 2).sum(1)
         return squared
-    squares = [np.mean([off(batch, wanted) for _ in range(NUDGES)], axis=0)
-               for batch in batches for wanted in [dense(term, batch)]]
+    squares = [np.mean([off(batch, *own) for _ in range(NUDGES)], axis=0)
+               for batch in batches for own in [noted(partial(dense, term, batch))]]
     norms: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
     return norms
 

@@ -2,6 +2,7 @@
 import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -11,10 +12,12 @@ from formats.core.epilogue import UNIT
 from formats.machine.threads import limit
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program
-from opmatrix.runtime.schedule import Call, bound, widen_arguments
+from opmatrix.runtime.meanings import bound, widen_arguments
+from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
@@ -22,6 +25,7 @@ from rewrites.lower.lower import Method, Stored
 from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.nudged import moved, row_scales
+from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
@@ -98,12 +102,13 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
     which says what differs; returns what was found."""
     wanted = oracle(model, batches) if wanted is None else wanted
     exact = verify_structure(program, batches, constants, wanted, model)
-    mine, theirs = (Errors.of([each.run(batch) for batch in batches], wanted) for each in (program, imported))
+    own, others = (run_beside(each, model, batches, wanted, exact=True) for each in (program, imported))
+    mine, theirs = (Errors.of(each.found, each.wanted) for each in (own, others))
     if not mine.relative <= allowed_rounding(mine.relative, theirs.relative, model, batches):
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
     return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
-            "steps": verify_steps(program, batches)}
+            "steps": verify_steps(program, batches), **describe_routing(own.flips)}
 
 
 def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:
@@ -119,7 +124,10 @@ def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapp
     """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or
     fitted, in float64: they are the model. With the model, a row that is less than the numbers that it is computed from
     is compared beside these. Raises VerificationError; returns how far they are from it."""
-    outputs = [program.exact(batch, constants, rounded=False) for batch in batches]
+    def run(program: Program, batch: Batch) -> NDArray[np.floating]:
+        return program.exact(batch, constants, rounded=False)
+    if model is None: outputs: Outputs = [run(program, batch) for batch in batches]
+    else: outputs, wanted, _ = run_beside(program, model, batches, wanted, exact=True, run=run, unit=EQUAL)
     found = Errors.of(outputs, wanted)
     if not found.worst_row <= EQUAL and model is not None:
         found = Errors.of(outputs, wanted, row_scales(model, batches, EQUAL))
@@ -135,9 +143,10 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
     name. Raises VerificationError, which names it."""
     worst = dict.fromkeys(outputs, 0.0)
     for batch in batches:
-        found = program.exact_all(batch, constants, rounded=False)
+        found, taken = noted(partial(program.exact_all, batch, constants, rounded=False))
         for output, term in outputs.items():
-            wanted = dense(term, batch)
+            wanted, routes, flips = Reference(partial(dense, term, batch)).beside(taken)
+            explain_flips(name(program), term, batch, routes, flips, EQUAL)
             rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
             apart = np.linalg.norm(found[output].reshape(len(rows), -1) - rows.reshape(len(rows), -1))
             off = ratio(apart, size := np.linalg.norm(rows))
@@ -154,12 +163,13 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
                        wanted: Outputs | None = None) -> dict[str, object]:
     """An approximate program on held-out batches: the change of its whole output is at most the stated one, and every
     step stays within its bound for the numbers that are stored. Raises VerificationError."""
-    wanted = oracle(model, batches) if wanted is None else wanted
-    found = Errors.of([program.run(batch) for batch in batches], wanted)
+    own = run_beside(program, model, batches, wanted, exact=False)
+    found = Errors.of(own.found, own.wanted)
     if not found.relative <= stated:
         raise VerificationError(3, name(program), "its output changes by more than was stated", relative=found.relative,
                                 worst_row=found.worst_row, rows=found.rows, stated=stated)
-    return {"float32": asdict(found), "stated": stated, "steps": verify_steps(program, batches)}
+    return {"float32": asdict(found), "stated": stated, "steps": verify_steps(program, batches),
+            **describe_routing(own.flips)}
 
 
 def verify_steps(program: Program, batches: Sequence[Batch]) -> StepsVerified:

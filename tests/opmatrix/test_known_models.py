@@ -7,7 +7,7 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Promised
-from opmatrix.models import FAMILIES, known, parameters, promised, tensors
+from opmatrix.models import FAMILIES, activated, known, parameters, promised, tensors
 from rewrites.cli.commands import app
 from rewrites.compiler.planned import shapes
 
@@ -18,7 +18,8 @@ COUNTED = {
     "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200, "gpt3-175b": 174_604_259_328,
     "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-30b": 32_528_943_616, "llama-65b": 65_285_660_672,
     "llama2-7b": 6_738_415_616, "llama2-70b": 68_976_648_192, "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496,
-    "llama3-405b": 405_853_388_800, "qwen1.5-72b": 72_287_920_128}
+    "llama3-405b": 405_853_388_800, "qwen1.5-72b": 72_287_920_128, "mixtral-8x7b": 46_702_792_704,
+    "qwen1.5-moe-a2.7b": 14_315_784_192, "qwen3-30b-a3b": 30_532_122_624}
 
 
 def count_pangu(layers, n):
@@ -34,12 +35,37 @@ def count_embedded(layers, n, f, kept, tables):
     return layers * (mixing + 3 * n * f + 2 * n) + tables * 153_376 * n + n
 
 
+def count_pangu_pro(layers, n, f, kept, experts):
+    """Pangu Pro MoE by hand: attention as in openPangu-Embedded; a router, a scale and a gated unit of `f` columns for
+    each expert, and one of 4 f that is shared."""
+    mixing, tables = 2 * n * (n + 1) + 2 * kept * (n + 1), 2 * 153_376 * n
+    return layers * (mixing + 64 * (n + 1) + (experts + 4) * 3 * n * f + 2 * n) + tables + n
+
+
+def count_pr_moe(layers, n, experts, sparse):
+    """PR-MoE by hand: a GPT-2 of `layers` layers, in `sparse` of them a router, experts that are perceptrons, and two
+    scores of which each is how much one branch counts."""
+    perceptron = 8 * n ** 2 + 5 * n
+    dense = layers * (4 * n ** 2 + 8 * n + perceptron) + (50_304 + 2048 + 2) * n
+    return dense + experts * (perceptron + n) + sparse * 2 * (n + 1)
+
+
 BY_HAND = {
+    "pangu-pro-moe-72b": count_pangu_pro(48, 5120, 1344, 1024, 64),
+    "350m-pr-moe-32-64": count_pr_moe(24, 1024, 10 * 32 + 2 * 64, 12),
     "pangu-alpha-2.6b": count_pangu(32, 2560), "pangu-alpha-13b": count_pangu(40, 5120),
     "pangu-alpha-200b": count_pangu(64, 16384),
     "openpangu-embedded-1b": count_embedded(26, 1536, 6144, 768, 1),
     "openpangu-embedded-7b": count_embedded(34, 4096, 12800, 1024, 2)}
 
+
+# what one row reads of a model with experts, by hand: all but those that its routers leave out
+ACTIVATED = {
+    "mixtral-8x7b": COUNTED["mixtral-8x7b"] - 32 * 6 * 3 * 4096 * 14336,
+    "qwen1.5-moe-a2.7b": COUNTED["qwen1.5-moe-a2.7b"] - 24 * 56 * 3 * 2048 * 1408,
+    "qwen3-30b-a3b": COUNTED["qwen3-30b-a3b"] - 48 * 120 * 3 * 2048 * 768,
+    "pangu-pro-moe-72b": BY_HAND["pangu-pro-moe-72b"] - 48 * 56 * 3 * 5120 * 1344,
+    "350m-pr-moe-32-64": BY_HAND["350m-pr-moe-32-64"] - (10 * 31 + 2 * 63) * (8 * 1024 ** 2 + 5 * 1024)}
 
 LAYERS = "num_hidden_layers", "n_layer", "num_layers"      # as families call them
 
@@ -58,11 +84,19 @@ def test_parameters_are_those_of_the_published_code(counts):
     assert counts == COUNTED | BY_HAND
 
 
+@pytest.mark.parametrize("name", ACTIVATED)
+def test_a_row_reads_what_its_routers_choose(name):
+    assert activated(few_positions(known.configuration(name))) == ACTIVATED[name]
+
+
 def test_published_totals_are_near(counts):
     """Within half of their last digit, or a fortieth: papers round, and some leave tables of tokens out."""
     far = {}
-    for name, count in counts.items():
-        config, published = known.configuration(name), known.find_known(name).published
+    said = [(name, count, known.find_known(name).published) for name, count in counts.items()]
+    read = [(name, count, words) for name, count in ACTIVATED.items() if (words := known.find_known(name).activated)]
+    assert len(read) == 4
+    for name, count, published in said + read:
+        config = known.configuration(name)
         digits, unit, rest = re.fullmatch(r"([\d.]+)([BM])( without tables of tokens)?", published).groups()
         size = {"B": 1e9, "M": 1e6}[unit]
         if rest: count -= (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * config["hidden_size"]
@@ -79,7 +113,8 @@ def test_a_configuration_is_one_of_its_family(name):
     keys = FAMILIES[config["model_type"]].keys
     assert {*config} <= {"model_type", *(key.called or each for each, key in keys.items())}
     assert json.loads(json.dumps(config)) == config
-    model = promised(few_positions(config) | {key: 2 for key in LAYERS if key in config})
+    few = {key: 2 for key in LAYERS if key in config}
+    model = promised(few_positions(config) | few | ({"num_experts": [3]} if "expert_interval" in config else {}))
     leaves = {data for node in model.walk() if node.kind.name == "weight" for data in node.args}
     assert leaves and all(isinstance(leaf, Promised) for leaf in leaves)
     assert known.find_known(name).source and known.find_known(name).outside

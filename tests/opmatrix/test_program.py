@@ -8,7 +8,7 @@ import pytest
 from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
-from formats import CSC, CSR, NM, SELL, Block, Dense, Half, LowRank
+from formats import CSC, CSR, NM, SELL, Block, Dense, Half, LowRank, Stacked
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import relu, symbol, weight
 from opmatrix.algebra.oracles import dense
@@ -99,7 +99,11 @@ def alone(kernel, rng):
             last = write.step("join", x=write.step("attend_once",
                                                    {"scale": 0.3, "where": "sequence & causal", "query": "last"},
                                                    q=q, k="h", v="h"))
-        case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
+        case "headwise":
+            constants["narrow"] = Stacked.approximate(Half, rows(rng, 3, 8, 5))
+            both = (write.step("headwise", x="h", weight=weight) for weight in ("stack", "narrow"))
+            first, second = (write.step("join", x=each) for each in both)
+            last = write.step("pointwise", x=first, residual=second)
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
         case "interpret":
             y = symbol("y", None, 40)

@@ -166,7 +166,7 @@ def test_a_trace_keeps_everything_and_says_who_made_it():
     (A,), c = matrices(6, 5), const(numbers(5))
     graph, _ = graph_of((A + c) + c, ring.RING_LAWS, trace=True, rounds=3)
     assert not any(node.subsumed for node in graph.nodes)
-    assert (graph.named["$full"], "merge_shifts") in graph.facts["by"]
+    assert (graph.named["$full"], "merge_shifts") in graph.facts["made_by"]
 
 
 def test_a_norm_loses_its_shift_to_the_next_product():

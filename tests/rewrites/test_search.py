@@ -15,7 +15,7 @@ from rewrites.graph.borders import FULL, normed
 from rewrites.graph.layers import Explorer, parts, states
 from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import EXACT, Lowering, Method, plainly
+from rewrites.lower.lower import Lowering, Method, plainly
 from rewrites.lower.price import Prices
 
 OPERATOR = model()
@@ -173,7 +173,7 @@ def test_prices_follow_the_workload():
 
 def test_a_method_is_stored_and_priced():
     half = Method("half")
-    each = structure(OPERATOR, methods=lambda lowering, use: (half,) if use.layout != "stack" else EXACT)
+    each = structure(OPERATOR, methods=lambda lowering, use: (half,))
     program, emitter = each.program({})
     formats = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
     assert formats == {"half"} and abs(each.memory / program.stored_bytes - 1) < 0.02

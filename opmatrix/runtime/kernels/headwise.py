@@ -6,12 +6,13 @@ from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, n, p
 from formats.machine.prices import Price, Timed, Work, h, up
+from formats.stacked import Stacked
 from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, times_stack
+from opmatrix.runtime.costs import Costs, times_format, times_stack
 from opmatrix.runtime.fitting import same, timed_batches
 from opmatrix.runtime.kernel import Arguments, RowNumbers, kernel
-from opmatrix.runtime.operands import Heads, Stack
+from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Stack
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -29,9 +30,11 @@ def time_heads(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], 
 @kernel(launches=True, price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
     2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)), time_heads))
 class headwise(Arguments):
-    """x @ W for each head with its own W; an x of one head serves all."""
+    """x @ W for each head with its own W, an array or a stack in whatever format; an x of one head serves all."""
 
-    def run(out: Any, x: Heads, weight: Stack) -> None: compiled.headwise(x, weight, out)
+    def run(out: Any, x: Heads, weight: Stack) -> None:
+        if isinstance(weight, Stacked): weight.matmul(x, out)
+        else: compiled.headwise(x, weight, out)
 
     def shape(a) -> Heads:
         heads, rows, cols = a.weight.shape
@@ -39,11 +42,26 @@ class headwise(Arguments):
         if a.x.heads != 1: same("x heads", a.x.heads, heads)
         return Heads(heads, cols)
 
+    def reads(a) -> dict[str, object]:
+        """x and the matrices as the format multiplies them."""
+        if not isinstance(a.weight, Stacked): return {}
+        return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True))
+
     def reference(a) -> Doubles: return multiply_heads(a.x, a.weight)
 
-    def bound(a) -> Doubles: return gamma(a.x.shape[2]) * multiply_heads(abs(a.exact.x), abs(a.exact.weight))
+    def bound(a) -> Doubles:
+        if isinstance(a.weight, Stacked): return a.weight.bound(a.x, (a.exact.x, a.exact.weight))
+        return gamma(a.x.shape[2]) * multiply_heads(abs(a.exact.x), abs(a.exact.weight))
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
-        return [] if a.weight is None else times_stack(a.weight.shape, extents[out.space])
+        """Of an array one kernel; of a stack the format's own, once a head."""
+        if a.weight is None: return []
+        if not isinstance(a.weight, Stacked): return times_stack(a.weight.shape, extents[out.space])
+        return len(a.weight) * times_format(a.weight.name, a.weight.sizes, extents[out.space])
 
-    def borders(a) -> Collection[int]: return compiled.borders("headwise")
+    def scratch(a) -> BufferSize:
+        """The product of one head keeps what its format does."""
+        return BufferSize(FLOAT_BYTES * a.weight.scratch() if isinstance(a.weight, Stacked) else 0, 0)
+
+    def borders(a) -> Collection[int]:
+        return a.weight.borders() if isinstance(a.weight, Stacked) else compiled.borders("headwise")

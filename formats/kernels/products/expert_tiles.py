@@ -1,0 +1,164 @@
+"""Mixtures of experts: each row by the few stacked matrices that its gate names, there and back, as the format's own
+kernels multiply, tile by tile of the rows of one expert.
+
+The tiles are found in the run, so a recording has as many items as there may be; those that find no tile return. Of
+experts that no row names nothing is read."""
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from formats.core.arrays import readable, separate, writable
+from formats.core.epilogue import Epilogue
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import ROOM, address, filled, launch, make_record, step, temporary, words
+from formats.kernels.engine.memory import call, longs, record
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.pool import POOL
+from formats.kernels.rows.following import EPILOGUE, epilogue_record
+from formats.kernels.rows.routed_rows import (
+    ROUTED,
+    TILE_WORDS,
+    count_tiles,
+    count_words,
+    order_rows,
+    place_rows,
+    sum_parts,
+)
+from formats.machine.threads import threads
+
+from .gemm import gemm
+from .linear import LINEAR, MAX_ITEM_ROWS
+from .own_kernels import OWN, Stack, find_own
+
+__all__ = ["experts"]
+__borders__ = (MAX_ITEM_ROWS,)
+
+# x (places, n) to out (places, p): tile by tile, so many columns at a time, by matrices of `own` (OWN); single: one row
+# of x serves all. after: the words of an epilogue that tiles fill in; beside: the OWN of what makes its factor; both 0
+# where there is none. aside: bytes of room before those of the formats' kernels
+TILED = np.dtype(words("tiles x along single out step p cols own after beside aside room apart multiply"))
+RECORD = 128                                                 # bytes of room for the record of a product; of an epilogue
+LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
+OUT, STEP, COLUMNS, TIMES, BESIDE = map((EPILOGUE.names or ()).index, ("out", "step", "p", "times", "beside"))
+SPARE = 4                                                    # items for each worker, where some have little to do
+
+
+@njit(**HELPER)
+def multiply_tile(c, own_at, block, worker, rows, e, x, along, out, step, after):
+    """A block of columns of some rows times matrix e, by the format's kernel; out is where column 0 would be."""
+    own, mine = record(own_at, OWN), c.room + worker * c.apart
+    given = longs(mine, LINEAR_WORDS)
+    given[0], given[1], given[2], given[3], given[4], given[5], given[6] = x, along, out, step, rows, own.n, own.p
+    given[7], given[8], given[9], given[10], given[11] = rows, c.cols, c.multiply, c.room + c.aside, c.apart
+    given[12], given[13], given[14] = longs(own.w, e + 1)[e], own.bytes, after
+    call(own.one if c.single else own.more, block, worker, mine)
+
+
+@Kernel
+def expert_tile(item, worker, arguments):
+    """A block of columns of a tile; nothing where there is no such tile."""
+    c = record(arguments, TILED)
+    across = (c.p + c.cols - 1) // c.cols
+    at, block = item // across, item % across
+    if at >= longs(c.tiles, 1)[0]: return
+    found = longs(c.tiles + 8 * (1 + TILE_WORDS * at), TILE_WORDS)
+    e, low, rows = found[0], found[1], found[2] - found[1]
+    x, along, out, after = c.x + 4 * low * c.along, c.along, c.out + 4 * low * c.step, 0
+    if c.after:
+        after = c.room + worker * c.apart + RECORD
+        given, kept = longs(c.after, AFTER_WORDS), longs(after, AFTER_WORDS)
+        for i in range(AFTER_WORDS): kept[i] = given[i]
+        kept[OUT], kept[STEP] = out, c.step
+        if c.beside:
+            factor = after + RECORD - 4 * block * c.cols
+            multiply_tile(c, c.beside, block, worker, rows, e, x, along, factor, c.cols, 0)
+            kept[TIMES], kept[BESIDE] = factor, c.cols
+    multiply_tile(c, c.own, block, worker, rows, e, x, along, out, c.step, after)
+
+
+def cut_columns(tiles: int, p: int, workers: int, portion: int) -> int:
+    """Columns of an item: all where one worker does all; else so few that all have some, wherever rows are routed."""
+    parts = 1 if workers == 1 else min(workers, max(2, -(-SPARE * workers // max(tiles, 1))))
+    unit = math.lcm(portion, 16)
+    return min(p, -(-p // parts // unit) * unit)
+
+
+class Cut(NamedTuple):
+    """How the work is cut: `rows` of a tile, at most so many `tiles`, `columns` of an item of each product, bytes of
+    room before those of the formats' kernels."""
+    rows: int
+    tiles: int
+    up: int
+    down: int
+    aside: int
+
+    @classmethod
+    def of(cls, places: int, E: int, f: int, q: int, workers: int, portions: tuple[int, int]) -> "Cut":
+        """For so many rows of experts, E matrices, and outputs that formats hand out by portions."""
+        rows = max(1, min(MAX_ITEM_ROWS, places))
+        tiles = count_tiles(places, E, rows)
+        up, down = (cut_columns(tiles, p, workers, portion) for p, portion in zip((f, q), portions, strict=True))
+        return cls(rows, tiles, up, down, 2 * RECORD + -(-4 * rows * up // 64) * 64)
+
+
+def experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.ndarray, beside: Stack | None = None,
+            activation: str = "", most: int = 1, residual: np.ndarray | None = None) -> np.ndarray:
+    """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e]) * (x @ beside[e])) @ down[e]), + residual, for the e
+    at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, of act(x @ up)
+    alone. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each."""
+    check_experts(x, gate, up, down, out, beside, most, residual)
+    (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
+    if not T: return out
+    workers, most = threads(), min(most, E)
+    places = T * most
+    first, last, second = (None if each is None else find_own(name, each)
+                           for name, each in (("up", up), ("down", down), ("beside", beside)))
+    assert first is not None and last is not None
+    cut = Cut.of(places, E, f, q, workers, (first.portion, last.portion))
+    raised, parts = temporary((places, f)), temporary((places, max(n if T > 1 else 0, q)))
+    held = [*map(word_array, count_words(T, most, E, cut.rows)), parts, parts]
+    after = epilogue_record(Epilogue(activation=activation), raised, rough=first.rounds)
+    chunk = -(-T // (4 * workers))
+    routed = make_record([(address(x), step(x), T, n, address(gate), step(gate), E, most, cut.rows, *map(address, held),
+                           q, address(out), step(out), address(residual), 0 if residual is None else step(residual),
+                           chunk)], ROUTED)
+    told = [None if each is None else each.record() for each in (first, second, last)]
+    with POOL.lock:
+        room = ROOM.reserve(cut.aside + max(each.room(cut.rows) for each in (first, second, last) if each), workers)
+        ordered = (address(x), 0, 1) if T == 1 else (address(parts), n, 0)
+        raising = filled(address(held[5]), *ordered, address(raised), f, f, cut.up, address(told[0]), address(after),
+                         address(told[1]), cut.aside, *room, gemm.address)
+        lowering = filled(address(held[5]), address(raised), f, T == 1, address(parts), q, q, cut.down,
+                          address(told[2]), 0, 0, cut.aside, *room, gemm.address)
+        launch(workers, (place_rows, routed, 1), *([(order_rows, routed, -(-T // chunk))] if T > 1 else ()),
+               (expert_tile, raising, cut.tiles * -(-f // cut.up)),
+               (expert_tile, lowering, cut.tiles * -(-q // cut.down)),
+               (sum_parts, routed, -(-T // chunk)))
+    return out
+
+
+def word_array(count: int) -> np.ndarray:
+    """Memory for so many words that lie between two launches."""
+    return temporary((2 * count,))
+
+
+def check_experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.ndarray, beside: Stack | None,
+                  most: int, residual: np.ndarray | None) -> None:
+    """The door: sizes fit, and out lies apart from what is read. ValueError names what does not."""
+    if x.ndim != 2 or gate.ndim != 2:
+        raise ValueError(f"x and gate: expected two axes each, got shapes {x.shape} and {gate.shape}")
+    (T, n), E = x.shape, gate.shape[1]
+    shapes = {name: tuple(each.shape) for name, each in (("up", up), ("beside", beside), ("down", down))
+              if each is not None}
+    f, q = shapes["down"][1:] if len(shapes["down"]) == 3 else (0, 0)
+    for name, found in shapes.items():
+        wanted = (E, f, q) if name == "down" else (E, n, f)
+        if found != wanted or 0 in found: raise ValueError(f"{name}: expected matrices {wanted}, got {found}")
+    if most < 1: raise ValueError(f"most: a row names one matrix at least, got {most}")
+    for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
+        if array is not None: readable(name, array, (T, columns))
+    writable("out", out)
+    stacks = {name: each for name, each in (("up", up), ("beside", beside), ("down", down))
+              if isinstance(each, np.ndarray)}
+    separate(out, x=x, gate=gate, **stacks, **({} if residual is None else {"residual": residual}))

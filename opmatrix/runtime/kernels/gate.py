@@ -1,0 +1,98 @@
+"""What routers make of scores: shares, the largest few and zeros, a sum of one."""
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.choices import Range
+from formats.core.epilogue import UNIT, gamma
+from formats.core.sizes import T, p, size
+from formats.machine.prices import Price, Timed, Work
+from opmatrix.algebra.routes import keep, take_top
+from opmatrix.extents import Extents
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.by_sequence import LEAST_SHARE
+from opmatrix.runtime.costs import Costs, row_width
+from opmatrix.runtime.fitting import same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Heads, Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
+Flag = Annotated[int, Range(int, 0, 1)]
+Count = Annotated[int, Range(int, 0, 2 ** 20)]
+k = size("k")                                               # columns of a head that are kept
+GATES = (8, 2), (64, 8), (256, 8)                           # columns, and how many are kept, of calls that are timed
+
+
+def in_heads(x: Any) -> Any:
+    """Rows as those of one head."""
+    return x[:, None] if x.ndim == 2 else x
+
+
+def by_heads(x: Any) -> Doubles:
+    """Heads x rows x columns."""
+    return np.swapaxes(in_heads(x), 0, 1)
+
+
+def softened(x: Doubles) -> Doubles:
+    with np.errstate(invalid="ignore"): grown = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(grown / grown.sum(-1, keepdims=True))
+
+
+def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    for cols, most in GATES:
+        for rows in (1, 16, 256):
+            x, out = numbers.some(rows, 1, cols), numbers.room(rows, 1, cols)
+            yield {"T": rows, "p": cols, "k": most}, partial(compiled.gate_rows, x, out, None, most, True, True)
+
+
+@kernel(launches=True, price=Price((T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p),
+                                   time_gates, common=False))
+class gate(Arguments):
+    """Rows, with `shares` their softmax, with k those where `by` (x itself, where nothing is given) is among the k
+    largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
+
+    def run(out: Any, x: Rows | Heads, by: Rows | Heads | None = None, *, k: Count = 0, shares: Flag = 0,
+            unit: Flag = 0) -> None:
+        compiled.gate_rows(in_heads(x), in_heads(out), None if by is None else in_heads(by), k, bool(shares),
+                           bool(unit))
+
+    def shape(a) -> Rows | Heads:
+        if a.by is not None: same("by", a.by[:2], a.x[:2])
+        if a.k > a.x.cols: raise ValueError(f"k: {a.k} of {a.x.cols} columns")
+        return Rows(a.x.cols) if isinstance(a.x, Rows) else Heads(a.x.heads, a.x.cols)
+
+    def keeps(a) -> bool: return bool(a.k)
+
+    def reference(a) -> Doubles:
+        found = softened(a.x) if a.shares else a.x
+        if a.k:
+            by = by_heads(a.x if a.by is None else a.by)
+            found = np.swapaxes(keep(by_heads(found), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
+        return found / found.sum(-1, keepdims=True) if a.unit else np.asarray(found)
+
+    def bound(a) -> Doubles:
+        """A share is a quotient of exponentials, whose arguments are rounded once; what is kept is known for certain,
+        as its scores are."""
+        x, cols = np.asarray(a.exact.x), a.x.shape[-1]
+        found, error = x, np.zeros(x.shape)
+        if a.shares:
+            found = softened(x)
+            error = found * (gamma(cols + 8) + 2 * UNIT * (x.max(-1, keepdims=True) - x)) + LEAST_SHARE
+            error = error + found * error.sum(-1, keepdims=True)
+        if a.k:
+            by = by_heads(x if a.by is None else np.asarray(a.exact.by))
+            kept = np.swapaxes(keep(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
+            found, error = found * kept, error * kept
+        if not a.unit: return error
+        total, size = found.sum(-1, keepdims=True), abs(found).sum(-1, keepdims=True)
+        moved = (error.sum(-1, keepdims=True) + gamma(cols + 2) * size) / abs(total)
+        return np.asarray((error + abs(found) * moved) / abs(total) * (1 + 2 * moved) + 2 * UNIT * abs(found / total))
+
+    def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
+        """By the numbers that are read, once for each that is kept."""
+        return [("gate", {"T": extents[out.space], "p": row_width(out), "k": a.k})]

@@ -1,0 +1,182 @@
+"""Mixtures of experts: each row by the few stacked matrices that its gate names."""
+from collections.abc import Collection, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from formats import kernels as compiled
+from formats.core.activation import COMPILED
+from formats.core.choices import OneOf, Range
+from formats.core.epilogue import UNIT, Epilogue, gamma
+from formats.core.sizes import T, n, p, size
+from formats.format import SMALLEST
+from formats.machine.prices import Price, Timed, Work
+from formats.stacked import Stacked
+from opmatrix.extents import Extents
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Costs, times_experts
+from opmatrix.runtime.fitting import same
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
+Function = Annotated[str, OneOf(("", *COMPILED))]
+Most = Annotated[int, Range(int, 1, 2 ** 20)]
+STEP = 1 / 127                                              # of a row in bytes, of its largest number
+WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
+k, E = size("k"), size("E")                                 # experts that a row names, and that there are
+
+
+def of_columns(gate: Any) -> Any:
+    """Heads of one column as columns."""
+    return gate[:, :, 0]
+
+
+class Matrices:
+    """The matrices of a stack, read one at a time in float64, and rows as they are multiplied: all of a large stack at
+    once would be twice its size in float32."""
+
+    def __init__(self, stack: Any) -> None: self.stack = stack
+
+    def operands(self, e: int, x: Doubles) -> tuple[Doubles, Doubles]:
+        """Two matrices whose product is what the kernel computes of these rows but for the roundings of its sums."""
+        if isinstance(self.stack, Stacked):
+            read, W = self.stack[e].operands(x)
+            return np.asarray(read), np.asarray(W)
+        return x, np.asarray(self.stack[e], np.float64)
+
+    def multiply(self, e: int, x: Doubles) -> Doubles:
+        read, W = self.operands(e, x)
+        return read @ W
+
+    def bound(self, e: int, x: Doubles, read: Doubles, W: Doubles) -> Doubles:
+        """How far a product is from that of what is read and W."""
+        if isinstance(self.stack, Stacked): return np.asarray(self.stack[e].bound(x, (read, W)))
+        return np.asarray(gamma(len(W)) * (abs(read) @ abs(W)) + len(W) * SMALLEST)
+
+    def spread(self, e: int, x: Doubles, read: Doubles, error: Doubles) -> Doubles:
+        """How far what is read of x may be off where x is by an error: a number near the middle between two that are
+        stored may become either. Rows are scaled by their largest number, whose own error counts for all; where columns
+        are mixed before, any number may lie near a middle."""
+        if not (isinstance(self.stack, Stacked) and self.stack.rounds): return error
+        largest = abs(x).max(1, keepdims=True)
+        relative = (error / np.maximum(largest, SMALLEST)).max(1, keepdims=True) + 4 * UNIT
+        if self.stack.form.rounds_otherwise():
+            apart = abs(read).max(1, keepdims=True) * (STEP + read.shape[1] * relative)
+        else:
+            moved = np.where(abs(x) == largest, 0.0, error + 2 * relative * abs(x))
+            apart = np.maximum(*(abs(self.operands(e, x + way * moved)[0] - read) for way in (1, -1)))
+        return np.asarray(apart + 2 * relative * abs(read))
+
+
+def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
+    """The matrices that rows name, and the rows of each."""
+    for e in range(gate.shape[1]):
+        if len(rows := np.flatnonzero(gate[:, e])): yield e, rows
+
+
+def named_too_many(a: Arguments) -> Any:
+    """The rows that name more matrices than is promised."""
+    return np.count_nonzero(a.gate[:, :, 0], 1) > a.most
+
+
+def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Matrices so small that rows and tiles are all that takes time."""
+    for count, most in ((8, 2), (64, 8), (256, 8)):
+        up, down = numbers.fresh(count, 16, 16), numbers.fresh(count, 16, 256)
+        for rows in (1, 16, 256):
+            x, out, gate = numbers.some(rows, 16), numbers.room(rows, 256), np.zeros((rows, count), np.float32)
+            for at in range(rows): gate[at, np.random.default_rng(at).permutation(count)[:most]] = 0.5
+            yield ({"T": rows, "n": 16, "p": 256, "k": most, "E": count},
+                   partial(compiled.experts, x, gate, up, down, out, most=most))
+
+
+@kernel(launches=True, price=Price((T * E, T * k, k * T * (n + p)), lambda tile: Work(
+    vector=T * E + 2 * T * k * p, moved=T * E + T * k * (n + 2 * p)), time_routing, common=False))
+class experts(Arguments):
+    """The sum over the experts e that a row's gate names of gate[e] * (f(x @ up[e]) @ down[e]), + residual, where f is
+    a function of each number, times x @ beside[e] where that is given. The others are not read."""
+
+    def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, beside: Stack | None = None,
+            residual: Rows | None = None, *, most: Most, activation: Function = "") -> None:
+        compiled.experts(x, of_columns(gate), up, down, out, beside, activation, most, residual)
+
+    def shape(a) -> Rows:
+        (count, rows, hidden), cols = a.up.shape, a.down.shape[2]
+        same("gate heads", a.gate.heads, count)
+        same("gate columns of a head", a.gate.cols, 1)
+        same("x columns", a.x.cols, rows)
+        same("down", a.down.shape[:2], (count, hidden))
+        if a.beside is not None: same("beside", a.beside.shape, a.up.shape)
+        if a.residual is not None: same("residual columns", a.residual.cols, cols)
+        return Rows(cols)
+
+    def reads(a) -> dict[str, object]:
+        """Stacks are read matrix by matrix, and rows as their format does."""
+        return {name: Matrices(stack) for name in ("up", "down", "beside")
+                if isinstance(stack := getattr(a, name), Stacked)}
+
+    def reference(a) -> Doubles:
+        """Of a row that names more experts than is promised no number."""
+        up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
+        found = np.zeros((len(a.x), down.stack.shape[2]))
+        for e, rows in routed(a.gate[:, :, 0]):
+            y = Epilogue(activation=a.activation).reference(up.multiply(e, a.x[rows]))
+            if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
+            found[rows] += a.gate[rows, e] * down.multiply(e, y)
+        if a.residual is not None: found = found + a.residual
+        found[named_too_many(a)] = np.nan
+        return found
+
+    def bound(a) -> Doubles:
+        """Errors of products, of the function and of the factor, carried through the second product."""
+        up, down, beside = Matrices(a.up), Matrices(a.down), Matrices(a.beside)
+        x, gate = np.asarray(a.exact.x), np.asarray(a.exact.gate)[:, :, 0]
+        found, sizes = np.zeros((len(x), a.down.shape[2])), np.zeros((len(x), a.down.shape[2]))
+        for e, rows in routed(gate):
+            y, error = hidden_rows(a, up, beside, x[rows], e)
+            read, W = down.operands(e, y)
+            off = down.spread(e, y, read, error)
+            lost = off @ abs(W) + down.bound(e, y, abs(read) + off, W)
+            weight = abs(gate[rows, e][:, None])
+            found[rows] += weight * lost
+            sizes[rows] += weight * (abs(read @ W) + lost)
+        if a.residual is not None: sizes += abs(a.exact.residual)
+        return found + gamma(a.most + 2) * sizes + SMALLEST
+
+    def cost(a, out: Rows, extents: Extents) -> Costs:
+        """Rows there and back, and the products with stacks that are known."""
+        rows, count = extents[out.space], a.gate.heads
+        most = min(a.most, count)
+        own = [("experts", {"T": rows, "n": a.x.cols, "p": out.cols, "k": most, "E": count})]
+        return own + [cost for stack in (a.up, a.beside, a.down) if stack is not None
+                      for cost in times_experts(*described(stack), count, most, rows)]
+
+    def scratch(a) -> BufferSize:
+        """The rows of experts, between its stages."""
+        (_, n, f), q = a.up.shape, a.down.shape[2]
+        return BufferSize(min(a.most, a.gate.heads) * (FLOAT_BYTES * (f + max(n, q)) + WORD_BYTES), 0)
+
+    def borders(a) -> Collection[int]: return compiled.borders("experts")
+
+
+def described(stack: Any) -> tuple[str, dict[Any, float]]:
+    """The format of a stack's matrices, and the sizes of each."""
+    if isinstance(stack, Stacked): return stack.name, dict(stack.sizes)
+    return "dense", dict(zip("np", stack.shape[1:], strict=True))
+
+
+def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int) -> tuple[Doubles, Doubles]:
+    """What some rows are between the two products of an expert, and how far that may be off."""
+    def product(stack: Matrices) -> tuple[Doubles, Doubles]:
+        read, W = stack.operands(e, x)
+        return read @ W, stack.bound(e, x, read, W)
+    y, error = product(up)
+    function, rough = Epilogue(activation=a.activation), isinstance(a.up, Stacked) and a.up.rounds
+    y, error = function.reference(y), function.bound(y, error, rough)
+    if a.beside is None: return y, error
+    v, own = product(beside)
+    return y * v, error * abs(v) + own * (abs(y) + error) + UNIT * (abs(y) + error) * (abs(v) + own)
