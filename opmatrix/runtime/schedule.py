@@ -228,8 +228,7 @@ class Schedule:
         return sorted({self.base[v] for i in steps for v in (i, *self.calls[i].values.values())})
 
     def plan(self, extents: Extents) -> Plan:
-        """Where the buffers lie if steps run one by one on a batch of these extents. Where every buffer grows with the
-        tokens alone one plan serves all."""
+        """Where buffers lie if steps run one by one on a batch of these extents; one plan serves all that grow alike."""
         return self.laid(self.spans, extents)
 
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
@@ -283,31 +282,25 @@ class Schedule:
             for v in self.dropped[i]:
                 if v >= self.first: found[v - self.first] = None
 
-    def resumed(self, found: Sequence[Any], batch: Batch) -> NDArray[np.float32]:
-        """The output's rows, given the values of the first steps, of this program or of one that has the same; to the
-        bit those of a run."""
+    def stepped(self, batch: Batch, found: Sequence[Any] = ()) -> list[NDArray[np.float32]]:
+        """The outputs' rows step by step, to the bit those of a run; `found` are the values of the first steps, of this
+        program or of one that has the same."""
         values = [*found]
         for _ in self.walk(batch, values): pass
-        return np.asarray(values[self.result - self.first])
+        return [np.asarray(values[at - self.first]) for at in self.results]
 
     def run(self, batch: Batch) -> list[NDArray[np.float32]]:
         """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the
-        others are copied from them, each value once: outputs that are one value are one array. Called back while this
-        thread records, it runs apart from that."""
+        others are copied from them, each value once: outputs that are one value are one array. While this thread
+        records, it runs apart from that; while it notes whom rows go to, step by step."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
-        if READ.get() is not None and any(call.kernel.routes for call in self.calls): return self.noted(batch)
+        if READ.get() is not None and any(call.kernel.routes for call in self.calls): return self.stepped(batch)
         values = self.begun(batch)
         for segment in self.segments: segment.run(values)
         rows = {self.result: np.asarray(values[self.result])}
         rows |= {at: np.array(values[at]) for at in {*self.results} - rows.keys()}
         return [rows[at] for at in self.results]
-
-    def noted(self, batch: Batch) -> list[NDArray[np.float32]]:
-        """The outputs' rows, step by step, to the bit those of a run: a recording would not note whom rows go to."""
-        found: list[Any] = []
-        for _ in self.walk(batch, found): pass
-        return [np.asarray(found[at - self.first]) for at in self.results]
 
     def timed(self, batch: Batch) -> dict[int, float]:
         """Seconds of each step of one run, by the number of its call, as the run itself sees them."""
@@ -324,8 +317,7 @@ class Schedule:
         return Values(self, batch, extents, Blocks(plan, self.crossing, held))
 
     def sized(self, rows: int, sentences: int) -> tuple[Extents, Plan]:
-        """The extents of a batch that nothing else is asked of, and the plan of what crosses borders; those of the last
-        one are remembered."""
+        """The extents of a plain batch, and the plan of what crosses borders; those of the last one are remembered."""
         latest, key = self.latest, (rows, sentences)        # read once: other threads may run, too
         if latest is None or latest[0] != key:
             extents = Extents.made({T: rows, S: sentences})
