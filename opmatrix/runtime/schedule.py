@@ -228,7 +228,7 @@ class Schedule:
         return sorted({self.base[v] for i in steps for v in (i, *self.calls[i].values.values())})
 
     def plan(self, extents: Extents) -> Plan:
-        """Where buffers lie if steps run one by one on a batch of these extents; one plan serves all that grow alike."""
+        """Where buffers lie if steps run one by one on such a batch; one plan serves all that grow alike."""
         return self.laid(self.spans, extents)
 
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
