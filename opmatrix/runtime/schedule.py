@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import as_contiguous
-from formats.format import Format
-from formats.stacked import Stacked
-from opmatrix.algebra.routes import READ
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import Pattern
@@ -23,6 +20,9 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.meanings import bound as bound
+from opmatrix.runtime.meanings import compute, meaning, run_noted
+from opmatrix.runtime.meanings import widen_arguments as widen_arguments
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
@@ -228,7 +228,8 @@ class Schedule:
         return sorted({self.base[v] for i in steps for v in (i, *self.calls[i].values.values())})
 
     def plan(self, extents: Extents) -> Plan:
-        """Where buffers lie if steps run one by one on such a batch; one plan serves all that grow alike."""
+        """Where the buffers lie if steps run one by one on a batch of these extents. Where every buffer grows with the
+        tokens alone one plan serves all."""
         return self.laid(self.spans, extents)
 
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
@@ -277,25 +278,25 @@ class Schedule:
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
                 found.append(np.empty(call.shape.at(extents), np.float32))
-                call.kernel.function(found[-1], **arguments)
+                compute(call, found[-1], arguments, batch)
             yield call, arguments, found[-1]
             for v in self.dropped[i]:
                 if v >= self.first: found[v - self.first] = None
 
-    def stepped(self, batch: Batch, found: Sequence[Any] = ()) -> list[NDArray[np.float32]]:
-        """The outputs' rows step by step, to the bit those of a run; `found` are the values of the first steps, of this
-        program or of one that has the same."""
+    def resumed(self, found: Sequence[Any], batch: Batch) -> NDArray[np.float32]:
+        """The output's rows, given the values of the first steps, of this program or of one that has the same; to the
+        bit those of a run."""
         values = [*found]
         for _ in self.walk(batch, values): pass
-        return [np.asarray(values[at - self.first]) for at in self.results]
+        return np.asarray(values[self.result - self.first])
 
     def run(self, batch: Batch) -> list[NDArray[np.float32]]:
         """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the
-        others are copied from them, each value once: outputs that are one value are one array. While this thread
-        records, it runs apart from that; while it notes whom rows go to, step by step."""
+        others are copied from them, each value once: outputs that are one value are one array. Called back while this
+        thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
-        if READ.get() is not None and any(call.kernel.routes for call in self.calls): return self.stepped(batch)
+        if (noted := run_noted(self, batch)) is not None: return noted
         values = self.begun(batch)
         for segment in self.segments: segment.run(values)
         rows = {self.result: np.asarray(values[self.result])}
@@ -317,7 +318,8 @@ class Schedule:
         return Values(self, batch, extents, Blocks(plan, self.crossing, held))
 
     def sized(self, rows: int, sentences: int) -> tuple[Extents, Plan]:
-        """The extents of a plain batch, and the plan of what crosses borders; those of the last one are remembered."""
+        """The extents of a batch that nothing else is asked of, and the plan of what crosses borders; those of the last
+        one are remembered."""
         latest, key = self.latest, (rows, sentences)        # read once: other threads may run, too
         if latest is None or latest[0] != key:
             extents = Extents.made({T: rows, S: sentences})
@@ -369,32 +371,3 @@ def objects(steps: int) -> int:
     """Bytes of Python's own objects in a call: views, arguments and records, as measured in CPython 3.11 to within 2
     kB."""
     return OBJECTS + 190 * min(steps, 40)
-
-
-def meaning(kernel: Declared, arguments: Mapping[str, object], batch: object,
-            instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Doubles:
-    """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
-    return kernel.reference(widen_arguments(kernel, arguments, batch, instead, rounded))
-
-
-def widen_arguments(kernel: Declared, arguments: Mapping[str, object], batch: object,
-                    instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Arguments:
-    """The arguments of a kernel in float64, as it computes with them."""
-    given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
-    reads = kernel.reads(kernel.record(**given)) if rounded else {}
-    return kernel.record(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
-
-
-def bound(kernel: Declared, arguments: Mapping[str, object], exact: Arguments | None = None) -> Doubles:
-    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments`
-    gives them."""
-    if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
-    return np.asarray(kernel.bound(kernel.record(**arguments, exact=exact)))
-
-
-def widen_value(value: object, instead: Mapping[int, object]) -> object:
-    """Arrays and packed weights as float64 arrays, anything else as it is."""
-    if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
-    value = instead.get(id(value), value)
-    if isinstance(value, Format | Stacked): return value.wide()
-    return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value

@@ -94,7 +94,7 @@ def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
             read = {v: np.split(known[v], copies)[copy] for v in each.values.values()}
             each.kernel.function(result, **each.arguments(read, batch))
         found.append(out)
-    return np.split(schedule.stepped(many, found)[0], copies)
+    return np.split(schedule.resumed(found, many), copies)
 
 
 def read_otherwise(program: Program, at: int, site: WeightSite, stored: Constant) -> Call:
