@@ -96,14 +96,18 @@ class Program:
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
                  meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
-        held = {name: constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
-                for name, constant in constants.items()}
-        self.steps, self.constants = tuple(steps), MappingProxyType(held)
+        self.steps = tuple(steps)
+        self.constants = MappingProxyType({name: self.held(name, each) for name, each in constants.items()})
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
         if not self.outputs: raise ValueError("output: a program gives one, at least")
         self.inputs, self.state = tuple(inputs), MappingProxyType(dict(state))
         self.meta = MappingProxyType(copied(meta or {}))
         self.schedule = Schedule(self.steps, self.constants, self.outputs, self.inputs, self.state)
+
+    @staticmethod
+    def held(name: str, constant: Constant) -> Constant:
+        """A constant as kernels read it."""
+        return constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
 
     @property
     def output(self) -> str:

@@ -11,8 +11,9 @@ class Planned(Program):
     with numbers; whatever needs numbers raises InputError."""
 
     @staticmethod
-    def held(constant: Constant) -> Constant: return constant           # one zero, seen everywhere: a copy would be as
-                                                                        # large as the weight
+    def held(name: str, constant: Constant) -> Constant:
+        """One zero, seen everywhere: a copy would be as large as the weight."""
+        return constant
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
         name = self.meta.get("model", "this program")

@@ -20,7 +20,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS
-from opmatrix.algebra.operators import I, const, given, ones, product, rotate, symbol, tanh, turn, weight
+from opmatrix.algebra.operators import I, const, given, ones, product, rotate, share, symbol, tanh, turn, weight
 from opmatrix.algebra.operators import heads as split
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
@@ -227,7 +227,7 @@ RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[:
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[type[Monoid]] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, Sequence[object]] = dict(
-    entrywise=[SCALAR_FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere],
+    entrywise=[SCALAR_FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere] + [share],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
            patterns.causal & patterns.sequence,
@@ -245,7 +245,8 @@ def choices(sort: Sort) -> list[object]:
     """Every monoid, pattern or function that a variable of this sort may be: those that have its flags; none of other
     sorts."""
     flags = sort.sizes if sort.name != "entrywise" else ()
-    return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, str(flag)) for flag in flags)]
+    return [each for each in CHOICES.get(sort.name, ())
+            if all(getattr(each, str(flag)) for flag in (*flags, *sort.facts))]
 
 
 class FunctionDeclaration:

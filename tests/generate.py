@@ -16,6 +16,7 @@ from opmatrix.algebra.operators import (
     gelu,
     given,
     heads,
+    keep_top,
     layernorm,
     mean,
     over,
@@ -103,6 +104,8 @@ class Grower:
             found += [lambda: rotate(self.data(3, 1), self.data(3, 1), n - 2)]
         if n == p and not self.exact:
             found += [lambda: layernorm(0.25), lambda: share]
+        if p > 1:
+            found += [lambda: keep_top(*(weight(self.data(n, p)) for _ in "sy"), int(rng.integers(1, p + 1)))]
         if n > p:
             found += [lambda: cols(lo := int(rng.integers(n - p + 1)), lo + p)]
         if n < p:

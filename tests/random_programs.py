@@ -116,6 +116,11 @@ class Grower:
     def rooted(self, v): return (v @ KINDS["square"]() + 0.5) @ KINDS["rsqrt"]()
     def inverted(self, v): return (v @ KINDS["square"]() + 0.5) @ KINDS["reciprocal"]()
     def shared(self, v): return v @ operators.share
+    def routed(self, v):
+        """The largest of a row's shares, of all columns or of some heads."""
+        h, d = self.pick((1, 4), (2, 2), (2, 3))
+        p = v @ weight(self.numbers(v.cols, h * d)) @ operators.heads(h) @ operators.share
+        return operators.keep_top(p, p, self.pick(1, d)) @ operators.heads(h).T
     def centred(self, v): return v @ centre
     def scaled(self, v): return v @ diag(self.numbers(v.cols))
     def negated(self, v): return -v
@@ -142,8 +147,8 @@ class Grower:
 
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
-OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "inverted", "shared", "centred", "scaled",
-          "negated", "times_row", "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked",
+OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "inverted", "shared", "routed", "centred",
+          "scaled", "negated", "times_row", "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked",
           "by_head", "through_heads", "mixed")
 
 

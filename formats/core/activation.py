@@ -72,7 +72,7 @@ def relu(u: Reals) -> Reals:
     return np.maximum(u, 0)
 
 
-@activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True)
+@activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True, keeps_order=True)
 def tanh(u: Reals) -> Reals:
     """The hyperbolic tangent."""
     return np.tanh(u)
@@ -96,7 +96,7 @@ def rsqrt(u: Reals) -> Reals:
     return 1 / np.sqrt(u)
 
 
-@activation(1.0, 14)
+@activation(1.0, 14, keeps_order=True)
 def softplus(u: Reals) -> Reals:
     """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
     return np.logaddexp(0, u)

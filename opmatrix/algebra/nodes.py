@@ -67,7 +67,8 @@ def pad_columns(x: Scalars, lo: int, n: int) -> Scalars:
     out[..., lo:lo + x.shape[-1]] = x
     return out
 
-@matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, adjoint=lambda n: KINDS["I"]())
+@matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, keeps_order=True,
+        adjoint=lambda n: KINDS["I"]())
 def I(i: int, j: int) -> Cell:                                                # noqa: E743
     """The identity: x itself."""
     return 1 if i == j else None
@@ -148,12 +149,12 @@ def over(i: int, j: int, a: Operator, m: type) -> Cell:
 SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(**each.properties)(each.function)
                                   for name, each in ACTIVATIONS.items()}
 
-@scalar_function()
+@scalar_function(keeps_order=True)
 def exp(u: Scalars) -> Scalars:
     """e to the power u."""
     return np.exp(u)
 
-@scalar_function()
+@scalar_function(keeps_order=True)
 def sigmoid(u: Scalars) -> Scalars:
     """The logistic function, 1 / (1 + e^-u)."""
     return 0.5 * (1 + np.tanh(u / 2))
@@ -234,7 +235,7 @@ def scaling(n: LiveSize, a: Operator, b: Operator, p: LiveSize) -> Operator | No
     if is_one_row(b): return (I() * b) @ sum_adjoint(a, n, p)
     return (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
 
-@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"),
+@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective", "keeps_order"),
             constant=lambda a, b: a.constant or b.constant,
             stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
             column=lambda a, b: b.column or (a.column and b.entrywise), level=lambda a, b: a.level and b.entrywise,
@@ -245,6 +246,8 @@ def compose(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
 
 @combinator(at_x=2, **PRESERVED, **every("constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
+            keeps_order=lambda a, b: ((a.keeps_order and (b.keeps_order or b.level))
+                                      or (a.level and b.keeps_order)),
             adjoint=lambda n, a, b: sum_adjoint(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + sum_adjoint(b, n, p))
 def add(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The sum, entry by entry."""
@@ -317,7 +320,7 @@ def total(x: ReadAt) -> ReadAt:
     """The sum of all heads."""
     return x.total()
 
-@combinator(row_wise=True, uniform=True)
+@combinator(row_wise=True, uniform=True, keeps_order=True)
 def share(x: ReadAt) -> ReadAt:
     """Softmax of each row of each head: e to the power of its numbers, as shares of their sum. The largest of the row
     is taken from all of it first, so no number is too large."""

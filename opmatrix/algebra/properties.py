@@ -113,6 +113,12 @@ def maps_zero_to_zero(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRow
     return f(0 * x), np.zeros_like(f(x))
 
 @holding()
+def keeps_order(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]:
+    """of two numbers of a row the larger stays the larger, and equal ones stay equal"""
+    rises = np.diff(f(np.sort(x, -1) / 8), axis=-1) > 0     # of small numbers: large ones, rounded, may become equal
+    return rises.astype(float), np.ones(rises.shape)
+
+@holding()
 def constant(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]:
     """does not depend on x (it may depend on the batch)"""
     return f(y), f(x)

@@ -43,7 +43,7 @@ def times_stack(shape: tuple[int, ...], rows: float) -> Costs:
 
 
 def times_experts(name: str, sizes: Mapping[Any, float], count: int, most: int, rows: Any) -> Costs:
-    """Rows times a few of so many matrices in a format, of these sizes each, where each row names `most`: a product with
+    """Rows times a few of so many matrices in a format, of these sizes each, where a row names `most`: a product with
     each that is named, of an equal share of the rows."""
     touched = count_touched(count, most, rows)
     return [(f"linear.{name}", {"T": rows * most / touched, TIMES: touched,

@@ -113,7 +113,7 @@ class Cuttable:
             return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else own
         if self.gathers(line): return self.opened[line.args[-1]]
         if line.op in ("add", "mul"): return any(self.opened[a] for a in line.args)
-        return line.op in ("split", "join", "repeat", "turn", "product", "beside") and all(
+        return line.op in ("split", "join", "repeat", "turn", "product", "beside", "keep_top") and all(
             self.opened[a] for a in line.args)
 
     def passes(self, reader: Operation, at: int, of: int) -> bool:
@@ -134,7 +134,7 @@ class Cuttable:
                 return on and self.opened[other]
             case "split" | "join" | "repeat": return on
             case "turn": return on and heads
-            case "beside": return on and heads and all(self.opened[a] for a in reader.args)
+            case "beside" | "keep_top": return on and heads and all(self.opened[a] for a in reader.args)
             case "product": return on and heads and all(map(self.headed, reader.args))
             case "total": return True
         return False

@@ -101,6 +101,16 @@ def split_pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation,
     return [target, target], target, None, "entry by entry"
 
 
+@rule("keep_top")
+def split_keep_top(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Rows one by one, in every head: which numbers are the largest of a row is known where all of its columns are."""
+    held = [state for a, state in zip(args, states_on(split, k, args), strict=True) if not split.free(a)]
+    [target, *others] = held or [None]
+    if role_of(target) == "cols" or isinstance(target, Partial) or any(each != target for each in others):
+        target = split.home_of(k, split.sizes.dims(line.shape, line.level))
+    return [target, target], target, None, pass_rule(target)
+
+
 @rule("turn")
 def split_turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Rows are columns."""

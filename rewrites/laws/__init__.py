@@ -1,13 +1,14 @@
-"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, ring, spaces);
-what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues). Rulesets are
-tuples that add."""
+"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, ring, routing,
+spaces); what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues).
+Rulesets are tuples that add."""
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
 from rewrites.law import Law
-from rewrites.laws import attention, choosing, joining, ring, spaces
+from rewrites.laws import attention, choosing, joining, ring, routing, spaces
 
-EXACT_LAWS = ring.RING_LAWS + attention.ATTENTION_LAWS + joining.JOINING_LAWS + spaces.SPACE_LAWS
+EXACT_LAWS = (ring.RING_LAWS + attention.ATTENTION_LAWS + joining.JOINING_LAWS + spaces.SPACE_LAWS
+              + routing.ROUTING_LAWS)
 CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # of columns; no search has them
 
 

@@ -196,12 +196,13 @@ def relations() -> Iterator[Implementation]:
 def gates() -> Iterator[Implementation]:
     """What routers make of scores, in one head and in several."""
     for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
-        for body, attributes, variables, alone in (
+        ways: tuple[tuple[Any, ...], ...] = (
                 (shares, {"shares": 1}, dict(x=sort), True),
                 (kept, {}, dict(x=sort, by=sort, k=count[k]), True),
                 (best_shares, {"shares": 1}, dict(x=sort, k=count[k]), False),
                 (summing_to_one, {"unit": 1}, dict(x=sort), False),
-                (shares_of_best, {"shares": 1, "unit": 1}, dict(x=sort, k=count[k]), False)):
+                (shares_of_best, {"shares": 1, "unit": 1}, dict(x=sort, k=count[k]), False))
+        for body, attributes, variables, alone in ways:
             yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")
 
 

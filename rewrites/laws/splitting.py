@@ -14,7 +14,7 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.nodes import row as beside
-from opmatrix.algebra.operators import I, cols, gelu, heads, product, repeat, symbol, total, turn, weight
+from opmatrix.algebra.operators import I, cols, gelu, heads, keep_top, product, repeat, symbol, total, turn, weight
 from opmatrix.algebra.shapes import LiveSize, Shape, T, size
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import causal
@@ -320,6 +320,24 @@ def copied_heads(n: int) -> list[Pair]:
     ranks, own = 2 * n, 3                                   # two ranks to each of n heads, three queries to each rank
     held = [r * n // ranks for r in range(ranks)]
     return [(some_heads(0, n, n) @ repeat(own * ranks), grouped([some_heads(g, g + 1, n) @ repeat(own) for g in held]))]
+
+
+@equation(("keep_top", "rows one by one"),
+          says="the largest of [s1; ..; sn] by [z1; ..; zn] = [the largest of s1 by z1; ..; the largest of sn by zn]",
+          exact=True)
+def largest_of_rows(n: int) -> list[Pair]:
+    """Which numbers of a row are kept depends on that row alone."""
+    parts = [some_heads(r, r + 1) for r in range(n)]
+    return [(keep_top(piled(parts), piled(parts[::-1]), k),
+             piled([keep_top(*pair, k) for pair in zip(parts, parts[::-1], strict=True)])) for k in (1, HEAD_COLUMNS)]
+
+
+@equation(("keep_top", "heads"), says="the largest of heads(s1, .., sn) = heads(the largest of s1, .., of sn)",
+          exact=True)
+def largest_of_heads(n: int) -> list[Pair]:
+    """Each head has its own largest numbers."""
+    parts, whole = [some_heads(lo, hi) for lo, hi in all_bounds(ALL_HEADS, n)], some_heads(0, ALL_HEADS)
+    return [(keep_top(whole, -whole, 1), grouped([keep_top(part, -part, 1) for part in parts]))]
 
 
 @equation(("repeat", "columns"), ("total", "columns"), says="[x1 .. xn] @ f = [x1 @ f .. xn @ f]", exact=True)

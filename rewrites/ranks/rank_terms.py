@@ -131,6 +131,7 @@ class StretchTerms:
             case "given": made = nodes.given(*step.more)
             case "add": made = nodes.add(*taken)
             case "mul": made = nodes.mul(*taken)
+            case "keep_top": made = nodes.keep_top(*taken, *step.more)
             case "turn": made = nodes.turn(*taken)
             case "beside": made = nodes.row(*taken)
             case "split": made = taken[0] @ nodes.heads(self.here.extent(at, "heads"))

@@ -83,6 +83,8 @@ EVERY_KIND = [
     W @ om.mean, W @ mean, W @ om.over(om.ones, softmax), W @ cubes,
     om.formula(lambda x: om.product(x, x.T @ x, over=cubes)),
     W @ halved @ om.share @ om.softplus @ om.reciprocal, W @ om.maximum,
+    om.keep_top(W @ om.share, W, 2),
+    om.keep_top(W @ om.heads(2), om.formula(lambda x: x @ x.T @ x @ W @ om.heads(2)), 1),
     om.layernorm(0.5), layernorm(0.5), twice(W) @ twice(W, 3) @ twice(V, times=2.0), W @ named("relu", om.relu @ W),
     W @ named("block", V @ om.relu),
     W @ named("ﬁ", V @ om.tanh), named("not a name", om.relu @ V), om.unit_length(), om.rmsnorm(1e-6),

@@ -12,7 +12,22 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.nodes import over as merge
-from opmatrix.algebra.operators import I, gelu, given, heads, pick, product, repeat, row, share, total, turn, weight
+from opmatrix.algebra.operators import (
+    I,
+    const,
+    gelu,
+    given,
+    heads,
+    keep_top,
+    pick,
+    product,
+    repeat,
+    row,
+    share,
+    total,
+    turn,
+    weight,
+)
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import T
 from opmatrix.batch import Batch
@@ -58,7 +73,8 @@ def test_what_is_proved_and_what_is_checked():
     proved = {each.rule for each in VERDICTS if each.how == PROVED}
     assert {rule for rule in KNOWN - proved} == {
         ("split", "heads"), ("join", "heads"), ("repeat", "heads"), ("repeat", "copied heads"), ("repeat", "columns"),
-        ("total", "columns"), ("pick", "picked rows"), ("product", "sequences"), ("ring", "ring of keys"),
+        ("total", "columns"), ("keep_top", "rows one by one"), ("keep_top", "heads"), ("pick", "picked rows"),
+        ("product", "sequences"), ("ring", "ring of keys"),
         ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked")}
     assert all(each.reason for each in VERDICTS if each.how == CHECKED)
     assert written(VERDICTS).count("\n") == len(VERDICTS) + 1 and "columns of a matrix" in written(VERDICTS)
@@ -106,6 +122,12 @@ def splits():
     for term in (summed, both, added, merged):
         for mesh in (data, tensor):
             yield Split(term, mesh, BatchSizes(4, 12), cuts={} if term is summed else {"W": "columns"})
+    scores = I @ weight(at("R", 6, 8))
+    for term in (keep_top(scores, scores, 2),
+                 keep_top(scores @ heads(4), scores @ heads(4), 1) @ weight(at("H", 4, 2, 3)) @ total,
+                 keep_top(const(1.0), I @ weight(at("W", 6, 8)), 3)):
+        for mesh in (data, Mesh.of(cp=(2, "ring")), Mesh.of(tp=(2, "tensor"))):
+            yield Split(term, mesh, BatchSizes(4, 12), cuts={"R": "columns"} if mesh.axes[0].name == "tp" else {})
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
     for mesh in (Mesh.of(cp=(2, "ring")), data):
         yield Split(I @ weight(at("W", 6, 3)) @ pick("last"), mesh, BatchSizes(4, 12))

@@ -35,8 +35,8 @@ __all__ = ["experts"]
 __borders__ = (MAX_ITEM_ROWS,)
 
 # x (places, n) to out (places, p): tile by tile, so many columns at a time, by matrices of `own` (OWN); single: one row
-# of x serves all. after: the words of an epilogue that tiles fill in, or 0; beside: the OWN of what makes its factor, or
-# 0; aside: bytes of room before those of the formats' kernels
+# of x serves all. after: the words of an epilogue that tiles fill in; beside: the OWN of what makes its factor; both 0
+# where there is none. aside: bytes of room before those of the formats' kernels
 TILED = np.dtype(words("tiles x along single out step p cols own after beside aside room apart multiply"))
 RECORD = 128                                                 # bytes of room for the record of a product; of an epilogue
 LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
@@ -107,8 +107,8 @@ def experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.nda
     """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e]) * (x @ beside[e])) @ down[e]), + residual, for the e
     at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, of act(x @ up)
     alone. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each."""
-    (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
     check_experts(x, gate, up, down, out, beside, most, residual)
+    (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
     if not T: return out
     workers, most = threads(), min(most, E)
     places = T * most
@@ -126,12 +126,14 @@ def experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.nda
     told = [None if each is None else each.record() for each in (first, second, last)]
     with POOL.lock:
         room = ROOM.reserve(cut.aside + max(each.room(cut.rows) for each in (first, second, last) if each), workers)
-        raising = filled(address(held[5]), address(x if T == 1 else parts), 0 if T == 1 else n, T == 1, address(raised),
-                         f, f, cut.up, address(told[0]), address(after), address(told[1]), cut.aside, *room, gemm.address)
+        ordered = (address(x), 0, 1) if T == 1 else (address(parts), n, 0)
+        raising = filled(address(held[5]), *ordered, address(raised), f, f, cut.up, address(told[0]), address(after),
+                         address(told[1]), cut.aside, *room, gemm.address)
         lowering = filled(address(held[5]), address(raised), f, T == 1, address(parts), q, q, cut.down,
                           address(told[2]), 0, 0, cut.aside, *room, gemm.address)
         launch(workers, (place_rows, routed, 1), *([(order_rows, routed, -(-T // chunk))] if T > 1 else ()),
-               (expert_tile, raising, cut.tiles * -(-f // cut.up)), (expert_tile, lowering, cut.tiles * -(-q // cut.down)),
+               (expert_tile, raising, cut.tiles * -(-f // cut.up)),
+               (expert_tile, lowering, cut.tiles * -(-q // cut.down)),
                (sum_parts, routed, -(-T // chunk)))
     return out
 
@@ -154,9 +156,8 @@ def check_experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: 
         wanted = (E, f, q) if name == "down" else (E, n, f)
         if found != wanted or 0 in found: raise ValueError(f"{name}: expected matrices {wanted}, got {found}")
     if most < 1: raise ValueError(f"most: a row names one matrix at least, got {most}")
-    for name, array, wanted in (("x", x, (T, n)), ("gate", gate, (T, E)), ("out", out, (T, q)),
-                                ("residual", residual, (T, q))):
-        if array is not None: readable(name, array, wanted)
+    for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
+        if array is not None: readable(name, array, (T, columns))
     writable("out", out)
     stacks = {name: each for name, each in (("up", up), ("beside", beside), ("down", down))
               if isinstance(each, np.ndarray)}

@@ -77,7 +77,7 @@ def keep_own(name: str, products: Sequence[Multiply], shape: tuple[int, int], po
     """What products of one format launch. ValueError where that is not one kernel of products."""
     try: found, more = [capture(each, shape, 1) for each in products], capture(products[0], shape, MORE)
     except ValueError as error: raise ValueError(f"{name}: {error}") from None
-    w, described = (np.array(part, np.int64) for part in zip(*((each.w, each.described) for each in found), strict=True))
+    w, described = np.array([each.w for each in found]), np.array([each.described for each in found], np.int64)
     if described.size: w = described.ctypes.data + described.strides[0] * np.arange(len(found))
     return Own((found[0].kernel, more.kernel), w, more.size, shape, portion, rounds, (described, *arrays),
                products[0], {MORE: more.room})

@@ -3,11 +3,11 @@ import numpy as np
 
 from formats.core.arrays import separate, writable
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import address, launch, make_record, words
+from formats.kernels.engine.launch import launch, make_record, words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
 from formats.kernels.mixing.heads import heads_of
-from formats.kernels.simd.arithmetic import below, get, highest, keep, larger
+from formats.kernels.simd.arithmetic import below, get, highest, larger
 from formats.kernels.simd.maths import INFINITY, ONE, exponentials, largest
 from formats.kernels.simd.vectors import zeros
 from formats.machine.threads import threads

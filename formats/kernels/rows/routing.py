@@ -16,8 +16,8 @@ from .following import combine
 # names, then NONE, and the places of its copies; order: the row of each place; starts, fills (E + 1): where places of a
 # matrix begin; tiles: how many there are, then (matrix, first place, end) of each, `rows` places at most; ordered: rows
 # of x in places; parts (places, q): what matrices make of them; chunk: rows of x that an item copies, or sums
-ROUTED = np.dtype(words("x along T n gate gate_row E most rows which slots order starts fills tiles ordered parts q out "
-                        "step residual across chunk"))
+ROUTED = np.dtype(words("x along T n gate gate_row E most rows which slots order starts fills tiles ordered parts q "
+                        "out step residual across chunk"))
 NONE, TOO_MANY = -1, -2
 TILE_WORDS = 3
 

@@ -33,7 +33,7 @@ def in_heads(x: Any) -> Any:
     return x[:, None] if x.ndim == 2 else x
 
 
-def by_heads(x: Doubles) -> Doubles:
+def by_heads(x: Any) -> Doubles:
     """Heads x rows x columns."""
     return np.swapaxes(in_heads(x), 0, 1)
 
@@ -65,7 +65,7 @@ class gate(Arguments):
     def shape(a) -> Rows | Heads:
         if a.by is not None: same("by", a.by[:2], a.x[:2])
         if a.k > a.x.cols: raise ValueError(f"k: {a.k} of {a.x.cols} columns")
-        return a.x._replace(apart=0)
+        return Rows(a.x.cols) if isinstance(a.x, Rows) else Heads(a.x.heads, a.x.cols)
 
     def reference(a) -> Doubles:
         found = softened(a.x) if a.shares else a.x

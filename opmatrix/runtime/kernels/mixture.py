@@ -1,7 +1,7 @@
 """Mixtures of experts: each row by the few stacked matrices that its gate names."""
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -25,35 +25,51 @@ if TYPE_CHECKING:
 
 Function = Annotated[str, OneOf(("", *COMPILED))]
 Most = Annotated[int, Range(int, 1, 2 ** 20)]
+STEP = 1 / 127                                              # of a row in bytes, of its largest number
 WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
 k, E = size("k"), size("E")                                 # experts that a row names, and that there are
 
 
-class Matrices(NamedTuple):
-    """The matrices of a stack, read one at a time in float64, and rows as its format reads them: all of a large stack
-    at once would be twice its size in float32."""
-    stack: Any
+def of_columns(gate: Any) -> Any:
+    """Heads of one column as columns."""
+    return gate[:, :, 0]
 
-    def __getitem__(self, e: int) -> Doubles:
-        one = self.stack[e]
-        return one.wide() if isinstance(self.stack, Stacked) else np.asarray(one, np.float64)
 
-    def reads(self, x: Doubles) -> Doubles:
-        return self.stack[0].reads(x) if isinstance(self.stack, Stacked) else x
+class Matrices:
+    """The matrices of a stack, read one at a time in float64, and rows as they are multiplied: all of a large stack at
+    once would be twice its size in float32."""
+
+    def __init__(self, stack: Any) -> None: self.stack = stack
+
+    def operands(self, e: int, x: Doubles) -> tuple[Doubles, Doubles]:
+        """Two matrices whose product is what the kernel computes of these rows but for the roundings of its sums."""
+        if isinstance(self.stack, Stacked):
+            read, W = self.stack[e].operands(x)
+            return np.asarray(read), np.asarray(W)
+        return x, np.asarray(self.stack[e], np.float64)
+
+    def multiply(self, e: int, x: Doubles) -> Doubles:
+        read, W = self.operands(e, x)
+        return read @ W
 
     def bound(self, e: int, x: Doubles, read: Doubles, W: Doubles) -> Doubles:
         """How far a product is from that of what is read and W."""
-        if isinstance(self.stack, Stacked): return self.stack[e].bound(x, (read, W))
-        return gamma(len(W)) * (abs(read) @ abs(W)) + len(W) * SMALLEST
+        if isinstance(self.stack, Stacked): return np.asarray(self.stack[e].bound(x, (read, W)))
+        return np.asarray(gamma(len(W)) * (abs(read) @ abs(W)) + len(W) * SMALLEST)
 
-    def spread(self, x: Doubles, error: Doubles) -> Doubles:
+    def spread(self, e: int, x: Doubles, read: Doubles, error: Doubles) -> Doubles:
         """How far what is read of x may be off where x is by an error: a number near the middle between two that are
-        stored may become either. Rows are scaled by their largest number, whose own error counts for all."""
+        stored may become either. Rows are scaled by their largest number, whose own error counts for all; where columns
+        are mixed before, any number may lie near a middle."""
         if not (isinstance(self.stack, Stacked) and self.stack.rounds): return error
-        read, largest = self.reads(x), abs(x).max(1, keepdims=True)
+        largest = abs(x).max(1, keepdims=True)
         relative = (error / np.maximum(largest, SMALLEST)).max(1, keepdims=True) + 4 * UNIT
-        moved = np.where(abs(x) == largest, 0.0, error + 2 * relative * abs(x))
-        return np.maximum(abs(self.reads(x + moved) - read), abs(self.reads(x - moved) - read)) + 2 * relative * abs(read)
+        if self.stack.form.rounds_otherwise():
+            apart = abs(read).max(1, keepdims=True) * (STEP + read.shape[1] * relative)
+        else:
+            moved = np.where(abs(x) == largest, 0.0, error + 2 * relative * abs(x))
+            apart = np.maximum(*(abs(self.operands(e, x + way * moved)[0] - read) for way in (1, -1)))
+        return np.asarray(apart + 2 * relative * abs(read))
 
 
 def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
@@ -86,7 +102,7 @@ class experts(Arguments):
 
     def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, beside: Stack | None = None,
             residual: Rows | None = None, *, most: Most, activation: Function = "") -> None:
-        compiled.experts(x, gate[:, :, 0], up, down, out, beside, activation, most, residual)
+        compiled.experts(x, of_columns(gate), up, down, out, beside, activation, most, residual)
 
     def shape(a) -> Rows:
         (count, rows, hidden), cols = a.up.shape, a.down.shape[2]
@@ -106,12 +122,11 @@ class experts(Arguments):
     def reference(a) -> Doubles:
         """Of a row that names more experts than is promised no number."""
         up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
-        found = np.zeros((len(a.x), a.down.stack.shape[2] if isinstance(a.down, Matrices) else a.down.shape[2]))
-        read, other = up.reads(a.x), a.x if a.beside is None else beside.reads(a.x)
+        found = np.zeros((len(a.x), down.stack.shape[2]))
         for e, rows in routed(a.gate[:, :, 0]):
-            y = Epilogue(activation=a.activation).reference(read[rows] @ up[e])
-            if a.beside is not None: y = y * (other[rows] @ beside[e])
-            found[rows] += a.gate[rows, e] * (down.reads(y) @ down[e])
+            y = Epilogue(activation=a.activation).reference(up.multiply(e, a.x[rows]))
+            if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
+            found[rows] += a.gate[rows, e] * down.multiply(e, y)
         if a.residual is not None: found = found + a.residual
         found[named_too_many(a)] = np.nan
         return found
@@ -123,7 +138,8 @@ class experts(Arguments):
         found, sizes = np.zeros((len(x), a.down.shape[2])), np.zeros((len(x), a.down.shape[2]))
         for e, rows in routed(gate):
             y, error = hidden_rows(a, up, beside, x[rows], e)
-            read, off, W = down.reads(y), down.spread(y, error), down[e]
+            read, W = down.operands(e, y)
+            off = down.spread(e, y, read, error)
             lost = off @ abs(W) + down.bound(e, y, abs(read) + off, W)
             weight = abs(gate[rows, e][:, None])
             found[rows] += weight * lost
@@ -156,7 +172,7 @@ def described(stack: Any) -> tuple[str, dict[Any, float]]:
 def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int) -> tuple[Doubles, Doubles]:
     """What some rows are between the two products of an expert, and how far that may be off."""
     def product(stack: Matrices) -> tuple[Doubles, Doubles]:
-        read, W = stack.reads(x), stack[e]
+        read, W = stack.operands(e, x)
         return read @ W, stack.bound(e, x, read, W)
     y, error = product(up)
     function, rough = Epilogue(activation=a.activation), isinstance(a.up, Stacked) and a.up.rounds
