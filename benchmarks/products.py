@@ -122,15 +122,20 @@ def told(kind, shape, rows, took):
 
 def ours(weight, x, out, epilogue, alive):
     """A call of the kernels that a product launches, with the records that it makes."""
-    kept = SimpleNamespace(stages=[], records=[], temporaries=[], rooms=[])
+    return recorded(lambda: weight.matmul(x, out, epilogue), (x, out, epilogue), alive)
+
+
+def recorded(launch, given, alive):
+    """A call of the kernels that a function launches, on one thread, with the records that it makes."""
+    kept = SimpleNamespace(stages=[], records=[], temporaries=[], rooms=[], addressed=[])
     def reserve(size):
         kept.rooms.append(np.empty(size + 64, np.uint8))
         return address(kept.rooms[-1]) + -address(kept.rooms[-1]) % 64, 0
     kept.reserve = reserve
     token = RECORDING.set(kept)
-    try: weight.matmul(x, out, epilogue)
+    try: launch()
     finally: RECORDING.reset(token)
-    alive.append((kept, x, out, epilogue))
+    alive.append((kept, given))
     calls = [(kernel.call, item, address(record)) for kernel, record, items in kept.stages for item in range(items)]
     def run():
         for call, item, record in calls: call(item, 0, record)

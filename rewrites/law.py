@@ -35,7 +35,8 @@ FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # o
     "shift_invariant", "normalised", "right_linear", "reflexive")
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
-SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3}                      # sizes of a check: all different, none is 1
+few = sympy.Symbol("few", integer=True, positive=True)      # how many numbers of a row are kept
+SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3, few: 2}             # of a check; sizes are all different, none is 1
 ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of unequal length, five input columns
 
 

@@ -81,8 +81,9 @@ def decoder(c, w, tokens, unit):
 
 def pr_moe(c, w, tokens):
     """Rajbhandari et al. 2022, section 4.1."""
-    mlp = lambda x, name, e=...: plain.GELU_NEW(x @ w[f"{name}.c_fc.weight"][e] + w[f"{name}.c_fc.bias"][e]) @ w[
-        f"{name}.c_proj.weight"][e] + w[f"{name}.c_proj.bias"][e]
+    def mlp(x, name, e=...):
+        up = x @ w[f"{name}.c_fc.weight"][e] + w[f"{name}.c_fc.bias"][e]
+        return plain.GELU_NEW(up) @ w[f"{name}.c_proj.weight"][e] + w[f"{name}.c_proj.bias"][e]
 
     def unit(x, i, name):
         if (i + 1) % c["expert_interval"]: return mlp(x, name)

@@ -106,9 +106,16 @@ def gated_answers(term: Operator) -> tuple[Operator, Operator, LiveSize] | None:
     return None
 
 
+def kept_share(gate: Operator) -> LiveSize:
+    """How many columns a gate keeps, of how many."""
+    return as_int(expression(kept_columns(gate)) / expression(gate.out.cols))
+
+
 def read_shares(model: Operator) -> dict[Data, LiveSize]:
-    """The share of each array's numbers that one row reads: of the experts as many as the gate keeps, of others all."""
+    """The share of each array's numbers that one row reads: of the experts, and of rows that a gate is multiplied by,
+    as many as the gate keeps; of others all."""
     found: dict[Data, LiveSize] = {}
+    gates = {parts[1] for node in model.walk() if (parts := gated_answers(node))}
     seen: set[tuple[Operator, LiveSize, LiveSize]] = set()
     todo: list[tuple[Operator, LiveSize, LiveSize]] = [(model, 1, 1)]
     while todo:
@@ -118,8 +125,11 @@ def read_shares(model: Operator) -> dict[Data, LiveSize]:
         if node.out.heads != count: count, share = 1, 1     # a value that all heads read
         for data in (each.base or each for each in node.attributes if isinstance(each, Data)):
             found[data] = share if found.get(data, share) == share else 1
-        if (parts := gated_answers(node)) is None: todo += [(child, count, share) for child in node.children]
-        else:
+        if parts := gated_answers(node):
             answers, gate, experts = parts
-            todo += [(gate, 1, 1), (answers, experts, expression(kept_columns(gate)) / experts)]
+            todo += [(gate, 1, 1), (answers, experts, kept_share(gate))]
+        elif node.kind.name == "compose" and node.args[0] in gates:
+            gate, rows = node.args
+            todo += [(gate, 1, 1), (rows, rows.out.heads, kept_share(gate))]
+        else: todo += [(child, count, share) for child in node.children]
     return found

@@ -28,7 +28,7 @@ from opmatrix.patterns import causal, sequence
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
 GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
-Perceptron: TypeAlias = Callable[..., Operator]             # by its name and, of a stack, the number of experts
+Perceptron: TypeAlias = Callable[[str], Operator]           # by its name
 GPT2_KEYS = dict(
     vocab_size=dimension(), hidden_size=dimension().under("n_embd"),
     max_position_embeddings=dimension().under("n_positions"), num_attention_heads=dimension().under("n_head"),
@@ -48,19 +48,17 @@ def gpt2(config: Settings, at: ArraySource) -> Operator:
 def stacked_layers(config: Settings, at: ArraySource,
                    unit: Callable[[int, Perceptron], Operator] | None = None) -> Operator:
     """Layers of attention and of perceptrons, each behind a norm. `unit`: what layer l has in place of a perceptron; it
-    is given what makes one by its name, or as many as there are experts, a head each."""
+    is given what makes one by its name."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if not divides(h, n): raise wrong("n_head", h, f"a divisor of n_embd, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
 
-    def linear(name: str, n: LiveSize, p: LiveSize, *experts: LiveSize) -> Operator:      # stored as [in, out]
-        rows = (*experts, 1) if experts else ()             # a row for each head is a stack of them
-        return affine(at(f"{name}.weight", *experts, n, p), at(f"{name}.bias", *rows, p))
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:      # stored as [in, out]
+        return affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
-    def perceptron(name: str, *experts: LiveSize) -> Operator:
-        return linear(f"{name}.c_fc", n, f, *experts) @ act @ linear(f"{name}.c_proj", f, n, *experts)
+    def perceptron(name: str) -> Operator: return linear(f"{name}.c_fc", n, f) @ act @ linear(f"{name}.c_proj", f, n)
 
     def layer(i: int) -> Operator:
         l = f"h.{i}"

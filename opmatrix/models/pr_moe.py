@@ -1,6 +1,6 @@
 """PR-MoE (Rajbhandari et al. 2022, section 4.1): a GPT-2 some of whose perceptrons have experts beside them, of which a
 token asks one; how much either counts is learned, and later layers may have more experts."""
-from opmatrix.algebra.operators import affine, cols, share, weight
+from opmatrix.algebra.operators import ACTIVATIONS, affine, cols, share, weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Key, Settings, StackNames, declares, whole, wrong
 from opmatrix.models.experts import best_shares, mixture
@@ -19,13 +19,20 @@ def pr_moe(config: Settings, at: ArraySource) -> Operator:
     n, every, counts = (config[key] for key in ("hidden_size", "expert_interval", "num_experts"))
     if len(counts) != (wanted := config["num_hidden_layers"] // every):
         raise wrong("num_experts", counts, f"as long as there are layers with experts, {wanted}")
+    f, act = config["intermediate_size"] or 4 * n, ACTIVATIONS[config["hidden_act"]]
+
+    def chosen(name: str, count: int) -> Operator:
+        """One expert of each row, times its share; what experts add behind is the gate times the matrix of their
+        rows."""
+        gate = weight(at(f"{name}.deepspeed_moe.gate.wg.weight", count, n).T) @ best_shares(1)
+        up = affine(at(f"{name}.{EXPERTS}.c_fc.weight", count, n, f), at(f"{name}.{EXPERTS}.c_fc.bias", count, 1, f))
+        down = weight(at(f"{name}.{EXPERTS}.c_proj.weight", count, f, n))
+        return mixture(gate, up @ act @ down, count) + gate @ weight(at(f"{name}.{EXPERTS}.c_proj.bias", count, n))
 
     def unit(l: int, perceptron: Perceptron) -> Operator:
         name = f"h.{l}.mlp"
         if (l + 1) % every: return perceptron(name)
-        count = counts[l // every]
-        router = weight(at(f"{name}.deepspeed_moe.gate.wg.weight", count, n).T)
-        expert = mixture(router @ best_shares(1), perceptron(f"{name}.{EXPERTS}", count), count)
+        expert = chosen(name, counts[l // every])
         both = affine(at(f"{name}.coefficient.weight", 2, n).T, at(f"{name}.coefficient.bias", 2)) @ share
         mixed: Operator = expert * (both @ cols(0, 1, 2)) + perceptron(f"{name}.mlp") * (both @ cols(1, 2, 2))
         return mixed

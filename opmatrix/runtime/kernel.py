@@ -53,6 +53,8 @@ class Declared:
     depends on others; `is_input`: its value enters, and lies with a batch or a session; `cached_variant`: the kernel
     that computes the same of new rows alone, over caches of the others.
 
+    `keeps`: whether it keeps the largest of a row, by these attributes; what its meaning takes is noted then.
+
     What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `restrict`, its
     arguments for some rows of the result alone, None where there are none such; `telling` operands beside those of a
     run, by which every number that it reads shows. Raises TypeError for a part that is missing."""
@@ -74,6 +76,7 @@ class Declared:
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})
         self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
+        self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
         self.telling: Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]] = \
             reading("telling", lambda *_: iter(()))

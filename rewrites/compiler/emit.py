@@ -11,7 +11,7 @@ import numpy as np
 from formats import FORMATS, Stacked
 from formats.core.activation import COMPILED
 from formats.machine.threads import in_threads
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.program import Constant, Step
 from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
@@ -182,7 +182,8 @@ class Emitter:
         return self._heads(cls) if in_heads(wanted, int(self.values[cls].heads)) else self._rows(cls)
 
     def _data(self, data: Data) -> str:
-        return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+        if not isinstance(data, Promised): return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+        return self._constant((ANYWHERE, data), partial(np.broadcast_to, np.float32(0), data.shape))
 
     def _weight(self, lowering: Lowering, stored: Stored, x: int) -> str:
         stored = stored._replace(method=stored.method._replace(error=0.0))

@@ -33,6 +33,7 @@ from rewrites.law import (
     constant,
     count,
     entrywise,
+    few,
     h,
     k,
     matrix,
@@ -93,10 +94,10 @@ def experts_gated_residual(residual: Operator, **others: Operator) -> Operator:
 
 
 def shares(x: Operator) -> Operator: return x @ share
-def kept(x: Operator, by: Operator, k: int) -> Operator: return keep_top(x, by, k)
-def best_shares(x: Operator, k: int) -> Operator: return keep_top(x @ share, x, k)
+def kept(x: Operator, by: Operator, few: int) -> Operator: return keep_top(x, by, few)
+def best_shares(x: Operator, few: int) -> Operator: return keep_top(x @ share, x, few)
 def summing_to_one(x: Operator) -> Operator: return x * (x @ ones @ reciprocal)
-def shares_of_best(x: Operator, k: int) -> Operator: return summing_to_one(best_shares(x, k))
+def shares_of_best(x: Operator, few: int) -> Operator: return summing_to_one(best_shares(x, few))
 
 
 split = heads
@@ -196,12 +197,13 @@ def relations() -> Iterator[Implementation]:
 def gates() -> Iterator[Implementation]:
     """What routers make of scores, in one head and in several."""
     for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
+        top: dict[str, Any] = {"k": lambda at: at.number("few")}
         ways: tuple[tuple[Any, ...], ...] = (
                 (shares, {"shares": 1}, dict(x=sort), True),
-                (kept, {}, dict(x=sort, by=sort, k=count[k]), True),
-                (best_shares, {"shares": 1}, dict(x=sort, k=count[k]), False),
+                (kept, top, dict(x=sort, by=sort, few=count[few]), True),
+                (best_shares, top | {"shares": 1}, dict(x=sort, few=count[few]), False),
                 (summing_to_one, {"unit": 1}, dict(x=sort), False),
-                (shares_of_best, {"shares": 1, "unit": 1}, dict(x=sort, k=count[k]), False))
+                (shares_of_best, top | {"shares": 1, "unit": 1}, dict(x=sort, few=count[few]), False))
         for body, attributes, variables, alone in ways:
             yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")
 

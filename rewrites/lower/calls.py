@@ -28,6 +28,10 @@ class CallVariables(NamedTuple):
         """How many numbers of a row of a value are not 0, at most, of all heads together."""
         return min(self.lowering.columns(self.bound[name]), self.lowering.matcher.kept(self.bound[name]))
 
+    def number(self, name: str) -> int:
+        """A number that a variable is."""
+        return int(self.lowering.template.values[self.bound[name]])
+
     def picked(self, name: str) -> str:
         """Which row of every sequence a value is."""
         return self.lowering.matcher.picked[self.bound[name]]

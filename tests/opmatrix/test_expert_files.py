@@ -79,7 +79,7 @@ def test_rows_of_experts_lie_as_vectors(tmp_path):
     found, made = arrays(PR_MOE), {}
     for name, array in found.items():
         stem, experts, part = name.partition("deepspeed_experts.")
-        if experts: made |= {f"{stem}{experts}{e}.{part}": one[0] if part.endswith("bias") else one
+        if experts: made |= {f"{stem}{experts}{e}.{part}": one.reshape(-1) if part.endswith("bias") else one
                              for e, one in enumerate(array)}
         else: made[name] = array
     checkpoint = Checkpoint.open(write(tmp_path, PR_MOE, made))

@@ -6,6 +6,7 @@ import pytest
 from formats import FORMATS, Stacked, can_stack, kernels
 from formats.kernels.products.linear import MAX_ITEM_ROWS
 from formats.machine.threads import limit
+from opmatrix.algebra.routes import noted
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
@@ -15,7 +16,7 @@ from rewrites.verify import VerificationError, verify_steps
 STACKABLE = [name for name, form in FORMATS.items() if can_stack(form) and (form.proposed or form.plain or form.filed)]
 SIZES = {"one row": (1, 8, 2), "all experts": (5, 4, 4), "one expert": (40, 1, 1), "few rows": (7, 64, 8),
          "several tiles": (2 * MAX_ITEM_ROWS + 9, 3, 1)}
-N, F, Q = 70, 100, 33
+N, F, Q = 72, 100, 33
 
 
 def stacks(rng, name, E, n=N, f=F, q=Q):
@@ -111,10 +112,10 @@ def test_a_row_that_names_more_than_is_promised_is_no_number(rng):
 
 
 @pytest.mark.parametrize("change, said", [
-    (dict(gate=np.zeros((3, 5), np.float32)), r"up: expected matrices \(5, 70, 100\), got \(4, 70, 100\)"),
-    (dict(down=np.zeros((4, 99, 33), np.float32)), r"up: expected matrices \(4, 70, 99\)"),
+    (dict(gate=np.zeros((3, 5), np.float32)), r"up: expected matrices \(5, 72, 100\), got \(4, 72, 100\)"),
+    (dict(down=np.zeros((4, 99, 33), np.float32)), r"up: expected matrices \(4, 72, 99\)"),
     (dict(k=0), "most: a row names one matrix at least, got 0"),
-    (dict(up=np.zeros((4, 70, 100))), "up: expected contiguous float32 of three axes, got float64")])
+    (dict(up=np.zeros((4, 72, 100))), "up: expected contiguous float32 of three axes, got float64")])
 def test_what_does_not_fit_is_refused(rng, change, said):
     up, beside, down = stacks(rng, "array", 4)
     given = dict(x=np.zeros((3, N), np.float32), gate=np.zeros((3, 4), np.float32), up=up, beside=beside, down=down)
@@ -207,3 +208,12 @@ def test_a_gate_of_what_is_no_number_is_none_and_infinite_scores_are_ordered(rng
     x[0, 0, 3], x[1, 0, 5] = np.nan, np.inf
     out = kernels.gate_rows(x, np.empty_like(x), None, 3)
     assert np.isnan(out[0]).all() and [*np.flatnonzero(out[1, 0])] == [0, 1, 5]
+
+
+def test_a_run_notes_whom_rows_go_to(rng):
+    """As the steps of a recording do not, a run that is noted is its steps, to the bit."""
+    program = layer(rng)
+    found, [route] = noted(lambda: program.run(SENTENCES))
+    np.testing.assert_array_equal(found, program.run(SENTENCES))
+    [_, _, (gated, _), *_] = [each for each in program.schedule.trace(SENTENCES)]
+    np.testing.assert_array_equal(route.taken[0], gated != 0)

@@ -1,10 +1,11 @@
-"""A GPT-2 and a Pangu-alpha that were trained a little (tests/train_models.py): how well the programs of their stored
-files foresee a text that they have not seen."""
+"""A GPT-2, a Pangu-alpha and a Mixtral that were trained a little (tests/train_models.py): how well the programs of
+their stored files foresee a text that they have not seen."""
 import json
 from pathlib import Path
 
 import numpy as np
 import plain
+import plain_experts
 import pytest
 import standin
 from safetensors.numpy import load_file
@@ -18,7 +19,7 @@ from rewrites.workload.resolve import source
 
 DATA = Path(__file__).parents[1] / "data"
 RECORD = json.loads((DATA / "record.json").read_text())
-MODELS = {"gpt2": plain.gpt2, "pangu": plain.pangu_alpha}
+MODELS = {"gpt2": plain.gpt2, "pangu": plain.pangu_alpha, "mixtral": plain_experts.mixtral}
 BYTES = 1 << 11                                             # of the text, of which plain numpy scores each
 
 
@@ -26,14 +27,26 @@ BYTES = 1 << 11                                             # of the text, of wh
 def text(): return (DATA / "held_out.txt").read_text()
 
 
+def numbers(family):
+    """What the file holds, in float64; experts with three axes, by the names of plain_experts."""
+    found = {name: each.astype(np.float64) for name, each in load_file(DATA / f"{family}_bytes"
+                                                                       / "model.safetensors").items()}
+    parts = {name.replace(".experts.0.", ".experts.#.") for name in found if ".experts.0." in name}
+    own = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    for name in parts:
+        stem, part = name.removesuffix(".weight").split(".experts.#.")
+        found[f"{stem}.experts.{own[part]}"] = np.stack([found.pop(name.replace("#", str(e))) for e in range(8)])
+    return {name.replace(".block_sparse_moe.", ".mlp."): each for name, each in found.items()}
+
+
 def plain_nats(family, text, side):
     """The sum of -log p of every byte of a window but the first, and how many, by plain numpy in float64."""
     config = json.loads((DATA / f"{family}_bytes" / "config.json").read_text())
-    w = {name: each.astype(np.float64) for name, each in load_file(DATA / f"{family}_bytes"
-                                                                   / "model.safetensors").items()}
+    w = numbers(family)
     total, count, whole = 0.0, 0, np.frombuffer(text.encode(), np.uint8)
     for window in np.split(whole, range(side, len(whole), side)):
-        scores = MODELS[family](config, w, window)[:-1] @ w["wte.weight"].T
+        scores = MODELS[family](config, w, window)[:-1] @ w["embed_tokens.weight" if family == "mixtral" else
+                                                            "wte.weight"].T
         top = scores.max(1)
         logs = top + np.log(np.exp(scores - top[:, None]).sum(1))
         total, count = total + (logs - scores[np.arange(len(scores)), window[1:]]).sum(), count + len(scores)

@@ -16,7 +16,7 @@ from formats.kernels.engine.memory import call, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import EPILOGUE, epilogue_record
-from formats.kernels.rows.routing import (
+from formats.kernels.rows.routed_rows import (
     ROUTED,
     TILE_WORDS,
     count_tiles,

@@ -10,7 +10,7 @@ from formats.core.choices import Range
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.algebra.routes import READ, keep, take_top
+from opmatrix.algebra.routes import keep, take_top
 from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.by_sequence import LEAST_SHARE
@@ -51,7 +51,7 @@ def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price((T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p),
-                                   time_gates))
+                                   time_gates, common=False))
 class gate(Arguments):
     """Rows, with `shares` their softmax, with k those where `by` (x itself, where nothing is given) is among the k
     largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
@@ -60,12 +60,13 @@ class gate(Arguments):
             unit: Flag = 0) -> None:
         compiled.gate_rows(in_heads(x), in_heads(out), None if by is None else in_heads(by), k, bool(shares),
                            bool(unit))
-        if k and READ.get() is not None: take_top(by_heads(x if by is None else by), k)
 
     def shape(a) -> Rows | Heads:
         if a.by is not None: same("by", a.by[:2], a.x[:2])
         if a.k > a.x.cols: raise ValueError(f"k: {a.k} of {a.x.cols} columns")
         return Rows(a.x.cols) if isinstance(a.x, Rows) else Heads(a.x.heads, a.x.cols)
+
+    def keeps(a) -> bool: return bool(a.k)
 
     def reference(a) -> Doubles:
         found = softened(a.x) if a.shares else a.x

@@ -95,7 +95,7 @@ def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price((T * E, T * k, k * T * (n + p)), lambda tile: Work(
-    vector=T * E + 2 * T * k * p, moved=T * E + T * k * (n + 2 * p)), time_routing))
+    vector=T * E + 2 * T * k * p, moved=T * E + T * k * (n + 2 * p)), time_routing, common=False))
 class experts(Arguments):
     """The sum over the experts e that a row's gate names of gate[e] * (f(x @ up[e]) @ down[e]), + residual, where f is
     a function of each number, times x @ beside[e] where that is given. The others are not read."""
