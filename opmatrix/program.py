@@ -196,13 +196,15 @@ class Program:
         once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
         opmatrix.pipelines.sampling. Raises InputError for a program that is no language model's, for what cannot be
         chosen by, and for a prompt that is empty or leaves no room."""
-        from opmatrix.pipelines.generation import Sampling, generate
+        from opmatrix.pipelines.generation import generate
+        from opmatrix.pipelines.sampling import Sampling
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
 
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
         """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
-        from opmatrix.pipelines.generation import Sampling, stream
+        from opmatrix.pipelines.generation import stream
+        from opmatrix.pipelines.sampling import Sampling
         return stream(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed))
 
     @cached_property

@@ -173,9 +173,9 @@ def check_room(session: "Session", sequences: Sequence["HeldSequence"], answers:
         need += bool(has % PAGE and usage.users[page] > 1)  # a page that others use, too, is copied
     if need > (free := len(usage.free)):
         wanted = session.capacity + PAGE * (need - free)
-        raise InputError(f"generate: space C is full: {len(answers)} prompts and answers need {need} pages "
-                         f"of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or let "
-                         "sequences leave")
+        raise InputError(f"generate: space C is full: prompts and answers of {len(answers)} sequences need {need} "
+                         f"pages of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or "
+                         "let sequences leave")
 
 
 def write(session: "Session", kept: Mapping["HeldSequence", Answer], waiting: Iterable[Answer],

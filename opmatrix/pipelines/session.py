@@ -308,7 +308,8 @@ class Session(Pages):
         """What follows a prompt, a text or token ids, behind all that each sequence has, as Program.generate says.
         Afterwards a sequence has its prompt and its answer, and can go on. Raises InputError where the caches have no
         room for both, before anything has changed."""
-        from opmatrix.pipelines.generation import Sampling, carry_on
+        from opmatrix.pipelines.generation import carry_on
+        from opmatrix.pipelines.sampling import Sampling
         answers, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
         for _ in grown: pass
         return answers
@@ -317,7 +318,8 @@ class Session(Pages):
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
         """What follows a prompt, piece by piece, as `generate` gives it; until the last piece is read, the token that
         came last has not entered the sequence."""
-        from opmatrix.pipelines.generation import Sampling, carry_on, spoken
+        from opmatrix.pipelines.generation import carry_on, spoken
+        from opmatrix.pipelines.sampling import Sampling
         return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
 
     def exactly(self, batch: New) -> NDArray[np.float64]:
