@@ -14,7 +14,7 @@ from opmatrix.pipelines.pages import pages_of
 from opmatrix.pipelines.pieces import Pieces
 from opmatrix.pipelines.pooling import LAST
 from opmatrix.pipelines.sampling import Sampling, is_whole
-from opmatrix.pipelines.text import Tokenizer, fault
+from opmatrix.pipelines.text import Tokenizer, fault, unpanicked
 
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import HeldSequence, Session
@@ -96,7 +96,7 @@ class Reader(NamedTuple):
         if self.tokenizer is None:
             raise InputError("generate: this program has no tokenizer: give token ids, or save it with tokenizer.json")
         if why := fault(prompt): raise InputError(f"prompt {place}{why}")
-        return list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
+        with unpanicked(): return list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
 
     def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Answer:
         """The answer to a prompt, of no token yet, behind so many that a sequence has. Raises InputError for what is no
