@@ -32,6 +32,7 @@ from opmatrix.runtime.seen import pattern
 from opmatrix.signature import INTEGER, Port, Signature
 
 if TYPE_CHECKING:
+    from opmatrix.pipelines.generation import Answer, Prompt
     from opmatrix.pipelines.session import Session
 
 ExactRows = NDArray[np.float64]
@@ -193,6 +194,29 @@ class Program:
                skip_bad: bool = False) -> Iterator[Floats]:
         """What `embed` gives in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
+
+    def generate(self, prompts: "Prompt | Iterable[Prompt]", *, max_tokens: int = 128, temperature: float = 0.0,
+                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Answer]":
+        """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
+        once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
+        opmatrix.pipelines.sampling. Raises InputError for a program that is no language model's, for what cannot be
+        chosen by, and for a prompt that is empty or leaves no room."""
+        from opmatrix.pipelines.generation import generate
+        from opmatrix.pipelines.sampling import Sampling
+        return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
+
+    def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
+                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
+        """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
+        from opmatrix.pipelines.generation import stream
+        from opmatrix.pipelines.sampling import Sampling
+        return stream(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed))
+
+    @cached_property
+    def decoder(self) -> "Program":
+        """The program with state of the same steps (opmatrix.pipelines.cached)."""
+        from opmatrix.pipelines.cached import cached
+        return cached(self)
 
     @property
     def space(self) -> str:

@@ -23,6 +23,7 @@ from opmatrix.signature import GivenMatrix, Port
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
+    from opmatrix.pipelines.generation import Answer, Prompt
     from opmatrix.program import Program
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -301,6 +302,25 @@ class Session(Pages):
         found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
         self.commit({**self.state.sequences, **has})
         return found
+
+    def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,
+                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Answer]":
+        """What follows a prompt, a text or token ids, behind all that each sequence has, as Program.generate says.
+        Afterwards a sequence has its prompt and its answer, and can go on. Raises InputError where the caches have no
+        room for both, before anything has changed."""
+        from opmatrix.pipelines.generation import carry_on
+        from opmatrix.pipelines.sampling import Sampling
+        answers, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
+        for _ in grown: pass
+        return answers
+
+    def stream_text(self, sequence: HeldSequence, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
+                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
+        """What follows a prompt, piece by piece, as `generate` gives it; until the last piece is read, the token that
+        came last has not entered the sequence."""
+        from opmatrix.pipelines.generation import carry_on, spoken
+        from opmatrix.pipelines.sampling import Sampling
+        return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
 
     def exactly(self, batch: New) -> NDArray[np.float64]:
         """A step by the meanings of the kernels."""

@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, partition,
-spectrum."""
+"""The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, profile, verify,
+partition, spectrum."""
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +71,7 @@ def optimize(
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     if machine is not None:
+        from rewrites.cli.predict import elsewhere
         say(elsewhere(model, machine, tokens))
         return
     from rewrites.phases import Report, silence_stdout
@@ -98,21 +99,6 @@ def optimize(
         found = save(result, target, laws)
     say(printed(found, target))
     write_results(found, results)
-
-
-def elsewhere(model: str, name: str, tokens: int | None) -> str:
-    """What programs of a model would take on a machine from its data sheet."""
-    from opmatrix.pricing import datasheet
-    from rewrites.cli.predict import open_promised, predicted
-    from rewrites.phases import silence_stdout
-    try:
-        sheet = datasheet(name)
-    except ValueError as error:
-        raise InputError(f"--machine {name}: {error}") from None
-    if tokens is not None and tokens < 1:
-        raise InputError(f"--tokens {tokens}: at least 1")
-    with silence_stdout():
-        return predicted(open_promised(model), sheet, tokens or 128)
 
 
 def refuse_weightless(model: str) -> None:
@@ -159,9 +145,10 @@ def run(
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
     a language model, the likeliest tokens that follow each."""
     from opmatrix.display.tables import table
+    from opmatrix.pipelines.generation import speaks
     from opmatrix.pipelines.pooling import normalise_rows
     from opmatrix.program import Program
-    from rewrites.evaluate.perplexity import likeliest, speaks
+    from rewrites.evaluate.perplexity import likeliest
     program = Program.load(directory)
     vectors = program.embed(text, truncate=truncate)
     if speaks(program):
@@ -175,6 +162,29 @@ def run(
         alike = vectors @ vectors.T
         say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
                          ["cosine", *(str(i + 1) for i in range(len(text)))]))
+
+
+@app.command("generate")
+def generate_text(
+    context: typer.Context,
+    model: options.ModelOrSaved,
+    prompt: Annotated[str, typer.Argument(help="the text that goes on")],
+    max_tokens: options.MaxTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    results: options.Results = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write what follows a prompt, token by token, by a language MODEL's exact program, or by a saved one. The text is
+    the same each time; with a temperature it is drawn, by a seed."""
+    from opmatrix.pipelines.sampling import Sampling
+    from rewrites.cli.generate import generate
+    from rewrites.phases import Report
+    possible({"--json": (results, writable)}, model)
+    sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=context.obj)
+    write_results(generate(model, prompt, max_tokens, sampling, report), results)
 
 
 @app.command("embed")

@@ -20,6 +20,18 @@ Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize
 Truncate = Annotated[bool | None, typer.Option(
     "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length")]
 
+# ---- of `generate`
+
+ModelOrSaved = Annotated[str, typer.Argument(
+    metavar="MODEL|DIR", help="a checkpoint, whose exact program is searched for, or a directory that `opmatrix "
+                              "optimize` wrote")]
+MaxTokens = Annotated[int, typer.Option(help="of the answer, at most")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; else scores are divided by it, and one "
+                                                 "is drawn")]
+TopK = Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")]
+TopP = Annotated[float, typer.Option(help="draw from the fewest tokens that together are so likely")]
+Seed = Annotated[int, typer.Option(help="what is drawn: the same seed gives the same text")]
+
 # ---- of `optimize`
 
 Error = Annotated[float | None, typer.Option(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
+from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes, table
@@ -11,13 +12,27 @@ from opmatrix.extents import Extents, counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.fetch import MODELS
 from opmatrix.models.known import find_known
+from opmatrix.pricing import datasheet
 from rewrites.compiler.planned import shapes, weightless
 from rewrites.compiler.search import Structure, search
 from rewrites.laws import EXACT_LAWS
+from rewrites.phases import silence_stdout
 
 NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
                                                              # units the second
 BOTTLENECKS = ("matrix", "vector", "memory")
+
+
+def elsewhere(model: str, name: str, tokens: int | None) -> str:
+    """What programs of a model would take on a machine from its data sheet."""
+    try:
+        sheet = datasheet(name)
+    except ValueError as error:
+        raise InputError(f"--machine {name}: {error}") from None
+    if tokens is not None and tokens < 1:
+        raise InputError(f"--tokens {tokens}: at least 1")
+    with silence_stdout():
+        return predicted(open_promised(model), sheet, tokens or 128)
 
 
 def open_promised(model: str) -> Operator:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import read_text
 from opmatrix.batch import Batch
-from opmatrix.pipelines.pooling import LAST
+from opmatrix.pipelines.generation import speaks
 from opmatrix.program import Program
 
 WINDOW = 512                                                # tokens, the first of which is not foreseen
@@ -80,14 +80,6 @@ def foreseen(scores: ScoreRows, ids: NDArray[np.int64]) -> np.float64:
         total += (top + np.log(np.exp(wide - top[:, None]).sum(1)) - wide[np.arange(len(wanted)), wanted]).sum()
         at += len(rows)
     return total
-
-
-def speaks(program: Program) -> bool:
-    """Whether its rows are scores of a vocabulary: those of its tokenizer's model, and of a text that of its last
-    token."""
-    words, shape = program.meta.get("config",
-                                    {}).get("vocab_size"), program.schedule.calls[program.schedule.result].shape
-    return program.pooling == LAST and type(words) is int and getattr(shape, "cols", None) == words
 
 
 def likeliest(program: Program, scores: NDArray[np.float32]) -> str:

@@ -11,6 +11,7 @@ from formats.machine.model import Machine
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.files.end_tokens import end_tokens
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
@@ -57,6 +58,7 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
     return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
             **({"adapter": str(checkpoint.adapter.directory.resolve())} if checkpoint.adapter else {}),
             **({"head": checkpoint.head} if checkpoint.head else {}),
+            **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 

@@ -1,0 +1,103 @@
+"""The command `generate`: text on the standard output as it grows, and one line for what is bad."""
+import json
+import shutil
+import sys
+
+import checkpoints
+import ggufs
+import pytest
+import standin
+from speakers import BYTES, gpt2
+
+from opmatrix.pipelines.sampling import Sampling
+from rewrites.cli import __main__ as cli
+
+
+@pytest.fixture
+def generate(tmp_path, capsys, monkeypatch):
+    """Runs the command in this process, in a directory of its own; what it printed, said, and its status."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rewrites.cli.generate.calibrated", lambda progress, *batches: standin.machine())
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["opmatrix", "generate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end: cli.main()
+        return *capsys.readouterr(), end.value.code or 0
+    return run
+
+
+@pytest.fixture
+def saved(tmp_path):
+    gpt2().program.save(tmp_path / "saved")
+    return "saved"
+
+
+def test_text_of_a_saved_program(generate, saved):
+    out, said, status = generate(saved, "The history of ", "--max-tokens", 30, "--json", "found.json")
+    wanted, = gpt2().program.generate("The history of ", max_tokens=30)
+    assert (status, out) == (0, wanted.text + "\n")
+    assert "no end token in the files: 30 tokens are written" in said and "30 tokens behind 15: the first after" in said
+    found = json.load(open("found.json"))
+    assert (found["ids"], found["text"], found["ended"]) == (wanted.ids, wanted.text, "limit")
+    assert len(found["token_s"]) == 29 and found["sampling"]["seed"] == 0
+
+
+def test_a_seed_is_a_text(generate, saved):
+    drawn = ["--temperature", 0.9, "--top-k", 20, "--top-p", 0.9, "--max-tokens", 25, "--quiet"]
+    texts = [generate(saved, "In ", *drawn, "--seed", seed) for seed in (3, 3, 4)]
+    assert texts[0] == texts[1] != texts[2] and not texts[0][1]
+    wanted, = gpt2().program.generate("In ", max_tokens=25, temperature=0.9, top_k=20, top_p=0.9, seed=3)
+    assert texts[0][0] == wanted.text + "\n"
+
+
+def test_text_of_a_model_is_that_of_its_rows(generate, tmp_path):
+    """A program is searched for; the file says which token ends a text."""
+    from speakers import greedy
+
+    from opmatrix.algebra.oracles import dense
+    from opmatrix.batch import Batch
+    from opmatrix.files.checkpoint import open_model
+    scores = lambda ids: dense(open_model(tmp_path / "it.gguf").operator(), Batch([ids]))
+    ggufs.write(tmp_path / "it.gguf")
+    ids = greedy(scores, open_model(tmp_path / "it.gguf").tokenizer().encode("the12").tokens.tolist(), 6)
+    ggufs.write(tmp_path / "it.gguf", {"tokenizer.ggml.eos_token_id": ids[3]})
+    out, said, status = generate("it.gguf", "the12", "--max-tokens", 6, "--json", "found.json")
+    found = json.load(open("found.json"))
+    assert status == 0 and found["ids"] == ids[:ids.index(ids[3]) + 1] and found["ended"] == "end"
+    assert "search" in said and "the text ended" in said and out.rstrip("\n") == found["text"]
+
+
+def test_what_was_written_stays_when_it_is_interrupted(generate, saved, monkeypatch):
+    chosen, choose = [], Sampling.choose
+
+    def interrupted(self, *given):
+        if len(chosen) == 4: raise KeyboardInterrupt
+        chosen.append(choose(self, *given))
+        return chosen[-1]
+    monkeypatch.setattr(Sampling, "choose", interrupted)
+    out, said, status = generate(saved, "The history of ")
+    assert status == 130 and out == bytes(chosen).decode() + "\n" and said.endswith("opmatrix: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ([""], "prompt 0 is empty"), (["x" * 128], "prompt 0 has 128 tokens, and the model has positions for 128"),
+    (["a", "--temperature", -1], "temperature -1.0"), (["a", "--top-k", 0], "top_k 0"),
+    (["a", "--top-p", 0], "top_p 0.0"),
+    (["a", "--top-p", 1.5], "top_p 1.5"), (["a", "--max-tokens", 0], "max_tokens 0"), (["a", "--seed", -1], "seed -1")])
+def test_bad_input_is_one_line(generate, saved, monkeypatch, arguments, said):
+    """Of a saved program and of a model, of which no program is searched for."""
+    monkeypatch.setattr("rewrites.cli.generate.find_exact", lambda *_: pytest.fail("the search has begun"))
+    shutil.copytree(BYTES, "model")
+    for place in (saved, "model"):
+        out, err, status = generate(place, *arguments)
+        last = err.splitlines()[-1]
+        assert status == 2 and not out and said in last and last.startswith("opmatrix: ")
+
+
+def test_encoders_are_refused(generate, tmp_path, program):
+    checkpoints.write(tmp_path / "bert")
+    program.save(tmp_path / "embeds")
+    for place, said in (("bert", "bert: no language model"), ("embeds", "is no language model")):
+        out, err, status = generate(place, "the bank")
+        assert status == 2 and not out and said in err.splitlines()[-1]
+    assert generate("absent", "a")[2] == 2
