@@ -17,6 +17,7 @@ from formats.storage.lowrank import LowRank
 from formats.storage.nm import NM
 from formats.storage.packed import Packed
 from formats.storage.q4_1 import Q4_1
+from formats.storage.q8_0 import Q8_0
 from formats.storage.sell import SELL
 from formats.storage.vectorwise import VectorWise
 
@@ -28,13 +29,13 @@ from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
 from .stacked import Stacked, can_stack
 
-__all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
+__all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "Q8_0", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
            "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8",
            "Packed", "Stacked", "VectorWise", "can_stack", "from_arrays", "read_stored"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
-    Dense, Packed, Half, BF16, Int8, Int4, Q4_1, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8, NMInt8,
-    LowRankInt8, SELL, CSC)}
+    Dense, Packed, Half, BF16, Int8, Int4, Q4_1, Q8_0, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8,
+    NMInt8, LowRankInt8, SELL, CSC)}
 
 
 def from_arrays(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format:

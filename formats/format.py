@@ -92,7 +92,7 @@ class Format:
     portion: ClassVar[int] = 16                              # outputs that a thread takes at a time
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     common: ClassVar[bool] = True                            # whether it is unasked: others are timed when first met
-    filed: ClassVar[bool] = False                            # whether files store weights so: searches keep these so
+    filed: ClassVar[np.dtype[np.void] | None] = None         # a block of files, which searches keep as it is
     plain: ClassVar[bool] = False                            # whether it holds any matrix in float32, number by number
     rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered
     panelled: ClassVar[Panelled | None] = None               # panels of which columns can be gathered

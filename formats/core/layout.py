@@ -11,11 +11,13 @@ MIXED = 16, 8, 4  # vectors of inputs that a Hadamard matrix mixes, the most tha
 
 class Panelled(NamedTuple):
     """How a matrix lies in panels: of so many columns, so many numbers of the array side by side, inputs filled up to
-    a multiple. A byte may hold halves of inputs: the low ones of so many that lie side by side, then the high ones."""
+    a multiple. A byte may hold halves of inputs: the low ones of so many that lie side by side, then the high ones.
+    `group`: so many inputs share a scale, a float16, and scales lie in panels too."""
     width: int = PANEL
     words: int = 1
     deep: int = 1
     halves: bool = False
+    group: int = 0
 
     def filled(self, inputs: int) -> int:
         """How many inputs are stored of so many."""

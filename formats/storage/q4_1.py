@@ -19,7 +19,8 @@ class Q4_1(Format):
     where a file stores a weight so."""
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
-    proposed, filed = False, True
+    proposed = False
+    filed = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", GROUP_INPUTS // 2)])
     portion = PANEL
     unit = "float32"
     flops = 2 * T * n * p

@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from formats import Q4_1, Q8_0
 from formats.core.arrays import Floats
 from opmatrix.algebra.data import Numeric
 
@@ -70,9 +71,8 @@ STORED = {
     "F32": BlockType(np.dtype("<f4"), 1, identity), "F16": BlockType(np.dtype("<f2"), 1, as_float32),
     "BF16": BlockType(np.dtype("<u2"), 1, bfloat16), "F64": BlockType(np.dtype("<f8"), 1, as_float32),
     "Q4_0": BlockType(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
-    "Q4_1": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1,
-                      kept=True),
-    "Q8_0": BlockType(np.dtype([("d", "<f2"), ("q", "i1", 32)]), 32, q8_0),
+    "Q4_1": BlockType(Q4_1.filed, 32, q4_1, kept=True),
+    "Q8_0": BlockType(Q8_0.filed, 32, q8_0, kept=True),
     "Q4_K": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
     "Q6_K": BlockType(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256,
                       q6_k),

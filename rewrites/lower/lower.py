@@ -313,16 +313,18 @@ class Lowering:
         return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
 
     def filed(self, cls: int, how: str) -> list[np.ndarray]:
-        """The blocks (outputs, groups) that the numbers of a weight were widened from, those of each head where these
-        are stacked, part by part where it is joined of several; none where it is anything but leaves of a file that
-        stores them so."""
+        """The blocks (outputs, groups) of one kind that the numbers of a weight were widened from, those of each head
+        where these are stacked, part by part where it is joined of several; none where it is anything but leaves of a
+        file that stores them so."""
         if halves := self.halves(cls):
             parts = [self.filed(half, how) for half in halves]
-            return [blocks for part in parts for blocks in part] if all(parts) else []
+            found = [blocks for part in parts for blocks in part]
+            return found if all(parts) and len({blocks.dtype for blocks in found}) == 1 else []
         term = self.terms[cls]
-        if how not in ("columns", STACK) or term.kind.name != "weight" or (file := term.args[0].base) is None: return []
-        if file.blocks is None: return []
-        return [file.blocks if how == STACK else file.blocks.reshape(-1, file.blocks.shape[-1])]
+        if how not in ("columns", STACK, TURNED) or term.kind.name != "weight": return []
+        file = term.args[0] if how == TURNED else term.args[0].base
+        if file is None or file.blocks is None: return []
+        return [file.blocks.reshape(-1, file.blocks.shape[-1]) if how == "columns" else file.blocks]
 
     def vector(self, cls: int, columns: int) -> np.ndarray:
         """The float64 numbers of a constant row, heads side by side."""

@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from formats import FORMATS, Q4_1, Dense, Format, FormatError, Half
+from formats import FORMATS, Dense, Format, FormatError, Half
 from formats.core.errors import InputError
 from formats.core.sizes import T
 from formats.select import sampled
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.term import Operator
 from rewrites.graph.template import Template
-from rewrites.lower.lower import EXACT, Lowering, Method, Use, leaf
+from rewrites.lower.lower import EXACT, TURNED, Lowering, Method, Use, leaf
 
 SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
@@ -121,7 +121,7 @@ class Representable:
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
 
     def __call__(self, lowering: Lowering, use: Use) -> Sequence[Method]:
-        key = lowering.terms[use.weight], use.layout
+        key = lowering.terms[use.weight], TURNED if lowering.gathers(use) else use.layout
         if key not in self.known:
             self.known[key] = self._methods(lowering, use)
         if lowering.gathers(use):
@@ -131,7 +131,9 @@ class Representable:
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
         found = [method for method in found if lowering.holdable(use, method)]
-        if lowering.filed(use.weight, use.layout): found.append(Method(Q4_1.name))
+        if blocks := lowering.filed(use.weight, TURNED if lowering.gathers(use) else use.layout):
+            found += [Method(form.name) for form in FORMATS.values()
+                      if form.filed is not None and form.filed == blocks[0].dtype]
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 
 

@@ -70,12 +70,12 @@ def test_any_levels_are_found_again(rng):
 
 # ---- in programs
 
-def space_of(folder, stem, layers=2):
-    """Of a model of so many layers, 2 or more, whose matrices of these names are blocks."""
+def space_of(folder, stem, layers=2, number=TYPE, make=blocks):
+    """Of a model of so many layers, 2 or more, whose matrices of these names are blocks of a number type of GGUF."""
     rng = np.random.default_rng(5)
-    made = {name: blocks(rng, shape[0], shape[1] // GROUP) for name, shape in ggufs.shapes().items()
+    made = {name: make(rng, shape[0], shape[1] // GROUP) for name, shape in ggufs.shapes().items()
             if name.startswith(stem) and len(shape) > 1}
-    tensors = {name: (TYPE, (len(each), GROUP * each.shape[1]), each.tobytes()) for name, each in made.items()}
+    tensors = {name: (number, (len(each), GROUP * each.shape[1]), each.tobytes()) for name, each in made.items()}
     more = {f"blk.{l}.{name[6:]}": array for l in range(2, layers) for name, array in ggufs.arrays(l).items()
             if name.startswith("blk.1.")}
     model = open_model(ggufs.write(folder / "small.gguf", {"llama.block_count": layers}, more | tensors)).operator()

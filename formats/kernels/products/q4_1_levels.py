@@ -1,65 +1,21 @@
 """x @ W for W in levels, d q + m with d and m in float16 for each group of 32 inputs of an output, in panels of 64
-columns: a word holds the levels of eight inputs.
-
-Levels are widened to the float32 numbers that they mean: in registers for few rows, where memory sets the pace; for
-more, a block of a panel into scratch that stays in cache, which then meets tiles as a float32 panel does."""
+columns: a word holds the levels of eight inputs (widened_words.py)."""
 
 import numpy as np
 
 from formats.core.epilogue import Epilogue
-from formats.core.layout import PANEL
-from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, filled, launch, words
-from formats.kernels.engine.memory import WIDENS, record, widen_by_integers
-from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.pool import POOL
-from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
+from formats.kernels.engine.compiled import Kernel
+from formats.kernels.engine.native import ir
 from formats.kernels.rows.tail import permute
-from formats.kernels.simd.vectors import (
-    AHEAD,
-    FEATURES,
-    FLOAT,
-    LANE,
-    LANES,
-    MANY_REGISTERS,
-    VECTOR,
-    Vectors,
-    add_outer,
-    ask_line,
-    closed,
-    load_vector,
-    multiply_add,
-    pointer_at,
-    put,
-    span,
-    splat,
-    store_tile,
-    zeros,
-)
+from formats.kernels.simd.vectors import FEATURES, LANES, VECTOR, load_vector
 from formats.kernels.simd.words import SHORT, WORDS, words_of
-from formats.machine.threads import threads
-from formats.storage.q4_1 import GROUP_INPUTS, WORD_INPUTS
+from formats.storage.q4_1 import WORD_INPUTS
 
-from .gemm import multiply
-from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
-from .packed_panels import BLOCK_DEPTH, block_of_panel
+from .linear import typed
+from .widened_words import Wording, multiply_words, product_words, widen_halves
+from .widened_words import __borders__ as __borders__
 
 __all__ = ["product_levels"]
-
-LEVELLED = np.dtype(words("w scale groups"))
-REGISTER_ROWS = 8                                                 # rows up to which levels are widened in registers
-__borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
-SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
-
-
-def widen_halves(builder, shorts):
-    """16 float16 by their bits, as float32."""
-    if WIDENS: return builder.fpext(builder.bitcast(shorts, SIXTEEN_HALVES), VECTOR)
-    found = ir.Constant(VECTOR, ir.Undefined)
-    for lane in map(LANE, range(LANES)):
-        bits = builder.zext(builder.extract_element(shorts, lane), LANE)
-        found = builder.insert_element(found, widen_by_integers(builder, bits), lane)
-    return found
 
 
 def level(builder, words, i):
@@ -69,153 +25,27 @@ def level(builder, words, i):
     return builder.uitofp(builder.and_(shifted, words_of(15)), VECTOR)
 
 
-def numbers_of(builder, turns, across, w, i):
-    """Numbers that level i of the words at w means, a vector of 16 outputs each: d q + m."""
-    found = [builder.bitcast(load_vector(builder, w, 64 * v), WORDS) for v in range(across)]
-    return [multiply_add(builder, builder.extract_value(turns, v), level(builder, each, i),
-                         builder.extract_value(turns, across + v)) for v, each in enumerate(found)]
+def read_pairs(builder, scale, across):
+    """d, then m, of so many vectors of outputs, which lie in pairs."""
+    pairs = [builder.bitcast(load_vector(builder, scale, 64 * v), WORDS) for v in range(across)]
+    shorts = ir.VectorType(SHORT, LANES)
+    return [widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
+            for part in (0, 16) for pair in pairs]
 
 
-def ask_ahead(builder, across, w):
-    """Ask for words that are met a little later."""
-    for v in range(across): ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
-
-
-@intrinsic
-def read_turns(typing, sums, scale):
-    """d, then m, of as many vectors of columns as a tile has, which lie in pairs."""
-    kind = Vectors(2, sums.across)
-    def code(context, builder, signature, values):
-        pairs = [builder.bitcast(load_vector(builder, values[1], 64 * v), WORDS) for v in range(sums.across)]
-        shorts = ir.VectorType(SHORT, LANES)
-        return closed(builder, [widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
-                                for part in (0, 16) for pair in pairs])
-    return kind(sums, types.int64), code
-
-
-@intrinsic
-def add_levels(typing, sums, x, along, w, turns):
-    """sums + (eight inputs of each row, rows along bytes apart) times the numbers of the words at w."""
-    def code(context, builder, signature, values):
-        tile, x, along, w, turns = values
-        sums_ = [builder.extract_value(tile, i) for i in range(sums.count)]
-        ask_ahead(builder, sums.across, w)
-        for i in range(WORD_INPUTS):
-            numbers = numbers_of(builder, turns, sums.across, w, i)
-            for r in range(sums.rows):
-                at = builder.add(x, builder.mul(along, along.type(r)))
-                factor = splat(builder, builder.load(pointer_at(builder, at, 4 * i, FLOAT)))
-                for v, number in enumerate(numbers):
-                    k = r * sums.across + v
-                    sums_[k] = multiply_add(builder, factor, number, sums_[k])
-        return closed(builder, sums_)
-    return sums(sums, types.int64, types.int64, types.int64, turns), code
-
-
-@intrinsic
-def store_levels(typing, sums, w, turns, to, apart):
-    """The numbers of the words at w, eight rows of a block that lie apart bytes from each other."""
-    def code(context, builder, signature, values):
-        _, w, turns, to, apart = values
-        ask_ahead(builder, sums.across, w)
-        for i in range(WORD_INPUTS):
-            row = builder.add(to, builder.mul(apart, apart.type(i)))
-            for v, number in enumerate(numbers_of(builder, turns, sums.across, w, i)): put(builder, number, row, 64 * v)
-        return context.get_dummy_value()
-    return types.void(sums, types.int64, turns, types.int64, types.int64), code
-
-
-@njit(**HELPER)
-def strip_levels(none, x, along, w, scale, across, depth, y, step, room, lanes):
-    """A tile of sums: some rows against as many columns as it has; room for eight rows of it."""
-    sums = none
-    for top in range(0, depth, GROUP_INPUTS):
-        turns, end = read_turns(none, scale), min(top + GROUP_INPUTS, depth) - WORD_INPUTS + 1
-        for k in range(top, end, WORD_INPUTS):
-            sums = add_levels(sums, x + 4 * k, along, w, turns)
-            w += across
-        scale += across
-        if top + GROUP_INPUTS > depth and depth % WORD_INPUTS:
-            store_levels(none, w, turns, room, 4 * span(none))
-            for k in range(depth // WORD_INPUTS * WORD_INPUTS, depth):
-                sums = add_outer(sums, x + 4 * k, along, room + 4 * span(none) * (k % WORD_INPUTS), None)
-    store_tile(sums, y, step, lanes)
-
-
-@njit(**HELPER)
-def strips(four, two, one, rows, x, along, w, scale, across, depth, y, step, room, lanes):
-    """All rows against as many columns as these tiles have."""
-    row = 0
-    while row + 4 <= rows:
-        strip_levels(four, x + row * along, along, w, scale, across, depth, y + row * step, step, room, lanes)
-        row += 4
-    if row + 2 <= rows:
-        strip_levels(two, x + row * along, along, w, scale, across, depth, y + row * step, step, room, lanes)
-        row += 2
-    if row < rows:
-        strip_levels(one, x + row * along, along, w, scale, across, depth, y + row * step, step, room, lanes)
-
-
-@njit(**HELPER)
-def widen_strip(none, w, scale, across, depth, to):
-    """As many columns of a panel as a tile has, from the beginning of a group on, as rows of 64 float32; of the last
-    word all eight."""
-    for top in range(0, depth, GROUP_INPUTS):
-        turns = read_turns(none, scale)
-        for _ in range(top, min(top + GROUP_INPUTS, depth), WORD_INPUTS):
-            store_levels(none, w, turns, to, 4 * PANEL)
-            w, to = w + across, to + 4 * PANEL * WORD_INPUTS
-        scale += across
-
-
-@njit(**HELPER)
-def widen_columns(whole, columns, w, scale, across, depth, to):
-    """All columns of a panel, see widen_strip."""
-    if whole: widen_strip(zeros(1, 4), w, scale, across, depth, to)
-    else:
-        for at in range(0, 4 * columns, 64): widen_strip(zeros(1, 1), w + at, scale + at, across, depth, to + at)
+LEVELS = Wording(WORD_INPUTS, 4, level, read_pairs)
+multiply_levels = multiply_words(LEVELS)
 
 
 @Kernel.of(3, rare=True)
 def levels(item, worker, arguments):
     """w in levels; the epilogue follows panel by panel."""
-    c = record(arguments, LINEAR)
-    w = record(c.w, LEVELLED)
-    low, high, left, right = tile(c, item)
-    x, along, step, room, rows = c.x + 4 * low * c.along, 4 * c.along, 4 * c.step, c.room + worker * c.apart, high - low
-    for start in range(left, right, PANEL):
-        columns, y = min(PANEL, c.p - start), c.out + 4 * low * c.step + 4 * start
-        across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
-        stored, scale = w.w + GROUP_INPUTS // 2 * w.groups * start, w.scale + 4 * w.groups * start
-        if rows <= REGISTER_ROWS and whole:
-            strips(zeros(4, 4), zeros(2, 4), zeros(1, 4), rows, x, along, stored, scale, across, c.n, y, step, room,
-                   None)
-        elif rows <= REGISTER_ROWS:
-            for at in range(0, columns, LANES):
-                strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), rows, x, along, stored + 4 * at, scale + 4 * at, across,
-                       c.n, y + 4 * at, step, room, min(LANES, columns - at))
-        else:
-            for top in range(0, c.n, BLOCK_DEPTH):
-                depth, begin = min(BLOCK_DEPTH, c.n - top), x + 4 * top
-                words, turns = stored + across * top // WORD_INPUTS, scale + across * top // GROUP_INPUTS
-                widen_columns(whole, columns, words, turns, across, depth, room)
-                if whole: block_of_panel(rows, top == 0, depth, begin, along, room, y, step, zeros(1, 1))
-                else: multiply(c.multiply, rows, columns, depth, begin, along, room, 4 * PANEL, y, step, top == 0)
-        finish_block(c.after, low, high, start, start + columns)
-    if right - left == c.p: finish_rows(c.after, low, high)
+    multiply_levels(item, worker, arguments)
 
 
 def product_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
                    epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: words (uint32) of eight levels, in panels, n rounded up to 32;
     scale: float16, d and m in pairs, a row for every 32 inputs, in panels. Sums are float32."""
-    check_product(x, None, None, out, w=typed("w", w, np.uint32), scale=typed("scale", scale, np.float16))
-    groups, columns = -(-x.shape[1] // GROUP_INPUTS), -(-out.shape[1] // LANES) * LANES
-    if (w.size, scale.size) != (GROUP_INPUTS // WORD_INPUTS * groups * columns, 2 * groups * columns):
-        raise ValueError(f"levels: {w.size} words and {scale.size} numbers do not make panels of {x.shape[1]} by "
-                         f"{out.shape[1]}")
-    after, workers, weight = epilogue_record(epilogue, out), threads(), filled(address(w), address(scale), groups)
-    with POOL.lock:
-        room = ROOM.reserve(4 * PANEL * BLOCK_DEPTH, workers)
-        launch(workers, *linear_stages(levels, x, address(weight), out, after, workers, room, unit=PANEL))
-    return out
+    w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)
+    return product_words(levels, LEVELS, x, w, scale, out, epilogue)

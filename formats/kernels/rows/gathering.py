@@ -12,8 +12,9 @@ from formats.kernels.engine.native import njit
 __all__ = ["Columns"]
 
 # ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, numbers
-# side by side and in all, whether bytes hold two inputs, N columns; scales (groups, N), and inputs of a group
-SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale group"))
+# side by side and in all, whether bytes hold two inputs, N columns; scales (groups, N), or of float16 in panels, and
+# inputs of a group
+SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale half group"))
 SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
 PANEL_TYPES = np.float32, np.uint16, np.uint8                # in panels: float32, bfloat16, bytes or halves with scales
@@ -34,18 +35,21 @@ class Columns(NamedTuple):
 
     def told(self) -> tuple[int, ...]:
         """What the kernel is told. ValueError for arrays of other sizes or kinds."""
-        (n, N), (width, side, _, halves), deep = self.shape, self.panelled, self.panelled.stored(self.shape[0])
+        (n, N), (width, side, _, halves, half), deep = self.shape, self.panelled, self.panelled.stored(self.shape[0])
         if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,
                                                                ) or not is_contiguous(self.w):
             raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
-        groups = -(-n // self.group) if self.group else 0
+        group = half or self.group
+        groups = -(-n // group) if group else 0
         if (self.w.itemsize == 1) != bool(groups) or (self.scale is not None) != bool(groups):
             raise ValueError(f"table: panels of {self.w.dtype} with {'no' if self.scale is None else 'given'} scales")
-        if self.scale is not None and (self.scale.shape != (groups, N) or self.scale.dtype != f4
+        kind, shape = (np.float16, (groups * -(-N // VECTOR) * VECTOR,)) if half else (f4, (groups, N))
+        if self.scale is not None and (self.scale.shape != shape or self.scale.dtype != kind
                                        or not is_contiguous(self.scale)):
-            raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where float32 of {(groups, N)} "
-                             "are needed")
-        return address(self.w), self.w.itemsize, width, side, deep, int(halves), N, address(self.scale), self.group
+            raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where {np.dtype(kind)} of "
+                             f"{shape} are needed")
+        return (address(self.w), self.w.itemsize, width, side, deep, int(halves), N, address(self.scale), int(half > 0),
+                group)
 
 
 def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
@@ -53,7 +57,7 @@ def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguo
 
 def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
     """What the kernel is told of rows, or of columns. ValueError as of these."""
-    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 7)
+    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 8)
 
 
 @njit(**HELPER)
@@ -83,6 +87,13 @@ def add_halves(y, f, column, along, stored, fresh):
 
 
 @njit(**HELPER)
+def scale_of(f, column, start, across, group):
+    """The scale of a group of a column, which lies in a panel that begins at `start` and is so many columns wide."""
+    if not f.half: return floats(f.scale + 4 * (group * f.N + column), 1)[0]
+    return widen(shorts(f.scale + 2 * (f.deep // f.group * start + group * across + column - start), 1)[0])
+
+
+@njit(**HELPER)
 def add_column(y, f, column, fresh):
     """Set y to, or add to it, a column of panels: float32, bfloat16, bytes, or 4-bit values, with scales."""
     start = column // f.width * f.width
@@ -99,6 +110,6 @@ def add_column(y, f, column, fresh):
         elif f.bytes == 2:
             for j in range(low, high): add(y, j, extended(short[at + j - low]), fresh)
         else:
-            scale = floats(f.scale + 4 * (low // f.group * f.N + column), 1)[0]
+            scale = scale_of(f, column, start, along // f.words, low // f.group)
             for j in range(low, high): add(y, j, f4(np.int64(stored[at + j - low]) - 128) * scale, fresh)
         at += along

@@ -64,16 +64,22 @@ def time_columns(form: type[Format], grid: "Grid", numbers: "Numbers") -> Iterat
     for sizes, x, out in grid.passes(numbers):
         deep, width = form.panelled.stored(n := x.shape[1]), form.panelled.width
         N = len(memory) // deep // width * width
-        scales = (np.ones((1, N), np.float32), n) if "scale" in form.fields else ()
-        table = compiled.Columns((n, N), form.panelled, memory[:deep * N], *scales)
+        table = compiled.Columns((n, N), form.panelled, memory[:deep * N], *unit_scales(form, n, N))
         yield sizes, partial(compiled.gather, numbers.rng.integers(0, N, len(x)), table, out)
+
+
+def unit_scales(form: type[Format], inputs: int, columns: int) -> tuple[np.ndarray | None, int]:
+    """Scales of ones as a format's panels have them, and inputs of a group where the panels do not say."""
+    if "scale" not in form.fields or form.panelled is None: return None, 0
+    if group := form.panelled.group: return np.ones(-(-inputs // group) * columns, np.float16), 0
+    return np.ones((1, columns), np.float32), inputs
 
 
 def price_columns(form: type[Format]) -> Price:
     """Columns of a format's panels, as rows: it reads its own numbers, at least, and writes those of the result."""
     stored = int(form.fields["w"].number.bytes)
     return Price(ONE_PASS, lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),
-                 partial(time_columns, form))
+                 partial(time_columns, form), common=form.proposed or form.plain)
 
 
 @kernel(stages=(norm, gain_shift), launches=True, prices={

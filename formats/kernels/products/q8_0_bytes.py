@@ -1,0 +1,52 @@
+"""x @ W for W in bytes, d (q - 128) with d in float16 for each group of 32 inputs of an output, in panels of 64
+columns: a word holds the bytes of four inputs (widened_words.py)."""
+
+import numpy as np
+
+from formats.core.epilogue import Epilogue
+from formats.kernels.engine.compiled import Kernel
+from formats.kernels.engine.native import ir
+from formats.kernels.simd.vectors import FLOAT, LANES, VECTOR, pointer_at, splat
+from formats.kernels.simd.words import SHORT, words_of
+
+from .linear import typed
+from .widened_words import Wording, multiply_words, product_words, widen_halves
+from .widened_words import __borders__ as __borders__
+
+__all__ = ["product_scaled_bytes"]
+
+
+def byte(builder, words, i):
+    """Number i of the four bytes of each word, as float32."""
+    shifted = builder.lshr(words, words_of(8 * i)) if i else words
+    return builder.uitofp(shifted if i == 3 else builder.and_(shifted, words_of(255)), VECTOR)
+
+
+def read_scales(builder, scale, across):
+    """d, then -128 d, of so many vectors of outputs: d q - 128 d is exact."""
+    shorts = ir.VectorType(SHORT, LANES)
+    found = []
+    for v in range(across):
+        stored = builder.load(pointer_at(builder, scale, 2 * LANES * v, shorts))
+        stored.align = 2
+        found.append(widen_halves(builder, stored))
+    middle = splat(builder, FLOAT(-128.0))
+    return [*found, *(builder.fmul(d, middle) for d in found)]
+
+
+BYTES = Wording(4, 2, byte, read_scales)
+multiply_scaled_bytes = multiply_words(BYTES)
+
+
+@Kernel.of(3, rare=True)
+def scaled_bytes(item, worker, arguments):
+    """w in bytes with scales of groups; the epilogue follows panel by panel."""
+    multiply_scaled_bytes(item, worker, arguments)
+
+
+def product_scaled_bytes(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+                         epilogue: Epilogue | None = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / d + 128, in panels of fours, n rounded up to 32;
+    scale: d in float16, a row for every 32 inputs, in panels. Sums are float32."""
+    w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)
+    return product_words(scaled_bytes, BYTES, x, w, scale, out, epilogue)

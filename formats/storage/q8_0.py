@@ -1,0 +1,96 @@
+"""Q8_0: the blocks of GGUF files that hold bytes, with a scale for each group of 32 inputs of an output."""
+import numpy as np
+
+from formats.core.arrays import FormatError
+from formats.core.layout import PANEL, Panelled, panels, unpanelled
+from formats.core.sizes import T, ceiling, f2, n, p, u1
+from formats.format import Format
+from formats.storage.half import FLOAT16_MAX
+from formats.storage.packed import Packed
+
+GROUP_INPUTS, WORD_INPUTS = 32, 4                           # inputs of a group, and of a word
+MOST, MIDDLE = 127, 128                                     # the largest whole number; what is added to each
+EMPTY_BITS = 31                                             # of a float32 that d q leaves empty: 11 bits times 8
+
+
+class Q8_0(Format):
+    """d q for whole q from -128 to 127, with d in float16 for each group of 32 inputs of an output, 8.5 bits a number:
+    bytes with 128 added, four inputs to a word, in panels of 64 outputs (ggml, https://github.com/ggml-org/ggml, type
+    8).
+
+    Numbers are those that ggml widens to, which are exact in float32, and x stays float32, so nothing is approximated
+    where a file stores a weight so. Of a table that lies so single columns are gathered."""
+    w: u1[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
+    scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
+    proposed = False
+    filed = np.dtype([("d", "<f2"), ("q", "i1", GROUP_INPUTS)])
+    panelled = Panelled(PANEL, WORD_INPUTS, GROUP_INPUTS, group=GROUP_INPUTS)
+    portion = PANEL
+    unit = "float32"
+    flops = 2 * T * n * p
+    work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
+
+    def fit(W): return rows_of_bytes(*fit_bytes(W))[:len(W)]
+    def pack(W): return byte_arrays(*fit_bytes(W))
+
+    def unpack(shape, w, scale):
+        groups = -(-shape[0] // GROUP_INPUTS)
+        stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), WORD_INPUTS)
+        q = (stored.astype(np.int16) - MIDDLE).reshape(groups, GROUP_INPUTS, -1)
+        return rows_of_bytes(q, unpanelled(scale, (groups, shape[1])))[:shape[0]]
+
+    def kernel(x, w, scale, out, epilogue):
+        from formats.kernels import product_scaled_bytes
+        product_scaled_bytes(x, w, scale, out, epilogue)
+
+    def transpose(self): return Packed.pack(self.unpack().T)             # groups of inputs are none of outputs
+
+    @classmethod
+    def of_blocks(cls, blocks):
+        """x @ W.T for blocks (p, n / 32) of a file, records of d and q."""
+        return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)),
+                   byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T))
+
+    @classmethod
+    def indices(cls): return []                              # bytes are numbers
+
+
+def byte_arrays(q, d):
+    """Whole numbers (groups, 32, p) and d (groups, p) as the format's arrays."""
+    stored = q.reshape(-1, q.shape[2]).astype(np.int8).view(np.uint8) ^ np.uint8(MIDDLE)      # with 128 added
+    return panels(stored, WORD_INPUTS), panels(np.asarray(d, np.float16))
+
+
+def rows_of_bytes(q, d):
+    """Whole numbers (groups, 32, p) and d (groups, p) as numbers, a row an input: a product of 19 bits is exact."""
+    return (d.astype(np.float32)[:, None] * q.astype(np.float32)).reshape(-1, q.shape[2])
+
+
+def fit_bytes(W):
+    """(q, d) of W (n, p), filled up to whole groups: exactly where the numbers of a group are whole multiples of a
+    float16 that is not negative; else the nearest ones of the largest number / 127, as ggml has it."""
+    if abs(W).max() > MOST * FLOAT16_MAX:
+        raise FormatError(f"q8_0: W holds {abs(W).max():.3g}, beyond {MOST * FLOAT16_MAX:.0f}, 127 times the largest "
+                          "float16")
+    whole = np.pad(W, ((0, -len(W) % GROUP_INPUTS), (0, 0))).reshape(-1, GROUP_INPUTS, W.shape[1])
+    q, d = nearest_bytes(whole, MOST)
+    able = ((whole.view(np.uint32) & EMPTY_BITS) == 0).all(1)
+    left = np.argwhere(able & (rows_held(q, d) != whole).any(1))
+    for most in (*range(MOST - 1, 0, -1), MOST + 1) if len(left) else ():
+        i, j = left.T
+        some = nearest_bytes(groups := whole[i, :, j][..., None], most)
+        held = (rows_held(*some) == groups).all((1, 2))
+        q[i[held], :, j[held]], d[i[held], j[held]] = some[0][held, :, 0], some[1][held, 0]
+        left = left[~held]
+    return q, d
+
+
+def rows_held(q, d): return d.astype(np.float32)[:, None] * q.astype(np.float32)
+
+
+def nearest_bytes(groups, most):
+    """(q, d) of groups (count, 32, p) whose largest number is `most` times d."""
+    d = (abs(groups).max(1) / np.float32(most)).astype(np.float16)
+    wide = d.astype(np.float64)[:, None]
+    whole = np.rint(np.divide(groups, wide, out=np.zeros(groups.shape), where=wide > 0))
+    return np.clip(whole, -MOST - 1, MOST).astype(np.int8), d
