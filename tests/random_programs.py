@@ -148,8 +148,8 @@ class Grower:
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
 OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "inverted", "shared", "routed", "centred",
-          "scaled", "negated", "times_row", "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked",
-          "by_head", "through_heads", "mixed")
+          "scaled", "negated", "times_row", "beside", "cut", "placed", "turned", "rotated", "entering", "picked",
+          "linked", "by_head", "through_heads", "mixed")
 
 
 class Choices:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Mask: TypeAlias = NDArray[np.bool_]
 Found = TypeVar("Found")
+Notes = TypeVar("Notes", bound="Routes | None")
 
 
 def largest(by: NDArray[Any], k: int) -> Mask:
@@ -58,12 +59,14 @@ class Routes:
         self.first = self.next = 0
 
     def take(self, by: NDArray[Any], k: int) -> Mask:
-        """What is taken of these rows, which follow those that were there before."""
+        """What is taken of these rows, which follow those that were there before: what is given, where it is of so many
+        rows, k of each."""
         if self.next == len(self.parts): self.parts.append([])
         before, whole = self.parts[self.next], by.reshape(-1, *by.shape[-2:])
         low, given = sum(part.by.shape[1] for part in before), self.given.get(self.next)
         told = None if given is None else given[:, low:low + whole.shape[1]]
-        taken = largest(whole, k) if told is None or told.shape != whole.shape else told
+        fits = told is not None and told.shape == whole.shape and bool((told.sum(-1) == k).all())
+        taken = told if told is not None and fits else largest(whole, k)
         before.append(Route(whole, taken))
         self.next += 1
         return taken.reshape(by.shape)
@@ -85,8 +88,8 @@ class Routes:
 READ: ContextVar[Routes | None] = ContextVar("READ", default=None)
 
 @contextmanager
-def noting(routes: Routes) -> Iterator[Routes]:
-    """What this thread reads meanwhile notes what it takes, or takes what it is given."""
+def noting(routes: Notes) -> Iterator[Notes]:
+    """What this thread reads meanwhile notes what it takes, or takes what it is given; of None, neither."""
     before = READ.set(routes)
     try: yield routes
     finally: READ.reset(before)

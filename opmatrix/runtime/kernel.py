@@ -50,9 +50,10 @@ class Declared:
     `pads_sequences`: it may be given too many sequences, and leaves those alone that have no rows. `launches`: it
     launches compiled kernels and does nothing else, so its launches may be recorded; `limits` are the fields of the
     batch that it reads, each with the number that all must be below, `relations` the relations. `row_mixing`: a row
-    depends on others; `routes`: its `run` notes which numbers of a row it keeps where somebody asks
-    (opmatrix/algebra/routes.py). `is_input`: its value enters, and lies with a batch or a session; `cached_variant`:
-    the kernel that computes the same of new rows alone, over caches of the others.
+    depends on others; `is_input`: its value enters, and lies with a batch or a session; `cached_variant`: the kernel
+    that computes the same of new rows alone, over caches of the others.
+
+    `keeps`: whether it keeps the largest of a row, by these attributes; what its meaning takes is noted then.
 
     What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `restrict`, its
     arguments for some rows of the result alone, None where there are none such; `telling` operands beside those of a
@@ -61,7 +62,7 @@ class Declared:
     def __init__(self, cls: type[Arguments], *, stages: tuple[type[Stage], ...] = (), price: Price | None = None,
                  prices: Mapping[str, Price] | None = None, inplace: str | None = None, launches: bool = False,
                  row_mixing: bool = False, is_input: bool = False, changes_space: bool = False,
-                 pads_sequences: bool = False, routes: bool = False, cached_variant: str = ""):
+                 pads_sequences: bool = False, cached_variant: str = ""):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
         self.prices = dict(prices or {}) | ({self.name: price} if price else {})
         if missing := next(missing_parts(cls, self.prices, price is not None or prices is not None, is_input), None):
@@ -75,13 +76,13 @@ class Declared:
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})
         self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
+        self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
         self.telling: Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]] = \
             reading("telling", lambda *_: iter(()))
         self.restrict: Restrict | None = reading("restrict", None if row_mixing or changes_space else restrict_rows)
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
         self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
-        self.routes = routes
         run: Callable[..., Any] = vars(cls)["run"]
         run = getattr(run, "__func__", run)
         named = parameters(run, stages)

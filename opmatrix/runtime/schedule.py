@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import as_contiguous
-from formats.format import Format
-from formats.stacked import Stacked
-from opmatrix.algebra.routes import READ
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import Pattern
@@ -23,6 +20,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.meanings import compute, meaning, run_noted
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
@@ -278,7 +276,7 @@ class Schedule:
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
                 found.append(np.empty(call.shape.at(extents), np.float32))
-                call.kernel.function(found[-1], **arguments)
+                compute(call, found[-1], arguments, batch)
             yield call, arguments, found[-1]
             for v in self.dropped[i]:
                 if v >= self.first: found[v - self.first] = None
@@ -296,18 +294,12 @@ class Schedule:
         thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
-        if READ.get() is not None and any(call.kernel.routes for call in self.calls): return self.noted(batch)
+        if (noted := run_noted(self, batch)) is not None: return noted
         values = self.begun(batch)
         for segment in self.segments: segment.run(values)
         rows = {self.result: np.asarray(values[self.result])}
         rows |= {at: np.array(values[at]) for at in {*self.results} - rows.keys()}
         return [rows[at] for at in self.results]
-
-    def noted(self, batch: Batch) -> list[NDArray[np.float32]]:
-        """The outputs' rows, step by step, to the bit those of a run: a recording would not note whom rows go to."""
-        found: list[Any] = []
-        for _ in self.walk(batch, found): pass
-        return [np.asarray(found[at - self.first]) for at in self.results]
 
     def timed(self, batch: Batch) -> dict[int, float]:
         """Seconds of each step of one run, by the number of its call, as the run itself sees them."""
@@ -377,32 +369,3 @@ def objects(steps: int) -> int:
     """Bytes of Python's own objects in a call: views, arguments and records, as measured in CPython 3.11 to within 2
     kB."""
     return OBJECTS + 190 * min(steps, 40)
-
-
-def meaning(kernel: Declared, arguments: Mapping[str, object], batch: object,
-            instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Doubles:
-    """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
-    return kernel.reference(widen_arguments(kernel, arguments, batch, instead, rounded))
-
-
-def widen_arguments(kernel: Declared, arguments: Mapping[str, object], batch: object,
-                    instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Arguments:
-    """The arguments of a kernel in float64, as it computes with them."""
-    given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
-    reads = kernel.reads(kernel.record(**given)) if rounded else {}
-    return kernel.record(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
-
-
-def bound(kernel: Declared, arguments: Mapping[str, object], exact: Arguments | None = None) -> Doubles:
-    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments`
-    gives them."""
-    if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
-    return np.asarray(kernel.bound(kernel.record(**arguments, exact=exact)))
-
-
-def widen_value(value: object, instead: Mapping[int, object]) -> object:
-    """Arrays and packed weights as float64 arrays, anything else as it is."""
-    if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
-    value = instead.get(id(value), value)
-    if isinstance(value, Format | Stacked): return value.wide()
-    return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value

@@ -1,14 +1,14 @@
-"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, ring, routing,
+"""The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, largest, ring,
 spaces); what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues).
 Rulesets are tuples that add."""
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
 from rewrites.law import Law
-from rewrites.laws import attention, choosing, joining, ring, routing, spaces
+from rewrites.laws import attention, choosing, joining, largest, ring, spaces
 
 EXACT_LAWS = (ring.RING_LAWS + attention.ATTENTION_LAWS + joining.JOINING_LAWS + spaces.SPACE_LAWS
-              + routing.ROUTING_LAWS)
+              + largest.ROUTING_LAWS)
 CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # of columns; no search has them
 
 

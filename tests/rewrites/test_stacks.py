@@ -79,7 +79,7 @@ def read_by(program, kernel):
 
 
 def test_exact_programs_keep_a_stack_in_panels():
-    model, exact, program, emitter, _ = proposed()
+    model, exact, program, *_ = proposed()
     assert read_by(program, "headwise").name == "packed"
     assert relative(program.run(HELD_OUT), dense(model, HELD_OUT)) < 1e-6
     assert abs(exact.memory - program.stored_bytes) < 64
@@ -87,7 +87,7 @@ def test_exact_programs_keep_a_stack_in_panels():
 
 def test_errors_of_a_stack_are_measured_alone():
     """A method's error is the squared change of the output by that stack alone, told anew."""
-    _, exact, program, emitter, choices = proposed()
+    _, _, program, _, choices = proposed()
     stack, name = read_by(program, "headwise"), next(iter(stacks(program)))
     [leaf] = [key for key in choices.measured if len(key) == 1 and next(iter(key)) == Data(
         STACK).key]

@@ -38,6 +38,8 @@ class interpret(Arguments):
         return Rows(cols, space=rows) if given.heads == 1 else Heads(int(given.heads), cols, space=rows)
 
     limits = seen.fields_of_term
+
+    def keeps(a) -> bool: return '"keep_top"' in a.term
     reference = exact
 
     def bound(a) -> Doubles:
