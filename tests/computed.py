@@ -18,8 +18,8 @@ from opmatrix.batch import Batch
 from opmatrix.pipelines.session import some
 from opmatrix.runtime.by_sequence import sentence_rows
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.meanings import meaning, widen_value
 from opmatrix.runtime.operands import C, Tables
-from opmatrix.runtime.schedule import meaning, widen_value
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.flat import flat
 from rewrites.graph.egraph import saturate

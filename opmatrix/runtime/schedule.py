@@ -20,9 +20,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import bound as bound
 from opmatrix.runtime.meanings import compute, meaning, run_noted
-from opmatrix.runtime.meanings import widen_arguments as widen_arguments
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches

@@ -83,14 +83,14 @@ def first_columns(x: Operator, key: Operator) -> Operator: return kinds.left(x, 
 def last_columns(x: Operator, key: Operator, own: Operator) -> Operator: return kinds.behind(x, key, own)
 
 
-def experts(x: Operator, gate: Operator, up: Operator, activation: Operator, down: Operator) -> Operator:
+def mixed(x: Operator, gate: Operator, up: Operator, activation: Operator, down: Operator) -> Operator:
     return ((x @ up @ activation) @ down * gate) @ total
-def experts_gated(x: Operator, gate: Operator, up: Operator, activation: Operator, beside: Operator,
+def mixed_gated(x: Operator, gate: Operator, up: Operator, activation: Operator, beside: Operator,
                   down: Operator) -> Operator:
     return (((x @ up @ activation) * (x @ beside)) @ down * gate) @ total
-def experts_residual(residual: Operator, **others: Operator) -> Operator: return residual + experts(**others)
-def experts_gated_residual(residual: Operator, **others: Operator) -> Operator:
-    return residual + experts_gated(**others)
+def mixed_residual(residual: Operator, **others: Operator) -> Operator: return residual + mixed(**others)
+def mixed_gated_residual(residual: Operator, **others: Operator) -> Operator:
+    return residual + mixed_gated(**others)
 
 
 def shares(x: Operator) -> Operator: return x @ share
@@ -116,8 +116,8 @@ SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, 
 EXPERTS = dict(x=value[n], gate=replace(value, facts=("act", "column"))[h, 1], up=matrix[h, n, p],
                activation=entrywise[p], down=matrix[h, p, q])
 GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
-MOST: dict[str, Any] = {"most": lambda at: at.kept("gate")}
-SPARSE = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"
+KEPT_BY_GATE: dict[str, Any] = {"most": lambda at: at.kept("gate")}
+ROWS_TOGETHER = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
@@ -136,10 +136,10 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (linear_to_heads, "linear", PLAIN_PRODUCT, True, ""),
     (linear_to_heads_bias, "linear", PLAIN_PRODUCT | dict(bias=constant[h, p]), False, ""),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
-    (experts, "experts", EXPERTS, True, SPARSE, MOST),
-    (experts_gated, "experts", GATED, True, SPARSE, MOST),
-    (experts_residual, "experts", EXPERTS | RESIDUAL, False, SPARSE, MOST),
-    (experts_gated_residual, "experts", GATED | RESIDUAL, False, SPARSE, MOST),
+    (mixed, "experts", EXPERTS, True, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_gated, "experts", GATED, True, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_residual, "experts", EXPERTS | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_gated_residual, "experts", GATED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
     (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the "
                                                                           "position"),

@@ -176,6 +176,7 @@ def figures(point: Point) -> dict[str, object]:
             "predicted_error": point.predicted_error, "measured_error": point.measured_error,
             "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
             "near": point.checks.get("lengths", {}).get("errors", []),
+            "routing": point.checks.get("error", {}).get("routing"),
             "verified": point.verified, **{name: point.judged.get(name) for name in TITLES}}
 
 
@@ -203,9 +204,17 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
-            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}",
+            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
+        + tell_routing(front[found["chosen"]]["routing"]),
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
                                      f"explain {target}"])])
+
+
+def tell_routing(found: dict[str, Any] | None) -> str:
+    """Where rows are routed, how many of them the program sends elsewhere than the model, as a line."""
+    if not found: return ""
+    return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows go elsewhere than the model alone would send them; "
+            "errors are of what is computed where they go")
 
 
 def phases(found: dict[str, Any]) -> str:

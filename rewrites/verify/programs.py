@@ -16,7 +16,8 @@ from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program
-from opmatrix.runtime.schedule import Call, bound, widen_arguments
+from opmatrix.runtime.meanings import bound, widen_arguments
+from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure

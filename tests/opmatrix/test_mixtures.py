@@ -10,7 +10,7 @@ from opmatrix.algebra.routes import noted
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.schedule import bound, meaning
+from opmatrix.runtime.meanings import bound, meaning
 from rewrites.verify import VerificationError, verify_steps
 
 STACKABLE = [name for name, form in FORMATS.items() if can_stack(form) and (form.proposed or form.plain or form.filed)]

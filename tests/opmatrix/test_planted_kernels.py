@@ -12,7 +12,7 @@ from formats.core.epilogue import NOTHING
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.schedule import bound, meaning
+from opmatrix.runtime.meanings import bound, meaning
 from rewrites.verify import VerificationError, verify_steps
 
 ROUNDING = {name: F for name, F in FORMATS.items() if F.rounds}

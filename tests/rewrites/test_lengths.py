@@ -12,7 +12,7 @@ from formats import FORMATS
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.schedule import widen_arguments
+from opmatrix.runtime.meanings import widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.evaluate.recheck import FAILS, HOLDS, checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps

@@ -29,25 +29,25 @@ from formats.machine.threads import threads
 
 from .gemm import gemm
 from .linear import LINEAR, MAX_ITEM_ROWS
-from .own_kernels import OWN, Stack, find_own
+from .own_kernels import OWN_FIELDS, MatrixStack, find_own
 
 __all__ = ["experts"]
 __borders__ = (MAX_ITEM_ROWS,)
 
-# x (places, n) to out (places, p): tile by tile, so many columns at a time, by matrices of `own` (OWN); single: one row
-# of x serves all. after: the words of an epilogue that tiles fill in; beside: the OWN of what makes its factor; both 0
-# where there is none. aside: bytes of room before those of the formats' kernels
+# x (places, n) to out (places, p): tile by tile, so many columns at a time, by matrices of `own`, a record of
+# OWN_FIELDS; single: one row of x serves all. after: the words of an epilogue that tiles fill in; beside: the matrices
+# that make its factor; both 0 where there is none. aside: bytes of room before those of the formats' kernels
 TILED = np.dtype(words("tiles x along single out step p cols own after beside aside room apart multiply"))
 RECORD = 128                                                 # bytes of room for the record of a product; of an epilogue
 LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
-OUT, STEP, COLUMNS, TIMES, BESIDE = map((EPILOGUE.names or ()).index, ("out", "step", "p", "times", "beside"))
-SPARE = 4                                                    # items for each worker, where some have little to do
+AFTER_OUT, AFTER_STEP, AFTER_TIMES, AFTER_BESIDE = map((EPILOGUE.names or ()).index, ("out", "step", "times", "beside"))
+ITEMS_EACH = 4                                                    # items for each worker, where some have little to do
 
 
 @njit(**HELPER)
 def multiply_tile(c, own_at, block, worker, rows, e, x, along, out, step, after):
     """A block of columns of some rows times matrix e, by the format's kernel; out is where column 0 would be."""
-    own, mine = record(own_at, OWN), c.room + worker * c.apart
+    own, mine = record(own_at, OWN_FIELDS), c.room + worker * c.apart
     given = longs(mine, LINEAR_WORDS)
     given[0], given[1], given[2], given[3], given[4], given[5], given[6] = x, along, out, step, rows, own.n, own.p
     given[7], given[8], given[9], given[10], given[11] = rows, c.cols, c.multiply, c.room + c.aside, c.apart
@@ -69,22 +69,22 @@ def expert_tile(item, worker, arguments):
         after = c.room + worker * c.apart + RECORD
         given, kept = longs(c.after, AFTER_WORDS), longs(after, AFTER_WORDS)
         for i in range(AFTER_WORDS): kept[i] = given[i]
-        kept[OUT], kept[STEP] = out, c.step
+        kept[AFTER_OUT], kept[AFTER_STEP] = out, c.step
         if c.beside:
             factor = after + RECORD - 4 * block * c.cols
             multiply_tile(c, c.beside, block, worker, rows, e, x, along, factor, c.cols, 0)
-            kept[TIMES], kept[BESIDE] = factor, c.cols
+            kept[AFTER_TIMES], kept[AFTER_BESIDE] = factor, c.cols
     multiply_tile(c, c.own, block, worker, rows, e, x, along, out, c.step, after)
 
 
 def cut_columns(tiles: int, p: int, workers: int, portion: int) -> int:
     """Columns of an item: all where one worker does all; else so few that all have some, wherever rows are routed."""
-    parts = 1 if workers == 1 else min(workers, max(2, -(-SPARE * workers // max(tiles, 1))))
+    parts = 1 if workers == 1 else min(workers, max(2, -(-ITEMS_EACH * workers // max(tiles, 1))))
     unit = math.lcm(portion, 16)
     return min(p, -(-p // parts // unit) * unit)
 
 
-class Cut(NamedTuple):
+class ItemCut(NamedTuple):
     """How the work is cut: `rows` of a tile, at most so many `tiles`, `columns` of an item of each product, bytes of
     room before those of the formats' kernels."""
     rows: int
@@ -94,7 +94,7 @@ class Cut(NamedTuple):
     aside: int
 
     @classmethod
-    def of(cls, places: int, E: int, f: int, q: int, workers: int, portions: tuple[int, int]) -> "Cut":
+    def of(cls, places: int, E: int, f: int, q: int, workers: int, portions: tuple[int, int]) -> "ItemCut":
         """For so many rows of experts, E matrices, and outputs that formats hand out by portions."""
         rows = max(1, min(MAX_ITEM_ROWS, places))
         tiles = count_tiles(places, E, rows)
@@ -102,8 +102,9 @@ class Cut(NamedTuple):
         return cls(rows, tiles, up, down, 2 * RECORD + -(-4 * rows * up // 64) * 64)
 
 
-def experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.ndarray, beside: Stack | None = None,
-            activation: str = "", most: int = 1, residual: np.ndarray | None = None) -> np.ndarray:
+def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
+            beside: MatrixStack | None = None, activation: str = "", most: int = 1,
+            residual: np.ndarray | None = None) -> np.ndarray:
     """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e]) * (x @ beside[e])) @ down[e]), + residual, for the e
     at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, of act(x @ up)
     alone. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each."""
@@ -115,7 +116,7 @@ def experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.nda
     first, last, second = (None if each is None else find_own(name, each)
                            for name, each in (("up", up), ("down", down), ("beside", beside)))
     assert first is not None and last is not None
-    cut = Cut.of(places, E, f, q, workers, (first.portion, last.portion))
+    cut = ItemCut.of(places, E, f, q, workers, (first.portion, last.portion))
     raised, parts = temporary((places, f)), temporary((places, max(n if T > 1 else 0, q)))
     held = [*map(word_array, count_words(T, most, E, cut.rows)), parts, parts]
     after = epilogue_record(Epilogue(activation=activation), raised, rough=first.rounds)
@@ -143,8 +144,8 @@ def word_array(count: int) -> np.ndarray:
     return temporary((2 * count,))
 
 
-def check_experts(x: np.ndarray, gate: np.ndarray, up: Stack, down: Stack, out: np.ndarray, beside: Stack | None,
-                  most: int, residual: np.ndarray | None) -> None:
+def check_experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
+                  beside: MatrixStack | None, most: int, residual: np.ndarray | None) -> None:
     """The door: sizes fit, and out lies apart from what is read. ValueError names what does not."""
     if x.ndim != 2 or gate.ndim != 2:
         raise ValueError(f"x and gate: expected two axes each, got shapes {x.shape} and {gate.shape}")

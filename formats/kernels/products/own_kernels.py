@@ -13,13 +13,13 @@ from formats.kernels.engine.replay import Recording
 from .linear import LINEAR, product_dense
 
 # kernels for one row and for more, where words are that each matrix is described by, bytes of a number; inputs, outputs
-OWN = np.dtype(words("one more w bytes n p"))
+OWN_FIELDS = np.dtype(words("one more w bytes n p"))
 W, BYTES = map((LINEAR.names or ()).index, ("w", "bytes"))
 MORE = 2                                                     # rows of which products are recorded that are not one
 Multiply = Callable[[np.ndarray, np.ndarray], object]        # out = x @ W
 
 
-class Stack(Protocol):
+class MatrixStack(Protocol):
     """Matrices of one shape: float32 of three axes, or one whose entries are matrices in one format."""
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -42,7 +42,7 @@ class Own(NamedTuple):
     rooms: dict[int, int]
 
     def record(self) -> Record:
-        """The fields of OWN. A recording that is on keeps what they point to."""
+        """The fields of OWN_FIELDS. A recording that is on keeps what they point to."""
         for each in self.kept: address(each)
         one, more = (kernel.address for kernel in self.kernels)
         return filled(one, more, address(self.w), self.size, *self.shape)
@@ -53,18 +53,18 @@ class Own(NamedTuple):
         return self.rooms[rows]
 
 
-KNOWN: WeakKeyDictionary[object, Own] = WeakKeyDictionary()
+OWN_OF: WeakKeyDictionary[object, Own] = WeakKeyDictionary()
 
 
-def find_own(name: str, stack: Stack) -> Own:
+def find_own(name: str, stack: MatrixStack) -> Own:
     """The products of a stack. ValueError for one that has none."""
     if isinstance(stack, np.ndarray):
         if stack.ndim != 3 or stack.dtype != np.float32 or not stack.flags.c_contiguous:
             raise ValueError(f"{name}: expected contiguous float32 of three axes, got {stack.dtype} of {stack.shape}")
         return keep_own(name, [by_array(each) for each in stack], stack.shape[1:], 16, False, (stack,))
-    if (own := KNOWN.get(stack)) is None:
+    if (own := OWN_OF.get(stack)) is None:
         forms = [stack[e] for e in range(stack.shape[0])]
-        KNOWN[stack] = own = keep_own(name, [form.matmul for form in forms], forms[0].shape, forms[0].portion,
+        OWN_OF[stack] = own = keep_own(name, [form.matmul for form in forms], forms[0].shape, forms[0].portion,
                                       forms[0].rounds, (*stack.arrays().values(),))
     return own
 

@@ -22,8 +22,8 @@ from opmatrix.runtime.operands import Heads, Rows
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-Flag = Annotated[int, Range(int, 0, 1)]
-Count = Annotated[int, Range(int, 0, 2 ** 20)]
+Switch = Annotated[int, Range(int, 0, 1)]
+Few = Annotated[int, Range(int, 0, 2 ** 20)]
 k = size("k")                                               # columns of a head that are kept
 GATES = (8, 2), (64, 8), (256, 8)                           # columns, and how many are kept, of calls that are timed
 
@@ -38,7 +38,7 @@ def by_heads(x: Any) -> Doubles:
     return np.swapaxes(in_heads(x), 0, 1)
 
 
-def softened(x: Doubles) -> Doubles:
+def soft_shares(x: Doubles) -> Doubles:
     with np.errstate(invalid="ignore"): grown = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(grown / grown.sum(-1, keepdims=True))
 
@@ -56,8 +56,8 @@ class gate(Arguments):
     """Rows, with `shares` their softmax, with k those where `by` (x itself, where nothing is given) is among the k
     largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
 
-    def run(out: Any, x: Rows | Heads, by: Rows | Heads | None = None, *, k: Count = 0, shares: Flag = 0,
-            unit: Flag = 0) -> None:
+    def run(out: Any, x: Rows | Heads, by: Rows | Heads | None = None, *, k: Few = 0, shares: Switch = 0,
+            unit: Switch = 0) -> None:
         compiled.gate_rows(in_heads(x), in_heads(out), None if by is None else in_heads(by), k, bool(shares),
                            bool(unit))
 
@@ -69,7 +69,7 @@ class gate(Arguments):
     def keeps(a) -> bool: return bool(a.k)
 
     def reference(a) -> Doubles:
-        found = softened(a.x) if a.shares else a.x
+        found = soft_shares(a.x) if a.shares else a.x
         if a.k:
             by = by_heads(a.x if a.by is None else a.by)
             found = np.swapaxes(keep(by_heads(found), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
@@ -81,7 +81,7 @@ class gate(Arguments):
         x, cols = np.asarray(a.exact.x), a.x.shape[-1]
         found, error = x, np.zeros(x.shape)
         if a.shares:
-            found = softened(x)
+            found = soft_shares(x)
             error = found * (gamma(cols + 8) + 2 * UNIT * (x.max(-1, keepdims=True) - x)) + LEAST_SHARE
             error = error + found * error.sum(-1, keepdims=True)
         if a.k:

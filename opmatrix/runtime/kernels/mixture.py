@@ -23,9 +23,9 @@ from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stac
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-Function = Annotated[str, OneOf(("", *COMPILED))]
+Activated = Annotated[str, OneOf(("", *COMPILED))]
 Most = Annotated[int, Range(int, 1, 2 ** 20)]
-STEP = 1 / 127                                              # of a row in bytes, of its largest number
+BYTE_STEP = 1 / 127                                              # of a row in bytes, of its largest number
 WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
 k, E = size("k"), size("E")                                 # experts that a row names, and that there are
 
@@ -65,7 +65,7 @@ class Matrices:
         largest = abs(x).max(1, keepdims=True)
         relative = (error / np.maximum(largest, SMALLEST)).max(1, keepdims=True) + 4 * UNIT
         if self.stack.form.rounds_otherwise():
-            apart = abs(read).max(1, keepdims=True) * (STEP + read.shape[1] * relative)
+            apart = abs(read).max(1, keepdims=True) * (BYTE_STEP + read.shape[1] * relative)
         else:
             moved = np.where(abs(x) == largest, 0.0, error + 2 * relative * abs(x))
             apart = np.maximum(*(abs(self.operands(e, x + way * moved)[0] - read) for way in (1, -1)))
@@ -101,7 +101,7 @@ class experts(Arguments):
     a function of each number, times x @ beside[e] where that is given. The others are not read."""
 
     def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, beside: Stack | None = None,
-            residual: Rows | None = None, *, most: Most, activation: Function = "") -> None:
+            residual: Rows | None = None, *, most: Most, activation: Activated = "") -> None:
         compiled.experts(x, of_columns(gate), up, down, out, beside, activation, most, residual)
 
     def shape(a) -> Rows:
@@ -120,7 +120,7 @@ class experts(Arguments):
                 if isinstance(stack := getattr(a, name), Stacked)}
 
     def reference(a) -> Doubles:
-        """Of a row that names more experts than is promised no number."""
+        """A row that names more experts than is promised is no number."""
         up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
         found = np.zeros((len(a.x), down.stack.shape[2]))
         for e, rows in routed(a.gate[:, :, 0]):
