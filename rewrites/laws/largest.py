@@ -1,13 +1,13 @@
 """Where rows go: what the numbers that decide it may go through without another decision. A law here holds of real
 numbers; where rounding makes two of them one, either may be taken."""
 from opmatrix.algebra.operators import I, keep_top, share
-from rewrites.law import SIMPLIFY, Sort, collect, constant, count, law, n, value
+from rewrites.law import SIMPLIFY, Sort, collect, constant, count, law, n, value, varying
 
 rising = Sort("entrywise", ("keeps_order",))                # larger numbers of a row stay larger, equal ones equal
 offset = Sort("column", ("column",))                        # one number for each row
 
 
-@law(phase=SIMPLIFY, canonical=True, source="0 @ (I * c) = 0")
+@law(phase=SIMPLIFY, canonical=True, source="0 @ (I * c) = 0", without=(dict(c=varying[n]),))
 def scale_kept(s: value[n], y: value[n], c: constant[n], top: count):
     """Columns are scaled behind the choice, where a scale may meet another."""
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
