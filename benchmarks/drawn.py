@@ -27,9 +27,11 @@ from random_operators import Drawn, random_operator
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.routes import noted
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import outputs
 from rewrites.run import optimize
+from rewrites.verify.routed import Reference
 
 FRESH = 48                                                  # sentences of a batch that no program has seen
 NEAR, ROUGH = 1e-5, 30.0                                    # relative; times what the model itself rounds in float32
@@ -88,9 +90,9 @@ def compared(drawn: Drawn, point) -> tuple[str, str]:
     its own, where it is no exact one."""
     own = drawn.batch(0)
     batch = own if own.alone and point.methods else drawn.batch(1, None if own.alone else FRESH)
-    given, found = point.program.run_all(batch), ("right", "")
+    (given, taken), found = noted(partial(point.program.run_all, batch)), ("right", "")
     for name, term in outputs(drawn.model).items():
-        wanted = dense(term, batch)
+        wanted, _, _ = Reference(partial(dense, term, batch)).beside(taken)         # where rows go as they went there
         sure = np.isfinite(wanted)                          # of what is no number nothing is right or wrong
         size, off = (np.linalg.norm(each[sure]) for each in (wanted, given[name].reshape(wanted.shape) - wanted))
         if point.methods:

@@ -17,12 +17,14 @@ from opmatrix.algebra.operators import (
     const,
     gelu,
     given,
+    keep_top,
     ones,
     pick,
     product,
     relation,
     relu,
     rotary,
+    share,
     square,
     symbol,
     tanh,
@@ -104,6 +106,8 @@ class Drawer:
             case 0 | 1 | 2: k = self.pick((n, p, 3)); return part(n, k) @ part(k, p)
             case 3 | 4: return part(n, p) + part(n, p)
             case 5: return part(n, p) * part(n, p)
+            case 6 if isinstance(p, int) and self.rng.integers(3) == 0:
+                return keep_top(part(n, p), part(n, p) @ self.pick((I, share)), self.pick((1, 2, p)))
             case 6: return part(n, p) * self.pick(NUMBERS)
             case 7:
                 scores = product(part(n, 3), turn(part(n, 3)))
@@ -140,6 +144,9 @@ def identities(node, drawer):
         if a[1] is relu: yield "relu", (a[0] * 2.0 @ relu) * 0.5
         if a[1] is centre: yield "centre", node @ centre
         if a[1] is square: yield "square", a[0] * a[0]
+    if kind == "keep_top":
+        yield "order", keep_top(a[0], a[1] @ share, node.args[2])
+        yield "scale", keep_top(a[0] * 2.0, a[1] * 2.0, node.args[2]) * 0.5
     if kind == "add":
         yield "commute", a[1] + a[0]
         yield "scale", a[0] * 2.0 + a[1] * 2.0 - node
@@ -175,6 +182,7 @@ def mutations(node, drawer):
         if left.kind.name == "product":
             for twin in same or [drawer.pick(PATTERNS)]: yield "pattern", product(left, right, over, twin)
     if kind in ("add", "mul"): yield "drop", a[0]
+    if kind == "keep_top": yield "order", keep_top(a[0], -a[1], node.args[2])
     if kind == "compose": yield "exchange", a[1] @ a[0]
     if node in functions():
         named = [f for f in functions() if f.kind.__name__ == node.kind.__name__ and f is not node]

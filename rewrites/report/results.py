@@ -205,7 +205,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
-        + tell_routing(front[found["chosen"]]["routing"]),
+        + tell_routing(front[found["chosen"]].get("routing")),
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
                                      f"explain {target}"])])
 
