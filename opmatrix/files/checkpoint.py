@@ -14,8 +14,7 @@ from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
-from opmatrix.files.expert_tensors import ExpertTensors, find_experts
-from opmatrix.files.tensors import Tensor, header
+from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.pipelines.pooling import LAST, Pooling
 from opmatrix.pipelines.text import Tokenizer
 

@@ -31,7 +31,8 @@ FAMILIES: dict[str, Family] = {        # by the config's model_type
 
 
 SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="k",
-             head_dim="d", max_position_embeddings="p")     # names of sizes in formulas
+             head_dim="d", max_position_embeddings="p", num_experts="e", moe_intermediate_size="m",
+             shared_expert_intermediate_size="u")           # names of sizes in formulas
 
 
 def family_of(config: Settings) -> str:

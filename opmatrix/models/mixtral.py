@@ -6,12 +6,12 @@ from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, re
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder
 from opmatrix.models.mistral import looking_back
 
-APART = dict(gate_proj="w1", up_proj="w3", down_proj="w2")  # as files have called them since the first
+FIRST_NAMES = dict(gate_proj="w1", up_proj="w3", down_proj="w2")  # as files have called them since the first
 MIXTRAL = LAYOUT._replace(
     spellings=((".mlp.gate.weight", ".block_sparse_moe.gate.weight"),),
     stacks={f".mlp.experts.{part}": GATED[f"experts.{part}"]._replace(
         apart=(f".block_sparse_moe.experts.#.{old}.weight", f".mlp.experts.#.{old}.weight"),
-        fused=f".mlp.{GATED[f'experts.{part}'].fused}") for part, old in APART.items()})
+        fused=f".mlp.{GATED[f'experts.{part}'].fused}") for part, old in FIRST_NAMES.items()})
 
 
 @declares(MIXTRAL, **LLAMA_KEYS, **EXPERT_KEYS | dict(num_experts=dimension().under("num_local_experts")),

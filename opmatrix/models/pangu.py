@@ -19,7 +19,7 @@ from opmatrix.models.config import (
     real,
     wrong,
 )
-from opmatrix.models.experts import EXPERT_KEYS, GATED, SPARSE, Experts, best_of_groups, plain_unit
+from opmatrix.models.experts import DENSE_LAYERS, EXPERT_KEYS, GATED, Experts, best_of_groups, plain_unit
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.patterns import causal, sequence
@@ -70,7 +70,7 @@ def pangu_embedded(config: Settings, at: ArraySource) -> Operator:
 
 @declares(
     LAYOUT._replace(stacks=GATED), **LLAMA_KEYS | dict(intermediate_size=optional(dimension())), **EXPERT_KEYS,
-    moe_intermediate_size=dimension(), shared_expert_intermediate_size=dimension(), mlp_only_layers=SPARSE,
+    moe_intermediate_size=dimension(), shared_expert_intermediate_size=dimension(), mlp_only_layers=DENSE_LAYERS,
     norm_topk_prob=never(False, "shares of the chosen experts are scaled by router_scale alone"),
     routed_scaling_factor=never(1.0, "shares of the chosen experts are scaled by router_scale alone"),
     router_enable_expert_bias=never(False, SECOND), sandwich_norm=never(False, SECOND),

@@ -6,14 +6,14 @@ from opmatrix.models.config import ArraySource, Key, Settings, StackNames, decla
 from opmatrix.models.experts import best_shares, mixture
 from opmatrix.models.gpt2 import GPT, GPT2_KEYS, Perceptron, stacked_layers
 
-COUNTS = Key("a list of whole numbers from 1 on", lambda said: isinstance(said, list)
+EXPERT_COUNTS = Key("a list of whole numbers from 1 on", lambda said: isinstance(said, list)
              and all(type(count) is int and count > 0 for count in said))
 EXPERTS = "deepspeed_moe.experts.deepspeed_experts"         # DeepSpeed's layer of experts, by its own names
 PARTS = [f"{EXPERTS}.{{}}{part}.{kind}" for part in ("c_fc", "c_proj") for kind in ("weight", "bias")]
-LAYOUT = GPT._replace(stacks={part.format(""): StackNames((part.format("#."),), part.format("")) for part in PARTS})
+PR_MOE = GPT._replace(stacks={part.format(""): StackNames((part.format("#."),), part.format("")) for part in PARTS})
 
 
-@declares(LAYOUT, **GPT2_KEYS, num_experts=COUNTS, expert_interval=whole(default=2))
+@declares(PR_MOE, **GPT2_KEYS, num_experts=EXPERT_COUNTS, expert_interval=whole(default=2))
 def pr_moe(config: Settings, at: ArraySource) -> Operator:
     """Every so many layers have experts, each as many as the list says in its turn."""
     n, every, counts = (config[key] for key in ("hidden_size", "expert_interval", "num_experts"))

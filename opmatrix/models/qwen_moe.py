@@ -17,11 +17,12 @@ from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 
 QWEN_MOE = LAYOUT._replace(stacks=GATED)
-KEYS = LLAMA_KEYS | EXPERT_KEYS | SPARSE_KEYS | dict(moe_intermediate_size=dimension())
-COUNTS = "num_experts", "num_local_experts"                 # as versions of transformers write it
+SHARED_KEYS = LLAMA_KEYS | EXPERT_KEYS | SPARSE_KEYS | dict(moe_intermediate_size=dimension())
+COUNT_KEYS = "num_experts", "num_local_experts"             # as versions of transformers write it
+QWEN3_KEYS = SHARED_KEYS | dict(head_dim=dimension(128)) | {name: optional(dimension()) for name in COUNT_KEYS}
 
 
-@declares(QWEN_MOE, **KEYS, shared_expert_intermediate_size=dimension(), qkv_bias=flag(True),
+@declares(QWEN_MOE, **SHARED_KEYS, shared_expert_intermediate_size=dimension(), qkv_bias=flag(True),
           use_sliding_window=never(False, "versions of the published code differ in which layers have the window"))
 def qwen2_moe(config: Settings, at: ArraySource) -> Operator:
     """A layer's experts, and the shared one times the logistic function of a score."""
@@ -31,27 +32,27 @@ def qwen2_moe(config: Settings, at: ArraySource) -> Operator:
         if not asks_experts(config, l): return plain_unit(at, name, n, config["intermediate_size"], act)
         always = plain_unit(at, f"{name}.shared_expert", n, shared, act)
         share = weight(at(f"{name}.shared_expert_gate.weight", 1, n).T) @ sigmoid
-        return chosen(config, at, name, config["num_experts"]) + always * share
+        return routed_layer(config, at, name, config["num_experts"]) + always * share
     return decoder(config, at, QKV * config["qkv_bias"], unit=unit)
 
 
-@declares(QWEN_MOE, **KEYS | dict(head_dim=dimension(128)) | {name: optional(dimension()) for name in COUNTS},
-          attention_bias=flag(False), use_sliding_window=flag(False), sliding_window=optional(whole()))
+@declares(QWEN_MOE, **QWEN3_KEYS, attention_bias=flag(False), use_sliding_window=flag(False),
+          sliding_window=optional(whole()))
 def qwen3_moe(config: Settings, at: ArraySource) -> Operator:
     """The experts of a layer alone; a window is that of all layers."""
-    count, second = (config[name] for name in COUNTS)
+    count, second = (config[name] for name in COUNT_KEYS)
     if count is None: count = second
-    if count is None: raise wrong(COUNTS[0], count, "a whole number, how many experts there are")
+    if count is None: raise wrong(COUNT_KEYS[0], count, "a whole number, how many experts there are")
     seen = config["sliding_window"] if config["use_sliding_window"] else None
     n, f, act = config["hidden_size"], config["intermediate_size"], ACTIVATIONS[config["hidden_act"]]
 
     def unit(l: int, name: str) -> Operator:
-        return chosen(config, at, name, count) if asks_experts(config, l) else plain_unit(at, name, n, f, act)
+        return routed_layer(config, at, name, count) if asks_experts(config, l) else plain_unit(at, name, n, f, act)
     return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=lambda l: looking_back(seen),
                    unit=unit)
 
 
-def chosen(config: Settings, at: ArraySource, name: str, count: int) -> Operator:
+def routed_layer(config: Settings, at: ArraySource, name: str, count: int) -> Operator:
     """The experts that the router chooses, whose shares are made to sum to one where the config says so."""
     experts = Experts(count, config["moe_intermediate_size"], config["num_experts_per_tok"])
     best = best_shares(experts.asked)

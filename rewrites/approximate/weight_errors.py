@@ -90,9 +90,11 @@ class WeightTrials(Trials[Method]):
     def head_proposals(self) -> Proposals:
         """What the matrices of heads, side by side, propose for all of them: formats that can be stacked."""
         (heads, n, p), prices = self.numbers.shape, self.prices
+        most = next((most for use, most in self.site.lowering.routed.items() if use.weight == self.site.stored.weight),
+                    None)                                   # matrices that a row names
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
-            return prices.stack(name, heads, n, p, tuple(parameters.items()))
+            return prices.stack(name, heads, n, p, tuple(parameters.items()), most=most)
         squares = head_squares(self.fitter.seen.get(self.site.key), self.numbers)
         formats = [name for name, form in FORMATS.items() if can_stack(form)]
         beside = some_columns(self.numbers.swapaxes(0, 1).reshape(n, -1))

@@ -52,10 +52,10 @@ class Mean:
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = ()) -> float:
         return self.of(lambda each: each.linear(form, n, p, parameters))
 
-    def stack(self, form: str, heads: int, n: int, p: int,
-              parameters: tuple[tuple[str, Hashable], ...] = ()) -> tuple[float, float]:
-        [(_, size), *_] = [each.stack(form, heads, n, p, parameters) for _, each in self.parts]
-        return self.of(lambda each: each.stack(form, heads, n, p, parameters)[0]), size
+    def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
+              rows: float | None = None, most: int | None = None) -> tuple[float, float]:
+        [(_, size), *_] = [each.stack(form, heads, n, p, parameters, rows, most) for _, each in self.parts]
+        return self.of(lambda each: each.stack(form, heads, n, p, parameters, rows, most)[0]), size
 
     def gathered(self, p: int) -> float: return self.of(lambda each: each.gathered(p))
 

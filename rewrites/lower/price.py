@@ -92,28 +92,23 @@ class Prices:
         return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
                                                self.group["T"] if rows is None else rows))
 
-    def routed(self, method: "Method", shape: tuple[int, ...], most: int, rows: float) -> tuple[float, float]:
-        """Seconds of rows times the few matrices of a stack that each names, and the bytes of the stack."""
-        count, n, p = shape
-        sizes = count_sizes(method.format, n, p, method.parameters)
-        return (self.seconds(times_experts(method.format, sizes, count, min(most, count), rows)),
-                count * stored_bytes(method.format, n, p, method.parameters))
-
     def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
-              rows: float | None = None) -> tuple[float, float]:
+              rows: float | None = None, most: int | None = None) -> tuple[float, float]:
         """Seconds of x times a matrix n x p for each head, and the bytes of these: of dense ones one kernel, of other
-        formats their own once a head."""
+        formats their own once a head; where a row names so many of them at most, once for each that is named."""
         tokens, size = self.group["T"] if rows is None else rows, heads * stored_bytes(form, n, p, parameters)
+        if most is not None:
+            sizes = count_sizes(form, n, p, parameters)
+            return self.seconds(times_experts(form, sizes, heads, min(most, heads), tokens)), size
         if form == Dense.name: return self.seconds(times_stack((heads, n, p), tokens)), size
         return heads * self.linear(form, n, p, parameters, tokens), size
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
-        if (most := lowering.routed.get(use)) is not None: return self.routed(method, shape, most, tokens)
         if len(shape) == 3:
             heads, rows, cols = shape
-            return self.stack(method.format, heads, rows, cols, method.parameters, tokens)
+            return self.stack(method.format, heads, rows, cols, method.parameters, tokens, lowering.routed.get(use))
         rows, cols = shape
         if lowering.gathers(use):
             stored = lowering.stored(use.weight, lowering.held(use, method).layout)

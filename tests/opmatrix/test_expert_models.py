@@ -10,7 +10,7 @@ from opmatrix.algebra.operators import ACTIVATIONS, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import size
 from opmatrix.batch import Batch
-from opmatrix.models import activated, build, parameters, promised, tensors
+from opmatrix.models import activated, build, name_sizes, parameters, promised, tensors
 from opmatrix.models.experts import Experts, best_of_groups, best_shares, kept_columns, read_shares, renormalised
 
 WORDS = 50
@@ -150,6 +150,13 @@ def test_sizes_may_have_names():
     count, asked = parameters(config), activated(config)
     assert (count - asked).expand() == (2 * 3 * 24 * f * (e - 2)).expand()
     assert count.subs({e: 4, f: 20}) == parameters(MIXTRAL)
+
+
+def test_sizes_of_experts_have_names_of_their_own():
+    found = name_sizes(QWEN2)
+    sizes = "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"
+    assert [found[each] for each in sizes] == [*"emu"]
+    assert name_sizes(MIXTRAL)["num_local_experts"] == "e" and name_sizes(PR_MOE)["num_experts"] == [3, 5]
 
 
 # ---- what is refused

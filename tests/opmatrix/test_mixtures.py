@@ -14,7 +14,7 @@ from opmatrix.runtime.meanings import bound, meaning
 from rewrites.verify import VerificationError, verify_steps
 
 STACKABLE = [name for name, form in FORMATS.items() if can_stack(form) and (form.proposed or form.plain or form.filed)]
-SIZES = {"one row": (1, 8, 2), "all experts": (5, 4, 4), "one expert": (40, 1, 1), "few rows": (7, 64, 8),
+SIZES = {"one row": (1, 8, 2), "all experts": (5, 4, 4), "one expert": (40, 1, 1), "few rows": (7, 20, 4),
          "several tiles": (2 * MAX_ITEM_ROWS + 9, 3, 1)}
 N, F, Q = 72, 100, 33
 

@@ -104,6 +104,17 @@ def alone(kernel, rng):
             both = (write.step("headwise", x="h", weight=weight) for weight in ("stack", "narrow"))
             first, second = (write.step("join", x=each) for each in both)
             last = write.step("pointwise", x=first, residual=second)
+        case "gate":
+            best = write.step("gate", {"k": 7, "shares": 1, "unit": 1}, x="y", by="y")
+            last = write.step("pointwise", x=best, residual=write.step(
+                "join", x=write.step("gate", {"k": 2}, x=write.step("heads", {"heads": 8}, x="y"))))
+        case "experts":
+            constants |= {"up": Stacked.approximate(Half, rows(rng, 8, 24, 6)), "beside": rows(rng, 8, 24, 6),
+                          "down": Stacked.approximate(Dense, rows(rng, 8, 6, 40))}
+            scores = write.step("columns", {"lo": 0, "hi": 8}, x="y")
+            gate = write.step("heads", {"heads": 8}, x=write.step("gate", {"k": 2, "shares": 1}, x=scores))
+            last = write.step("experts", {"most": 2, "activation": "silu"}, x="x", gate=gate, up="up", down="down",
+                              beside="beside", residual="y")
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
         case "interpret":
             y = symbol("y", None, 40)

@@ -54,7 +54,7 @@ class headwise(Arguments):
         return gamma(a.x.shape[2]) * multiply_heads(abs(a.exact.x), abs(a.exact.weight))
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
-        """Of an array one kernel; of a stack the format's own, once a head."""
+        """One kernel for an array; for a stack the format's own, once a head."""
         if a.weight is None: return []
         if not isinstance(a.weight, Stacked): return times_stack(a.weight.shape, extents[out.space])
         return len(a.weight) * times_format(a.weight.name, a.weight.sizes, extents[out.space])
