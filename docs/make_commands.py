@@ -32,6 +32,8 @@ EXAMPLES = {                                                # command -> lines t
                  "opmatrix optimize minilm --without spread --without associate --quiet"],
     "calibrate": ["opmatrix calibrate"],
     "run": ['opmatrix run minilm.opmatrix "a sentence" "another"'],
+    "generate": ['opmatrix generate smollm2 "the capital of France is"',
+                 'opmatrix generate smollm2.opmatrix "the capital of France is" --temperature 0.8 --seed 7'],
     "embed": ["opmatrix embed minilm.opmatrix lines.txt --out vectors.npy"],
     "evaluate": ["opmatrix evaluate minilm minilm.opmatrix --pairs pairs.csv",
                  "opmatrix evaluate smollm2 --text text.txt --tokens 512"],
@@ -50,6 +52,7 @@ BESIDE = {                                                  # command -> what it
                 "[guide/schedules.md](guide/schedules.md#laws-of-ones-own).",
     "calibrate": "`optimize` makes do with a quick calibration without it.",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",
+    "generate": "A saved program spares the search. More: [guide/decoding.md](guide/decoding.md).",
     "evaluate": "It also says seconds and texts a second.",
     "doctor": "Each setting that hurts comes with the line that mends it.",
     "explain": "`DIRECTORY` may be a `front/N`, too. What it prints: "

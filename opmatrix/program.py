@@ -32,7 +32,7 @@ from opmatrix.runtime.seen import pattern
 from opmatrix.signature import INTEGER, Port, Signature
 
 if TYPE_CHECKING:
-    from opmatrix.pipelines.generation import Answer, Prompt
+    from opmatrix.pipelines.generation import Prompt, Reply
     from opmatrix.pipelines.session import Session
 
 ExactRows = NDArray[np.float64]
@@ -196,7 +196,7 @@ class Program:
         return stream(self, texts, rows, truncate, skip_bad)
 
     def generate(self, prompts: "Prompt | Iterable[Prompt]", *, max_tokens: int = 128, temperature: float = 0.0,
-                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Answer]":
+                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Reply]":
         """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
         once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
         opmatrix.pipelines.sampling. Raises InputError for a program that is no language model's, for what cannot be
@@ -208,9 +208,9 @@ class Program:
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
         """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
-        from opmatrix.pipelines.generation import stream
+        from opmatrix.pipelines.generation import stream_reply
         from opmatrix.pipelines.sampling import Sampling
-        return stream(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed))
+        return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed))
 
     @cached_property
     def decoder(self) -> "Program":

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from opmatrix.pipelines.session import HeldSequence, Session
     from opmatrix.program import Program
 
-MAX_TOKENS, AT_ONCE = 128, 16                               # of an answer, where nothing is said; sequences at once
-END, LIMIT = "end", "limit"                                 # why an answer ends: a token that ends texts; its limit
+AT_ONCE = 16                                                # sequences at once
+END, CUT = "end", "limit"                                   # why a reply ends: a token that ends texts; its limit
 
 Prompt: TypeAlias = str | Ids
 
 
 @dataclass
-class Answer:
+class Reply:
     """What follows a prompt: its token ids, the one that ended it among them, their text, and why it ended: "end", a
     token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts."""
     number: int
@@ -41,7 +41,7 @@ class Answer:
     def take(self, token: int, ends: frozenset[int]) -> str:
         """Another token; the piece of text that is whole with it."""
         self.ids.append(token)
-        self.ended = END if token in ends else LIMIT if len(self.ids) == self.most else ""
+        self.ended = END if token in ends else CUT if len(self.ids) == self.most else ""
         piece = ""
         if self.pieces: piece = self.pieces.add(token) + (self.pieces.rest() if self.ended else "")
         self.text += piece
@@ -76,14 +76,14 @@ def decodable(program: "Program") -> "Program":
 
 # ---- prompts
 
-class Reader(NamedTuple):
-    """What reads prompts: a tokenizer, none where they are token ids, and how many tokens prompt and answer may have,
+class PromptReader(NamedTuple):
+    """What reads prompts: a tokenizer, none where they are token ids, and how many tokens prompt and reply may have,
     None where any number will do."""
     tokenizer: Tokenizer | None
     limit: int | None
 
     @classmethod
-    def of(cls, program: "Program") -> "Reader":
+    def of(cls, program: "Program") -> "PromptReader":
         """A program's own."""
         limit = program.meta.get("config", {}).get("max_position_embeddings")
         return cls(program.tokenizer if program.meta.get("tokenizer") else None, limit if type(limit) is int else None)
@@ -98,8 +98,8 @@ class Reader(NamedTuple):
         if why := fault(prompt): raise InputError(f"prompt {place}{why}")
         with unpanicked(): return list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
 
-    def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Answer:
-        """The answer to a prompt, of no token yet, behind so many that a sequence has. Raises InputError for what is no
+    def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Reply:
+        """The reply to a prompt, of no token yet, behind so many that a sequence has. Raises InputError for what is no
         prompt, or leaves no room for a token."""
         if not (is_whole(max_tokens) and max_tokens >= 1):
             raise InputError(f"max_tokens {max_tokens!r:.40}: give a whole number, 1 or more")
@@ -108,11 +108,11 @@ class Reader(NamedTuple):
         if not ids or room < 1:
             before = f" behind {begun} of its sequence" if begun else ""
             what = "has no tokens: give text" if not ids else (
-                f"has {len(ids)} tokens{before}, and the model has positions for {self.limit}, prompt and answer "
+                f"has {len(ids)} tokens{before}, and the model has positions for {self.limit}, prompt and reply "
                 "(max_position_embeddings): shorten it")
             raise InputError(f"prompt {place} {what}")
         pieces = Pieces(self.tokenizer.tokenizer, ids) if self.tokenizer else None
-        return Answer(place, ids, int(min(room, max_tokens)), pieces)
+        return Reply(place, ids, int(min(room, max_tokens)), pieces)
 
 
 def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -125,76 +125,76 @@ def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 # ---- generating
 
 def generate(program: "Program", prompts: Prompt | Iterable[Prompt], max_tokens: int,
-             sampling: Sampling) -> list[Answer]:
-    """The answers to prompts, in turn; see Program.generate."""
+             sampling: Sampling) -> list[Reply]:
+    """The replies to prompts, in turn; see Program.generate."""
     decodable(program)
-    reader = Reader.of(program)
-    answers = [reader.begin(each, i, max_tokens) for i, each in enumerate(prompts_of(prompts))]
-    for _ in grow(program, answers, sampling): pass
-    return answers
+    reader = PromptReader.of(program)
+    replies = [reader.begin(each, i, max_tokens) for i, each in enumerate(prompts_of(prompts))]
+    for _ in grow(program, replies, sampling): pass
+    return replies
 
 
-def stream(program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling) -> Iterator[str]:
-    """The answer to a prompt in pieces; see Program.stream_text."""
+def stream_reply(program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling) -> Iterator[str]:
+    """The reply to a prompt in pieces; see Program.stream_text."""
     decodable(program)
-    return spoken(grow(program, [Reader.of(program).begin(prompt, 0, max_tokens)], sampling))
+    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens)], sampling))
 
 
-def spoken(grown: Iterable[tuple[Answer, str]]) -> Iterator[str]:
+def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
     """The pieces that say something."""
     return (piece for _, piece in grown if piece)
 
 
-def grow(program: "Program", answers: Sequence[Answer], sampling: Sampling) -> Iterator[tuple[Answer, str]]:
-    """Answers as they grow, in a session of their own, whose caches have room for so many of the longest as are
+def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling) -> Iterator[tuple[Reply, str]]:
+    """Replies as they grow, in a session of their own, whose caches have room for so many of the longest as are
     generated at once."""
-    pages = sorted((pages_of(len(each.prompt) + each.most, PAGE) for each in answers), reverse=True)
-    return write(decodable(program).start(PAGE * sum(pages[:AT_ONCE])), {}, answers, sampling)
+    pages = sorted((pages_of(len(each.prompt) + each.most, PAGE) for each in replies), reverse=True)
+    return write(decodable(program).start(PAGE * sum(pages[:AT_ONCE])), {}, replies, sampling)
 
 
 def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int,
-             sampling: Sampling) -> tuple[list[Answer], Iterator[tuple[Answer, str]]]:
-    """The answers to prompts that sequences of a session go on with, and these as they grow; see Session.generate."""
+             sampling: Sampling) -> tuple[list[Reply], Iterator[tuple[Reply, str]]]:
+    """The replies to prompts that sequences of a session go on with, and these as they grow; see Session.generate."""
     decodable(session.program)
     if not prompts: raise InputError("generate: no prompt: give one, at least")
-    begun, reader = [session.rows(each, "generate").length for each in prompts], Reader.of(session.program)
-    answers = [reader.begin(prompt, i, max_tokens, rows)
+    begun, reader = [session.rows(each, "generate").length for each in prompts], PromptReader.of(session.program)
+    replies = [reader.begin(prompt, i, max_tokens, rows)
                for i, (prompt, rows) in enumerate(zip(prompts.values(), begun, strict=True))]
-    check_room(session, [*prompts], answers)
-    return answers, write(session, dict(zip(prompts, answers, strict=True)), (), sampling)
+    check_room(session, [*prompts], replies)
+    return replies, write(session, dict(zip(prompts, replies, strict=True)), (), sampling)
 
 
-def check_room(session: "Session", sequences: Sequence["HeldSequence"], answers: Sequence[Answer]) -> None:
-    """Raises InputError where the caches have no room for prompts and answers as long as they may be."""
+def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies: Sequence[Reply]) -> None:
+    """Raises InputError where the caches have no room for prompts and replies as long as they may be."""
     usage, need = session.usage, 0
-    for each, answer in zip(sequences, answers, strict=True):
+    for each, reply in zip(sequences, replies, strict=True):
         has, page = session.rows(each, "generate")
-        need += pages_of(has + len(answer.prompt) + answer.most, PAGE) - pages_of(has, PAGE)
+        need += pages_of(has + len(reply.prompt) + reply.most, PAGE) - pages_of(has, PAGE)
         need += bool(has % PAGE and usage.users[page] > 1)  # a page that others use, too, is copied
     if need > (free := len(usage.free)):
         wanted = session.capacity + PAGE * (need - free)
-        raise InputError(f"generate: space C is full: prompts and answers of {len(answers)} sequences need {need} "
+        raise InputError(f"generate: space C is full: prompts and replies of {len(replies)} sequences need {need} "
                          f"pages of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or "
                          "let sequences leave")
 
 
-def write(session: "Session", kept: Mapping["HeldSequence", Answer], waiting: Iterable[Answer],
-          sampling: Sampling) -> Iterator[tuple[Answer, str]]:
-    """Answers as they grow: which one has another token, and the piece of text that is whole with it. Sequences that
-    are kept hold prompt and answer in the end; those that join for one that waits leave when it ends."""
+def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Iterable[Reply],
+          sampling: Sampling) -> Iterator[tuple[Reply, str]]:
+    """Replies as they grow: which one has another token, and the piece of text that is whole with it. Sequences that
+    are kept hold prompt and reply in the end; those that join for one that waits leave when it ends."""
     ends, by_sequence, queue, live = find_ends(session.program), session.program.pooled, deque(waiting), {**kept}
     while live or queue:
         while queue and len(live) < AT_ONCE: live[session.join()] = queue.popleft()
-        new = {each: answer.ids[-1:] or answer.prompt for each, answer in live.items()}
+        new = {each: reply.ids[-1:] or reply.prompt for each, reply in live.items()}
         rows = session.step(new)
         if not by_sequence: rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]
         for each, row in zip(new, rows, strict=True):
-            answer = live[each]
-            if answer.ended:                                # before this step, in which its last token entered
+            reply = live[each]
+            if reply.ended:                                # before this step, in which its last token entered
                 del live[each]
                 continue
-            piece = answer.take(sampling.choose(row, each.length, answer.number), ends)
-            if answer.ended and each not in kept:
+            piece = reply.take(sampling.choose(row, each.length, reply.number), ends)
+            if reply.ended and each not in kept:
                 del live[each]
                 session.leave(each)
-            yield answer, piece
+            yield reply, piece

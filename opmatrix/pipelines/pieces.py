@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 BEFORE = 8                                                  # tokens of the prompt that tell what stands before
-WITHIN = "\N{REPLACEMENT CHARACTER}"                        # what decoders make of the bytes of part of a character
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"                        # what decoders make of the bytes of part of a character
 
 
 class Pieces:
@@ -21,7 +21,7 @@ class Pieces:
         """The text that is whole with another token: none where its last character is not."""
         self.ids.append(token)
         text = self.decoded(None)
-        if text.endswith(WITHIN): return ""
+        if text.endswith(UNFINISHED): return ""
         piece = text[len(self.decoded(self.read)):]
         self.start, self.read = self.read, len(self.ids)
         return piece

@@ -11,9 +11,8 @@ from formats.core.errors import InputError
 
 BINS, DEEPEST = 4096, 64.0                                  # of the histogram; nats below the best that it reaches
 
-Scores = NDArray[np.float32 | np.float64]
+ScoreRow = NDArray[np.float32 | np.float64]
 Weights = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Sampling:
         if not (is_whole(self.seed) and 0 <= self.seed < 1 << 64):
             raise InputError(f"seed {self.seed!r:.40}: give a whole number, 0 or more and below 2^64")
 
-    def choose(self, scores: Scores, position: int, sequence: int = 0) -> int:
+    def choose(self, scores: ScoreRow, position: int, sequence: int = 0) -> int:
         """The token at a position of a sequence, given the scores of all tokens there. Raises InputError where the best
         score is no number."""
         best = int(scores.argmax())                         # of what is no number the first
@@ -55,11 +54,11 @@ class Sampling:
         if self.top_p < 1:
             kept = keep_share(depths, weights, self.top_p)
             places, weights = kept if places is None else places[kept], weights[kept]
-        at = drawn(weights, uniform(self.seed + sequence, position))
+        at = draw_place(weights, uniform(self.seed + sequence, position))
         return at if places is None else int(places[at])
 
 
-def keep_best(scores: Scores, count: int) -> Places:
+def keep_best(scores: ScoreRow, count: int) -> NDArray[np.intp]:
     """Places of the largest scores, so many, in ascending order; of equal scores the first."""
     if count >= len(scores): return np.arange(len(scores))
     edge = np.partition(scores, len(scores) - count)[len(scores) - count]
@@ -68,7 +67,7 @@ def keep_best(scores: Scores, count: int) -> Places:
     return np.flatnonzero(kept)
 
 
-def keep_share(depths: Weights, weights: Weights, share: float) -> Places:
+def keep_share(depths: Weights, weights: Weights, share: float) -> NDArray[np.intp]:
     """Places, in ascending order, of the fewest weights that together have a share of all; of equal weights the first.
     `depths` are what the weights are the exponentials of, negated."""
     deepest = min(float(depths.max()), DEEPEST) or 1.0
@@ -83,7 +82,7 @@ def keep_share(depths: Weights, weights: Weights, share: float) -> Places:
     return np.flatnonzero(kept)
 
 
-def drawn(weights: Weights, number: float) -> int:
+def draw_place(weights: Weights, number: float) -> int:
     """The place that a number from 0 to 1 falls at, where each place is as wide as its weight."""
     sums = weights.cumsum()
     return int(sums.searchsorted(min(number * sums[-1], np.nextafter(sums[-1], 0)), side="right"))

@@ -23,7 +23,7 @@ from opmatrix.signature import GivenMatrix, Port
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.pipelines.generation import Answer, Prompt
+    from opmatrix.pipelines.generation import Prompt, Reply
     from opmatrix.program import Program
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -304,15 +304,15 @@ class Session(Pages):
         return found
 
     def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,
-                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Answer]":
+                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Reply]":
         """What follows a prompt, a text or token ids, behind all that each sequence has, as Program.generate says.
-        Afterwards a sequence has its prompt and its answer, and can go on. Raises InputError where the caches have no
+        Afterwards a sequence has its prompt and its reply, and can go on. Raises InputError where the caches have no
         room for both, before anything has changed."""
         from opmatrix.pipelines.generation import carry_on
         from opmatrix.pipelines.sampling import Sampling
-        answers, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
+        replies, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
         for _ in grown: pass
-        return answers
+        return replies
 
     def stream_text(self, sequence: HeldSequence, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:

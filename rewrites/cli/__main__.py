@@ -48,8 +48,8 @@ def run_command(began: float | None = None) -> None:
         if isinstance(error, OSError) and error.errno in NO_ROOM:           # a file that is asked for says so itself
             discard(1)
             exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
-        from rewrites.cli.faults import STATUS, report_fault
-        exit_with(report_fault(error), STATUS)
+        from rewrites.cli.outputs import FAULT, report_fault
+        exit_with(report_fault(error), FAULT)
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""What `generate` does: the program of a model or a directory, and its answer to a prompt as it grows."""
+"""What `generate` does: the program of a model or a directory, and its reply to a prompt as it grows."""
 import sys
 import time
 from os.path import exists
@@ -10,7 +10,7 @@ from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.loading import PROGRAM
-from opmatrix.pipelines.generation import END, Answer, Reader, decodable, find_ends, grow
+from opmatrix.pipelines.generation import END, PromptReader, Reply, decodable, find_ends, grow
 from opmatrix.pipelines.sampling import Sampling
 from opmatrix.program import Program
 from rewrites.cli.outputs import printable
@@ -20,7 +20,7 @@ from rewrites.phases import Report, silence_stdout
 from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.workload import draw_workload
 
-ROWS = 128                                                  # of the text that a program is made cheapest for
+TIMED_ROWS = 128                                            # of the text that a program is made cheapest for
 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, report: Report) -> dict[str, object]:
@@ -30,21 +30,21 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, repor
         with report.phase("load"):
             program = Program.load(model)
             decodable(program)
-        answer = Reader.of(program).begin(prompt, 0, max_tokens)
+        reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
         with report.phase("model"):
             checkpoint = open_model(model)
             if not checkpoint.speaks:
                 raise InputError(f"{model}: no language model ({checkpoint.architecture or 'its config names none'}): "
                                  "its rows are no scores of a vocabulary")
-            answer = Reader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, max_tokens)
+            reply = PromptReader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, max_tokens)
         program = find_exact(checkpoint, report)
     if not find_ends(program):
-        report.say(f"no end token in the files: {answer.most} tokens are written (--max-tokens)")
-    taken = stream(program, answer, sampling)
-    report.say(figures(answer, taken))
-    return {"model": str(program.meta.get("model", model)), "prompt": prompt, "text": answer.text, "ids": answer.ids,
-            "ended": answer.ended, "prompt_tokens": len(answer.prompt), "first_token_s": taken[0],
+        report.say(f"no end token in the files: {reply.most} tokens are written (--max-tokens)")
+    taken = print_reply(program, reply, sampling)
+    report.say(figures(reply, taken))
+    return {"model": str(program.meta.get("model", model)), "prompt": prompt, "text": reply.text, "ids": reply.ids,
+            "ended": reply.ended, "prompt_tokens": len(reply.prompt), "first_token_s": taken[0],
             "token_s": taken[1:], "sampling": vars(sampling)}
 
 
@@ -52,30 +52,30 @@ def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
     """The cheapest program that equals a language model, as the search predicts it: nothing is approximated, judged or
     compared."""
     with report.phase("weights"): operator = checkpoint.operator(pooled=True)
-    words, rows = checkpoint.said["vocab_size"], min(ROWS, checkpoint.positions)
+    words, rows = checkpoint.said["vocab_size"], min(TIMED_ROWS, checkpoint.positions)
     workload, meta = draw_workload(Batch([np.arange(rows) % words]), operator), source(checkpoint)
     with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
     with report.phase("search"), silence_stdout():
         return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]
 
 
-def stream(program: Program, answer: Answer, sampling: Sampling) -> list[float]:
-    """Prints an answer as it grows; the seconds that each token took. Where it is interrupted, what was printed stays,
+def print_reply(program: Program, reply: Reply, sampling: Sampling) -> list[float]:
+    """Prints a reply as it grows; the seconds that each token took. Where it is interrupted, what was printed stays,
     on a line of its own."""
     taken, began = list[float](), time.perf_counter()
     try:
-        for _, piece in grow(program, [answer], sampling):
+        for _, piece in grow(program, [reply], sampling):
             taken.append((now := time.perf_counter()) - began)
             began = now
             sys.stdout.write(printable(piece))
             sys.stdout.flush()
     finally:
-        if answer.ids: print(flush=True)
+        if reply.ids: print(flush=True)
     return taken
 
 
-def figures(answer: Answer, taken: list[float]) -> str:
+def figures(reply: Reply, taken: list[float]) -> str:
     """Tokens, seconds to the first, tokens a second from there on, and why there are no more."""
     rate = f", then {(len(taken) - 1) / sum(taken[1:]):.1f} a second" if len(taken) > 1 else ""
-    why = "the text ended" if answer.ended == END else "the limit"
-    return f"{len(answer.ids)} tokens behind {len(answer.prompt)}: the first after {taken[0]:.2f} s{rate}; {why}"
+    why = "the text ended" if reply.ended == END else "the limit"
+    return f"{len(reply.ids)} tokens behind {len(reply.prompt)}: the first after {taken[0]:.2f} s{rate}; {why}"

@@ -25,7 +25,7 @@ Truncate = Annotated[bool | None, typer.Option(
 ModelOrSaved = Annotated[str, typer.Argument(
     metavar="MODEL|DIR", help="a checkpoint, whose exact program is searched for, or a directory that `opmatrix "
                               "optimize` wrote")]
-MaxTokens = Annotated[int, typer.Option(help="of the answer, at most")]
+MaxTokens = Annotated[int, typer.Option(help="of the reply, at most")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; else scores are divided by it, and one "
                                                  "is drawn")]
 TopK = Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")]

@@ -1,8 +1,12 @@
 """What a command prints, and the files that it writes where a user says: whether they can be written is known before
-the work."""
+the work. Of an error that is not the user's a file keeps all, and a line says what went wrong and where that is."""
 import json
+import os
+import platform
 import shutil
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +21,9 @@ from opmatrix.display.tables import fit_width
 from rewrites.extraction import Infeasible
 
 BAD_INPUT = (InputError, Infeasible, FormatError)           # what is answered with one line and status 2
+
+FAULT = 70                                                  # EX_SOFTWARE of sysexits.h
+DEBUG = "OPMATRIX_DEBUG"                                    # set to anything, the whole traceback is printed, too
 
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
 
@@ -82,3 +89,32 @@ def write_results(found: Mapping[str, object], file: Path | None) -> None:
     try:
         with replacing(file) as out: out.write(json.dumps(found, indent=1).encode())
     except OSError as error: raise InputError(f"--json {file}: not written: {reason(error)}") from error
+
+
+# ---- faults
+
+def report_fault(error: Exception) -> str:
+    """The line of an error that is not the user's; writes the file that keeps all of it."""
+    from rewrites.verify.failure import VerificationError
+    if os.environ.get(DEBUG): traceback.print_exception(error)
+    said = error.said if isinstance(error, VerificationError) else f"{type(error).__name__}: {error}"
+    place = save_fault(error)
+    return f"a fault in opmatrix: {said[:400]}: " + (f"see {place}, and report it" if place
+                                                     else f"set {DEBUG}=1 to see all of it")
+
+
+def save_fault(error: Exception) -> Path | None:
+    """The file of an error, in the working directory, else in that of temporary files: Python that shows it again where
+    there is some, what was run, and the traceback."""
+    from rewrites.verify.failure import VerificationError
+    shown = error.reproducer if isinstance(error, VerificationError) else ""
+    lines = [f"opmatrix {' '.join(sys.argv[1:])}", f"Python {platform.python_version()}, {platform.platform()}", "",
+             *"".join(traceback.format_exception(error)).replace(f"\n{shown}" if shown else "\0", "").splitlines()]
+    text = "\n".join([*(f"# {line}".rstrip() for line in lines), "", shown, ""] if shown else [*lines, ""])
+    for room in (Path.cwd, tempfile.gettempdir):
+        try:
+            number, name = tempfile.mkstemp(".py" if shown else ".txt", "opmatrix-fault-", room())
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as out: out.write(text)
+            return Path(name)
+        except OSError: continue
+    return None

@@ -11,7 +11,7 @@ from formats.machine.model import Machine
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.files.end_tokens import end_tokens
+from opmatrix.pipelines.end_tokens import end_tokens
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program

@@ -69,7 +69,7 @@ def test_where_nothing_can_be_written_it_is_kept_among_temporary_files(command, 
     failing(monkeypatch, KeyError("key"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr("rewrites.cli.faults.Path.cwd", lambda: tmp_path / "absent")
+    monkeypatch.setattr("rewrites.cli.outputs.Path.cwd", lambda: tmp_path / "absent")
     assert faulted(command("laws")).parent == tmp_path / "elsewhere"
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
     ran = command("laws")

@@ -19,9 +19,9 @@ DRAWN = dict(temperature=0.8, top_k=40, top_p=0.95, seed=11)
 @pytest.mark.parametrize("made, prompts", [(gpt2, PROMPTS[:2]), (llama, [[3, 4, 5], [7], [*range(40)]])])
 def test_tokens_are_those_of_all_rows_anew(made, prompts):
     program, scores = made().program, made().scores
-    for prompt, answer in zip(prompts, program.generate(prompts, max_tokens=12), strict=True):
+    for prompt, reply in zip(prompts, program.generate(prompts, max_tokens=12), strict=True):
         ids = program.tokenizer.encode(prompt).tokens.tolist() if isinstance(prompt, str) else prompt
-        assert answer.ids == greedy(scores, ids, 12) and answer.ended == "limit" and [*answer.prompt] == ids
+        assert reply.ids == greedy(scores, ids, 12) and reply.ended == "limit" and [*reply.prompt] == ids
 
 
 @pytest.mark.parametrize("how", [{}, DRAWN])
@@ -42,9 +42,9 @@ def test_a_text_is_the_same_alone_and_among_others(how, monkeypatch):
 def test_pieces_are_the_text():
     program, tokenizer = gpt2().program, gpt2().program.tokenizer.tokenizer
     for how in ({}, DRAWN, dict(temperature=3.0)):           # the last draws bytes that are no text
-        answer, = program.generate("The ", max_tokens=40, **how)
+        reply, = program.generate("The ", max_tokens=40, **how)
         pieces = [*program.stream_text("The ", max_tokens=40, **how)]
-        assert "".join(pieces) == answer.text == tokenizer.decode(answer.ids)
+        assert "".join(pieces) == reply.text == tokenizer.decode(reply.ids)
 
 
 def test_pieces_are_whole_characters():
@@ -57,7 +57,7 @@ def test_pieces_are_whole_characters():
 
 
 def test_a_session_goes_on():
-    """Prompts and answers, one after another, are one text; another sequence is let be."""
+    """Prompts and replies, one after another, are one text; another sequence is let be."""
     program, scores = llama().program, llama().scores
     session = program.decoder.start(200)
     one, other = session.join(), session.join()
@@ -97,7 +97,7 @@ def test_a_full_cache_is_known_before():
 
 @pytest.mark.parametrize("prompt, more, said", [
     ("", {}, "prompt 0 is empty: give text"), ([], {}, "no prompt"), ([[1], []], {}, "prompt 1 is empty"),
-    ("x" * 128, {}, "prompt 0 has 128 tokens, and the model has positions for 128, prompt and answer"),
+    ("x" * 128, {}, "prompt 0 has 128 tokens, and the model has positions for 128, prompt and reply"),
     ("a\udc80", {}, "prompt 0, byte 1 is not UTF-8"), ("a", dict(max_tokens=0), "max_tokens 0: give a whole number"),
     ("a", dict(temperature=-1), "temperature -1"), ("a", dict(top_k=0), "top_k 0"), ("a", dict(top_p=0), "top_p 0")])
 def test_bad_input_is_one_line(prompt, more, said):

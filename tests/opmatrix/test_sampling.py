@@ -7,7 +7,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import chisquare
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.sampling import Sampling, drawn, keep_best, keep_share, uniform
+from opmatrix.pipelines.sampling import Sampling, draw_place, keep_best, keep_share, uniform
 
 SCORES = arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([-np.inf, -3, -1, 0, 0.5, 1, 2, 80]) |
                 st.floats(-30, 30, width=32))
@@ -77,8 +77,8 @@ def test_a_number_belongs_to_a_seed_and_a_position():
 
 def test_what_has_no_weight_is_never_drawn():
     weights = np.array([0, 0.5, 0, 0, 0.5, 0])
-    assert [drawn(weights, number) for number in (0, 0.49, 0.5, 1 - 2.0 ** -53)] == [1, 1, 4, 4]
-    assert drawn(np.array([1, 1e-30]), 1 - 2.0 ** -53) == 0
+    assert [draw_place(weights, number) for number in (0, 0.49, 0.5, 1 - 2.0 ** -53)] == [1, 1, 4, 4]
+    assert draw_place(np.array([1, 1e-30]), 1 - 2.0 ** -53) == 0
 
 
 @pytest.mark.parametrize("given, said", [

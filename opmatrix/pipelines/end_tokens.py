@@ -23,14 +23,14 @@ def mentioned(checkpoint: Checkpoint) -> Iterator[object]:
         yield from (checkpoint.keys.get(name) for name in GGUF_KEYS)
         return
     yield checkpoint.config.get(KEY)
-    yield entries(checkpoint.directory / SETTINGS).get(KEY)
-    said = entries(checkpoint.directory / SPOKEN).get("eos_token")
+    yield read_object(checkpoint.directory / SETTINGS).get(KEY)
+    said = read_object(checkpoint.directory / SPOKEN).get("eos_token")
     word = said.get("content") if isinstance(said, dict) else said
     if isinstance(word, str) and checkpoint.vocabulary.exists():
         yield checkpoint.tokenizer().tokenizer.token_to_id(word)
 
 
-def entries(file: Path) -> dict[str, object]:
+def read_object(file: Path) -> dict[str, object]:
     """The entries of a JSON file that may be absent. Raises InputError where it is there and is no JSON."""
     found = read_json(file, integer=int) if file.exists() else {}       # "no limit" is written as 10^30
     return found if isinstance(found, dict) else {}
