@@ -228,7 +228,11 @@ class Lowering:
 
     def holdable(self, use: Use, method: Method) -> bool:
         """Whether a weight of this shape can be stored so: what was proposed for a leaf may not fit what is made of
-        it."""
+        it; blocks that a file stores are of the weights that are made of nothing else."""
+        form = FORMATS.get(method.format)
+        if form is not None and form.filed is not None:
+            blocks = self.filed(use.weight, self.held(use, method).layout)
+            return bool(blocks) and blocks[0].dtype == form.filed
         return holds(method.format, *self.stored(use.weight, self.held(use, method).layout), method.parameters)
 
     def stands_elsewhere(self, cls: int) -> bool:

@@ -131,9 +131,8 @@ class Representable:
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         if use.layout == "stack": return EXACT              # the matrices of heads have one kernel, a dense one
         found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
-        if blocks := lowering.filed(use.weight, TURNED if lowering.gathers(use) else use.layout):
-            found += [Method(form.name) for form in FORMATS.values()
-                      if form.filed is not None and form.filed == blocks[0].dtype]
+        found += [method for method in map(Method, FORMATS) if FORMATS[method.format].filed is not None
+                  and not FORMATS[method.format].rounds and lowering.holdable(use, method)]
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 
 
