@@ -17,12 +17,14 @@ from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.arithmetic import get
 from formats.kernels.simd.vectors import (
+    FEATURES,
     FLOAT,
     LANE,
     LANES,
     MANY_REGISTERS,
     VECTOR,
     closed,
+    llvm_function,
     load_vector,
     multiply_add,
     pointer_at,
@@ -30,7 +32,7 @@ from formats.kernels.simd.vectors import (
     store_tile,
     zeros,
 )
-from formats.kernels.simd.words import BYTE, WORDS, add_fours, everywhere, nibbles
+from formats.kernels.simd.words import BYTE, FOURS, SHORT, WORDS, add_fours, everywhere, nibbles
 from formats.machine.threads import threads
 from formats.storage.q4_1 import GROUP_INPUTS
 
@@ -43,7 +45,8 @@ from .widened_words import WORDED, Wording, ask_ahead, check_words
 __all__ = ["product_rounded_bytes", "product_rounded_levels"]
 
 STEP = 2 * GROUP_INPUTS                                      # numbers of x that are rounded at a time
-__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 6                    # and rows of tiles
+PAIRED = "+avx2" in FEATURES and not FOURS                   # levels are multiplied pair by pair, into 16 bits
+__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 4, 6                 # and rows of tiles
 f4, i4 = np.float32, np.int32
 
 
@@ -86,9 +89,9 @@ def steps_of(largest):
 
 
 @njit(**HELPER)
-def round_groups(x, n, groups, target, scales, totals, dealt, middle):
+def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
     """n float32 at x as whole numbers up to 127, zeros up to whole steps; scales of the groups; of each group what its
-    bytes add up to, as float32 times the scale, or, where middle is not 0, as int32 times that."""
+    bytes add up to, where shifted as float32 times the scale, else as int32 times middle."""
     scale, shift, whole = floats(scales, groups), floats(totals, groups), ints_at(totals, groups)
     for k in range(0, n, STEP):
         at, left, to, g = x + 4 * k, n - k, target + k, k // GROUP_INPUTS
@@ -100,14 +103,41 @@ def round_groups(x, n, groups, target, scales, totals, dealt, middle):
         for h in range(g, min(g + 2, groups)):
             scale[h] = low if h == g else high
             total = sum_of_group(to + GROUP_INPUTS * (h - g))
-            if middle: whole[h] = i4(middle * total)
-            else: shift[h] = scale[h] * f4(total)
+            if shifted: shift[h] = scale[h] * f4(total)
+            else: whole[h] = i4(middle * total)
         if dealt: deal_bytes(to)
 
 
-def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]], middle: int) -> Callable[..., None]:
-    """A function: an item of a product with words of this wording, which `split` takes apart into words of four bytes.
-    middle: d q + m is d (q - middle); 0 where m is a number of its own."""
+def by_halves(builder, name, result, *vectors):
+    """An instruction of 256 bits on the halves of vectors of 512."""
+    found = []
+    for half in range(2):
+        parts = []
+        for vector in vectors:
+            count = vector.type.count // 2
+            lanes = ir.Constant(ir.VectorType(LANE, count), [*range(half * count, half * count + count)])
+            parts.append(builder.shuffle_vector(vector, vector, lanes))
+        function = llvm_function(builder, f"llvm.x86.avx2.{name}", result, *(part.type for part in parts))
+        found.append(builder.call(function, parts))
+    lanes = ir.Constant(ir.VectorType(LANE, 2 * result.count), [*range(2 * result.count)])
+    return builder.shuffle_vector(*found, lanes)
+
+
+def add_levels(builder, total, x, w):
+    """add_fours for levels w: two of them times 127 add up to 16 bits, as two bytes need not."""
+    if not PAIRED: return add_fours(builder, total, x, w)
+    kind = ir.VectorType(BYTE, STEP)
+    pairs = by_halves(builder, "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
+                      builder.bitcast(x, kind))
+    ones = ir.Constant(pairs.type, [1] * 2 * LANES)
+    fours = by_halves(builder, "pmadd.wd", ir.VectorType(LANE, LANES // 2), pairs, ones)
+    return builder.bitcast(builder.add(builder.bitcast(total, WORDS), fours), VECTOR)
+
+
+def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]], add: Callable[..., ir.Value],
+                     middle: int, shifted: bool) -> Callable[..., None]:
+    """A function: an item of a product with words of this wording, which `split` takes apart into words of four bytes,
+    for `add`, which leaves in that `middle` was added to each. shifted: m is a number of its own."""
     inputs, scale_bytes, dealt = wording.inputs, wording.scale_bytes, wording.inputs > 4
 
     @intrinsic
@@ -134,14 +164,14 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
                         factor = everywhere(builder, at_row(x, along, r, LANE, inputs * k + 4 * i))
                         for v, vector in enumerate(vectors):
                             at = r * sums.across + v
-                            whole[at] = add_fours(builder, whole[at], factor, vector)
+                            whole[at] = add(builder, whole[at], factor, vector)
             turns, new = wording.scales(builder, scale, sums.across), []
             for at, each in enumerate(whole):
                 r, v = divmod(at, sums.across)
                 number = builder.fmul(builder.sitofp(builder.bitcast(each, WORDS), VECTOR), turns[v])
                 total = multiply_add(builder, number, splat(builder, at_row(factors, apart, r, FLOAT)),
                                      builder.extract_value(tile, at))
-                if not middle:
+                if shifted:
                     shift = splat(builder, at_row(totals, apart, r, FLOAT))
                     total = multiply_add(builder, turns[sums.across + v], shift, total)
                 new.append(total)
@@ -185,7 +215,7 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
         totals = factors + 4 * rows * groups
         for i in range(rows):
             round_groups(c.x + 4 * (low + i) * c.along, c.n, groups, x + i * span, factors + 4 * i * groups,
-                         totals + 4 * i * groups, dealt, -middle)
+                         totals + 4 * i * groups, dealt, shifted, -middle)
         for start in range(left, right, PANEL):
             columns, y = min(PANEL, c.p - start), c.out + 4 * low * c.step + 4 * start
             across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
@@ -210,8 +240,8 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
     return multiply_item
 
 
-multiply_rounded_levels = multiply_rounded(LEVELS, nibbles, 0)
-multiply_rounded_bytes = multiply_rounded(BYTES, lambda builder, words: [words], 128)
+multiply_rounded_levels = multiply_rounded(LEVELS, nibbles, add_levels, 0, True)
+multiply_rounded_bytes = multiply_rounded(BYTES, lambda builder, words: [words], add_fours, 128, False)
 
 
 @Kernel.of(3, rare=True)
