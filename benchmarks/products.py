@@ -1,5 +1,5 @@
-"""Products on one core: Gflop/s of float32, bf16, int8, int4 and Q4_1, beside a generator of kernels that the project
-does not hold, nor one for Q4_1.
+"""Products on one core: Gflop/s of float32, bf16, int8, int4, Q4_1 and Q8_0, beside a generator of kernels that the
+project does not hold, nor one for blocks of files.
 
     python benchmarks/products.py [--trial FILE] [--rows 1,4,16,61,128] [--shapes 384x1536,1536x384,768x3072] [--types
     ...]
@@ -29,7 +29,7 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.launch import RECORDING, address
 from formats.machine.threads import limit
 
-TYPES = {"float32": "packed", "bf16": "bf16", "int8": "int8", "int4": "int4", "q4_1": "q4_1"}
+TYPES = {"float32": "packed", "bf16": "bf16", "int8": "int8", "int4": "int4", "q4_1": "q4_1", "q8_0": "q8_0"}
 COLUMNS = "type", "inputs", "outputs", "rows", "microseconds", "Gflop/s", "trial Gflop/s", "share"
 F4 = np.dtype(np.float32)
 WIDTH = 48                                                   # columns of the trial's panels
@@ -145,7 +145,7 @@ def recorded(launch, given, alive):
 def theirs(kind, trial, w, bias):
     """A function of (x, out): a call of the trial's kernel. None where there is no trial; int4 is measured by its
     int8."""
-    if trial is None or kind == "q4_1": return None
+    if trial is None or kind in ("q4_1", "q8_0"): return None
     at, (n, p), blocks = address, w.shape, w.shape[1] // WIDTH
     panels = {"float32": lambda: trial.pack(w, WIDTH), "bf16": lambda: layered(trial.bf16(w), 2, trial)}
     if kind in panels:

@@ -27,15 +27,17 @@ from .pairs.balancedint8 import BalancedInt8
 from .pairs.blockint8 import BlockInt8
 from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
+from .pairs.q4_1int8 import Q4_1Int8
+from .pairs.q8_0int8 import Q8_0Int8
 from .stacked import Stacked, can_stack
 
 __all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "Q8_0", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
            "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8",
-           "Packed", "Stacked", "VectorWise", "can_stack", "from_arrays", "read_stored"]
+           "Packed", "Q4_1Int8", "Q8_0Int8", "Stacked", "VectorWise", "can_stack", "from_arrays", "read_stored"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
     Dense, Packed, Half, BF16, Int8, Int4, Q4_1, Q8_0, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8,
-    NMInt8, LowRankInt8, SELL, CSC)}
+    NMInt8, LowRankInt8, Q4_1Int8, Q8_0Int8, SELL, CSC)}
 
 
 def from_arrays(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format:

@@ -21,7 +21,8 @@ def pytest_sessionstart(session):
     if whole and session.config.getoption("numprocesses", None):
         with suppress(RuntimeError):                        # what cannot be compiled, tests say
             kernels.warm()
-            kernels.warm(["attend_cached", "append_rows", "nibbled", "levels", "scaled_bytes"])     # rare, not in tests
+            kernels.warm(["attend_cached", "append_rows", "nibbled", "levels", "scaled_bytes", "rounded_levels",
+                          "rounded_bytes"])                 # rare, but not in tests
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,7 @@
 """Where a program reads its weights, what it multiplies them by, and how a method would store one of them there."""
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +108,11 @@ def stored_for(site: WeightSite, numbers: np.ndarray, fitter: Fitter, method: Me
                rows: slice | np.ndarray = slice(None)) -> Constant:
     """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter, and
     of these the rows that are gathered, as none is stored by what others are."""
-    if site.x is not None: return as_dense(fitter.store(numbers, method, site.key))
+    form: Any = FORMATS.get(method.format)
+    if site.x is not None:
+        blocks = site.lowering.filed(site.stored.weight, site.stored.layout) if form and form.filed else []
+        return as_dense(form.of_blocks(np.concatenate(blocks)) if blocks else
+                        fitter.store(numbers, method, site.key))
     turned, some, whole = not FORMATS[method.format].rowwise, numbers[rows], numbers.astype(np.float32)
     kept = fitter.store(some.T if turned else some, method, site.key).unpack()
     whole[rows] = kept.T if turned else kept

@@ -17,7 +17,7 @@ from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
 from rewrites.compiler.fit import Fitter, head_squares
-from rewrites.lower.lower import Method
+from rewrites.lower.lower import TURNED, Method
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, stored_bytes
 from rewrites.lower.representations import keeps_width
@@ -55,7 +55,7 @@ class WeightTrials(Trials[Method]):
         whole = self.site.x and not self.site.heads         # functions of a user's take a matrix
         own = (method for each in self.fitter.own.values() if whole for method in each.methods(self.numbers)
                if keeps_width(method, self.limits.narrowest))
-        return [*proposed, *own, *self.shareable()]
+        return [*proposed, *own, *self.shareable(), *self.in_blocks()]
 
     def measure_errors(self, most: float = inf) -> list[Method]:
         """Each with the squared error that it alone brings about, a share of it for each product that reads the weight;
@@ -99,6 +99,16 @@ class WeightTrials(Trials[Method]):
         formats = [name for name, form in FORMATS.items() if can_stack(form)]
         beside = some_columns(self.numbers.swapaxes(0, 1).reshape(n, -1))
         return propose(beside, None if squares is None else squares.mean(0), self.limits, price, formats)
+
+    def in_blocks(self) -> Iterator[Method]:
+        """What keeps the blocks of the weight's file and rounds what they multiply; of a table what a product may
+        share."""
+        how = self.site.stored.layout if self.site.x else TURNED
+        blocks = self.site.lowering.filed(self.site.stored.weight, how)
+        for method in map(Method, FORMATS) if blocks and not self.site.heads else ():
+            form = FORMATS[method.format]
+            if form.rounds and form.filed == blocks[0].dtype and (self.site.x or form.panelled) and keeps_width(
+                    method, self.limits.narrowest): yield method
 
     def shareable(self) -> Iterator[Method]:
         """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses

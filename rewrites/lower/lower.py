@@ -236,8 +236,12 @@ class Lowering:
 
     def holdable(self, use: Use, method: Method) -> bool:
         """Whether a weight of this shape can be stored so: what was proposed for a leaf may not fit what is made of
-        it."""
-        *heads, n, p = self.stored(use.weight, self.held(use, method).layout)
+        it; blocks that a file stores are of the weights that are made of nothing else."""
+        form, layout = FORMATS.get(method.format), self.held(use, method).layout
+        if form is not None and form.filed is not None:
+            blocks = self.filed(use.weight, layout)
+            return bool(blocks) and blocks[0].dtype == form.filed
+        *heads, n, p = self.stored(use.weight, layout)
         return (stacks if heads else holds)(method.format, n, p, method.parameters)
 
     def stands_elsewhere(self, cls: int) -> bool:

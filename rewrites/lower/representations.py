@@ -130,10 +130,8 @@ class Representable:
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
+        found += [Method(name) for name, form in FORMATS.items() if form.filed is not None and not form.rounds]
         found = [method for method in found if lowering.holdable(use, method)]
-        if blocks := lowering.filed(use.weight, TURNED if lowering.gathers(use) else use.layout):
-            found += [Method(form.name) for form in FORMATS.values()
-                      if form.filed is not None and form.filed == blocks[0].dtype]
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 
 

@@ -202,16 +202,22 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
     return multiply_item
 
 
-def product_words(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
-                  epilogue: Epilogue | None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue, by a kernel of this wording. ValueError where arrays of words and
-    scales are no panels of n by p."""
+def check_words(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray,
+                out: np.ndarray) -> int:
+    """How many groups of inputs there are. ValueError where arrays of words and scales are no panels of n by p."""
     check_product(x, None, None, out, w=w, scale=scale)
     groups, columns = -(-x.shape[1] // GROUP_INPUTS), -(-out.shape[1] // LANES) * LANES
     wanted = 4 * GROUP_INPUTS // wording.inputs * groups * columns, wording.scale_bytes * groups * columns
     if (w.nbytes, scale.nbytes) != wanted:
         raise ValueError(f"{kernel.name}: {w.size} numbers and {scale.size} scales do not make panels of {x.shape[1]} "
                          f"by {out.shape[1]}")
+    return groups
+
+
+def product_words(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+                  epilogue: Epilogue | None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue, by a kernel of this wording."""
+    groups = check_words(kernel, wording, x, w, scale, out)
     after, workers, weight = epilogue_record(epilogue, out), threads(), filled(address(w), address(scale), groups)
     with POOL.lock:
         room = ROOM.reserve(4 * PANEL * BLOCK_DEPTH, workers)

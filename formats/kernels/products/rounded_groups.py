@@ -1,0 +1,283 @@
+"""x @ W for W in words of blocks (widened_words.py), where each 32 numbers of a row of x are rounded to bytes with a
+scale of their own, as ggml rounds them: products of a group are sums of whole numbers, four at a time (words.py).
+
+Levels d q + m of a group give d (x q) + m (x 1): what the second takes is computed when x is rounded. A sum is one
+chain along the groups in any tile, so its bits depend on no tile."""
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from formats.core.epilogue import Epilogue
+from formats.core.layout import PANEL
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import ROOM, address, filled, launch
+from formats.kernels.engine.memory import floats, ints_at, record
+from formats.kernels.engine.native import intrinsic, ir, njit, types
+from formats.kernels.engine.pool import POOL
+from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
+from formats.kernels.simd.arithmetic import get
+from formats.kernels.simd.vectors import (
+    FEATURES,
+    FLOAT,
+    LANE,
+    LANES,
+    MANY_REGISTERS,
+    VECTOR,
+    closed,
+    llvm_function,
+    load_vector,
+    multiply_add,
+    pointer_at,
+    splat,
+    store_tile,
+    zeros,
+)
+from formats.kernels.simd.words import BYTE, FOURS, SHORT, WORDS, add_fours, everywhere, nibbles
+from formats.machine.threads import threads
+from formats.storage.q4_1 import GROUP_INPUTS
+
+from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, linear_stages, split_work, tile, typed
+from .q4_1_levels import LEVELS
+from .q8_0_bytes import BYTES
+from .rounding import FINITE, LIFT_BELOW, keep_bytes, larger_magnitude, largest_magnitude
+from .widened_words import WORDED, Wording, ask_ahead, check_words
+
+__all__ = ["product_rounded_bytes", "product_rounded_levels"]
+
+STEP = 2 * GROUP_INPUTS                                      # numbers of x that are rounded at a time
+PAIRED = "+avx2" in FEATURES and not FOURS                   # levels are multiplied pair by pair, into 16 bits
+__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 4, 6                 # and rows of tiles
+f4, i4 = np.float32, np.int32
+
+
+@intrinsic
+def sum_of_group(typing, address):
+    """What 32 bytes with signs add up to."""
+    def code(context, builder, signature, values):
+        wide = ir.VectorType(LANE, GROUP_INPUTS)
+        stored = builder.load(pointer_at(builder, values[0], 0, ir.VectorType(BYTE, GROUP_INPUTS)))
+        stored.align = 1
+        found = builder.sext(stored, wide)
+        for distance in (16, 8, 4, 2, 1):
+            order = ir.Constant(ir.VectorType(LANE, GROUP_INPUTS), [i ^ distance for i in range(GROUP_INPUTS)])
+            found = builder.add(found, builder.shuffle_vector(found, found, order))
+        return builder.extract_element(found, LANE(0))
+    return types.int32(types.int64), code
+
+
+@intrinsic
+def deal_bytes(typing, address):
+    """Of every 8 of 64 bytes those of even place first: as low and high halves of a word's bytes meet them."""
+    def code(context, builder, signature, values):
+        kind = ir.VectorType(BYTE, STEP)
+        at = pointer_at(builder, values[0], 0, kind)
+        stored = builder.load(at)
+        stored.align = 1
+        order = [8 * (i // 8) + 2 * (i % 4) + i % 8 // 4 for i in range(STEP)]
+        dealt = builder.shuffle_vector(stored, stored, ir.Constant(ir.VectorType(LANE, STEP), order))
+        builder.store(dealt, at).align = 1
+        return context.get_dummy_value()
+    return types.void(types.int64), code
+
+
+@njit(**HELPER)
+def steps_of(largest):
+    """What a group whose largest magnitude this is is taken times, and the scale of its bytes: NaN where a number is
+    not finite, 0 where their scale would be no normal float32."""
+    if not largest <= FINITE: return f4(0), f4(np.nan)
+    return (f4(127) / largest, largest / f4(127)) if largest >= LIFT_BELOW else (f4(0), f4(0))
+
+
+@njit(**HELPER)
+def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
+    """n float32 at x as whole numbers up to 127, zeros up to whole steps; scales of the groups; of each group what its
+    bytes add up to, where shifted as float32 times the scale, else as int32 times middle."""
+    scale, shift, whole = floats(scales, groups), floats(totals, groups), ints_at(totals, groups)
+    for k in range(0, n, STEP):
+        at, left, to, g = x + 4 * k, n - k, target + k, k // GROUP_INPUTS
+        if left >= STEP: a, b, c, d = get(at, None), get(at + 64, None), get(at + 128, None), get(at + 192, None)
+        else: a, b, c, d = get(at, left), get(at + 64, left - 16), get(at + 128, left - 32), get(at + 192, left - 48)
+        first, low = steps_of(largest_magnitude(larger_magnitude(larger_magnitude(zeros(1, 1), a), b)))
+        second, high = steps_of(largest_magnitude(larger_magnitude(larger_magnitude(zeros(1, 1), c), d)))
+        keep_bytes(a * first, b * first, c * second, d * second, to)
+        for h in range(g, min(g + 2, groups)):
+            scale[h] = low if h == g else high
+            total = sum_of_group(to + GROUP_INPUTS * (h - g))
+            if shifted: shift[h] = scale[h] * f4(total)
+            else: whole[h] = i4(middle * total)
+        if dealt: deal_bytes(to)
+
+
+def by_halves(builder, name, result, *vectors):
+    """An instruction of 256 bits on the halves of vectors of 512."""
+    found = []
+    for half in range(2):
+        parts = []
+        for vector in vectors:
+            count = vector.type.count // 2
+            lanes = ir.Constant(ir.VectorType(LANE, count), [*range(half * count, half * count + count)])
+            parts.append(builder.shuffle_vector(vector, vector, lanes))
+        function = llvm_function(builder, f"llvm.x86.avx2.{name}", result, *(part.type for part in parts))
+        found.append(builder.call(function, parts))
+    lanes = ir.Constant(ir.VectorType(LANE, 2 * result.count), [*range(2 * result.count)])
+    return builder.shuffle_vector(*found, lanes)
+
+
+def add_levels(builder, total, x, w):
+    """add_fours for levels w: two of them times 127 add up to 16 bits, as two bytes need not."""
+    if not PAIRED: return add_fours(builder, total, x, w)
+    kind = ir.VectorType(BYTE, STEP)
+    pairs = by_halves(builder, "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
+                      builder.bitcast(x, kind))
+    ones = ir.Constant(pairs.type, [1] * 2 * LANES)
+    fours = by_halves(builder, "pmadd.wd", ir.VectorType(LANE, LANES // 2), pairs, ones)
+    return builder.bitcast(builder.add(builder.bitcast(total, WORDS), fours), VECTOR)
+
+
+def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]], add: Callable[..., ir.Value],
+                     middle: int, shifted: bool) -> Callable[..., None]:
+    """A function: an item of a product with words of this wording, which `split` takes apart into words of four bytes,
+    for `add`, which leaves in that `middle` was added to each. shifted: m is a number of its own."""
+    inputs, scale_bytes, dealt = wording.inputs, wording.scale_bytes, wording.inputs > 4
+
+    @intrinsic
+    def add_group(typing, sums, x, along, w, across, scale, factors, totals, apart):
+        """sums + a group: bytes of rows along bytes apart, words across bytes from those of the next inputs, factors
+        and totals of the rows apart bytes from each other."""
+        def code(context, builder, signature, values):
+            tile, x, along, w, across, scale, factors, totals, apart = values
+            def at_row(start, apart, r, kind, offset=0):
+                return builder.load(pointer_at(builder, builder.add(start, builder.mul(apart, apart.type(r))), offset,
+                                               kind))
+            rows = range(sums.rows)
+            nothing = ir.Constant(VECTOR, None)
+            begin = [builder.bitcast(everywhere(builder, at_row(totals, apart, r, LANE)), VECTOR) if middle else nothing
+                     for r in rows]
+            whole = [each for each in begin for _ in range(sums.across)]
+            for k in range(GROUP_INPUTS // inputs):
+                start = builder.add(w, builder.mul(across, across.type(k)))
+                if sums.rows == 1: ask_ahead(builder, sums.across, start)
+                found = [split(builder, builder.bitcast(load_vector(builder, start, 64 * v), WORDS))
+                         for v in range(sums.across)]
+                for i, vectors in enumerate(zip(*found, strict=True)):
+                    for r in rows:
+                        factor = everywhere(builder, at_row(x, along, r, LANE, inputs * k + 4 * i))
+                        for v, vector in enumerate(vectors):
+                            at = r * sums.across + v
+                            whole[at] = add(builder, whole[at], factor, vector)
+            turns, new = wording.scales(builder, scale, sums.across), []
+            for at, each in enumerate(whole):
+                r, v = divmod(at, sums.across)
+                number = builder.fmul(builder.sitofp(builder.bitcast(each, WORDS), VECTOR), turns[v])
+                total = multiply_add(builder, number, splat(builder, at_row(factors, apart, r, FLOAT)),
+                                     builder.extract_value(tile, at))
+                if shifted:
+                    shift = splat(builder, at_row(totals, apart, r, FLOAT))
+                    total = multiply_add(builder, turns[sums.across + v], shift, total)
+                new.append(total)
+            return closed(builder, new)
+        return sums(sums, *[types.int64] * 8), code
+
+    @njit(**HELPER)
+    def strip_groups(none, x, along, w, across, scale, factors, totals, groups, y, step, lanes):
+        """A tile of sums: some rows against as many columns as it has."""
+        sums = none
+        for g in range(groups):
+            sums = add_group(sums, x + GROUP_INPUTS * g, along, w, across, scale, factors + 4 * g, totals + 4 * g,
+                             4 * groups)
+            w += GROUP_INPUTS // inputs * across
+            scale += across // 4 * scale_bytes
+        store_tile(sums, y, step, lanes)
+
+    @njit(**HELPER)
+    def strips(many, two, one, row, rows, high, x, along, w, across, scale, factors, totals, groups, y, step, lanes):
+        """The rows from one on, `high` at a time, then two, then one, against as many columns as these tiles have."""
+        while row + high <= rows:
+            strip_groups(many, x + row * along, along, w, across, scale, factors + 4 * row * groups,
+                         totals + 4 * row * groups, groups, y + row * step, step, lanes)
+            row += high
+        while row + 2 <= rows:
+            strip_groups(two, x + row * along, along, w, across, scale, factors + 4 * row * groups,
+                         totals + 4 * row * groups, groups, y + row * step, step, lanes)
+            row += 2
+        if row < rows:
+            strip_groups(one, x + row * along, along, w, across, scale, factors + 4 * row * groups,
+                         totals + 4 * row * groups, groups, y + row * step, step, lanes)
+
+    @njit(**HELPER)
+    def multiply_item(item, worker, arguments):
+        c = record(arguments, LINEAR)
+        w = record(c.w, WORDED)
+        low, high, left, right = tile(c, item)
+        rows, groups, span, step = high - low, w.groups, (c.n + STEP - 1) // STEP * STEP, 4 * c.step
+        x = c.room + worker * c.apart
+        factors = x + rows * span
+        totals = factors + 4 * rows * groups
+        for i in range(rows):
+            round_groups(c.x + 4 * (low + i) * c.along, c.n, groups, x + i * span, factors + 4 * i * groups,
+                         totals + 4 * i * groups, dealt, shifted, -middle)
+        for start in range(left, right, PANEL):
+            columns, y = min(PANEL, c.p - start), c.out + 4 * low * c.step + 4 * start
+            across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
+            stored = w.w + 4 * GROUP_INPUTS // inputs * groups * start
+            scale = w.scale + scale_bytes * groups * start
+            if whole:
+                tall = rows // 6 * 6
+                for at in range(0, PANEL if tall else 0, 2 * LANES):
+                    for row in range(0, tall, 6):
+                        strip_groups(zeros(6, 2), x + row * span, span, stored + 4 * at, across,
+                                     scale + scale_bytes * at, factors + 4 * row * groups, totals + 4 * row * groups,
+                                     groups, y + row * step + 4 * at, step, None)
+                strips(zeros(2, 4), zeros(2, 4), zeros(1, 4), tall, rows, 2, x, span, stored, across, scale, factors,
+                       totals, groups, y, step, None)
+            else:
+                for at in range(0, columns, LANES):
+                    strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), 0, rows, 4, x, span, stored + 4 * at, across,
+                           scale + scale_bytes * at, factors, totals, groups, y + 4 * at, step,
+                           min(LANES, columns - at))
+            finish_block(c.after, low, high, start, start + columns)
+        if right - left == c.p: finish_rows(c.after, low, high)
+    return multiply_item
+
+
+multiply_rounded_levels = multiply_rounded(LEVELS, nibbles, add_levels, 0, True)
+multiply_rounded_bytes = multiply_rounded(BYTES, lambda builder, words: [words], add_fours, 128, False)
+
+
+@Kernel.of(3, rare=True)
+def rounded_levels(item, worker, arguments):
+    """w in levels, x in bytes; the epilogue follows panel by panel."""
+    multiply_rounded_levels(item, worker, arguments)
+
+
+@Kernel.of(3, rare=True)
+def rounded_bytes(item, worker, arguments):
+    """w and x in bytes; the epilogue follows panel by panel."""
+    multiply_rounded_bytes(item, worker, arguments)
+
+
+def product_rounded(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+                    epilogue: Epilogue | None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, each 32 numbers of a row of x in bytes, then the epilogue."""
+    groups, workers = check_words(kernel, wording, x, w, scale, out), threads()
+    after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), groups)
+    rows, _ = split_work(len(x), out.shape[1], workers, PANEL)
+    with POOL.lock:
+        room = ROOM.reserve(rows * (-(-x.shape[1] // STEP) * STEP + 8 * groups) + STEP, workers)
+        launch(workers, *linear_stages(kernel, x, address(weight), out, after, workers, room, unit=PANEL))
+    return out
+
+
+def product_rounded_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+                           epilogue: Epilogue | None = None) -> np.ndarray:
+    """product_levels, where each 32 numbers of a row of x are rounded to 255 steps; sums are exact within a group."""
+    w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)
+    return product_rounded(rounded_levels, LEVELS, x, w, scale, out, epilogue)
+
+
+def product_rounded_bytes(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+                          epilogue: Epilogue | None = None) -> np.ndarray:
+    """product_scaled_bytes, where each 32 numbers of a row of x are rounded to 255 steps; sums are exact within a
+    group."""
+    w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)
+    return product_rounded(rounded_bytes, BYTES, x, w, scale, out, epilogue)
