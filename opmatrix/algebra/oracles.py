@@ -20,7 +20,7 @@ from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.nodes import Cell, ScalarBody
-from opmatrix.algebra.routes import READ, keep, take_top
+from opmatrix.algebra.routes import LISTENING, keep_taken, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
 from opmatrix.batch import Batch, Fields, Places
@@ -89,7 +89,7 @@ class DenseReading:
     def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
     def keep_top(self, by: DenseReading, k: int) -> Self:
         numbers = by.array
-        return self.of(keep(np.broadcast_to(self.array, numbers.shape), numbers, take_top(numbers, k)))
+        return self.of(keep_taken(np.broadcast_to(self.array, numbers.shape), numbers, take_top(numbers, k)))
     def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
     def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
@@ -337,7 +337,7 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
     pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
     starts = np.cumsum([0, *(piece.rows for piece in pieces)])
     parts = [value[:, lo:hi] if value.ndim == 3 else value[lo:hi] for lo, hi in pairwise(starts)]
-    computed, routes = [], READ.get()
+    computed, routes = [], LISTENING.get()
     if routes: routes.go_on()
     for part, one in zip(parts, pieces, strict=True):
         if routes: routes.go_back()

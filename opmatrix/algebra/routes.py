@@ -23,7 +23,7 @@ def largest(by: NDArray[Any], k: int) -> Mask:
     np.put_along_axis(found, order, True, -1)
     return found
 
-def keep(s: NDArray[Any], by: NDArray[Any], chosen: Mask) -> NDArray[Any]:
+def keep_taken(s: NDArray[Any], by: NDArray[Any], chosen: Mask) -> NDArray[Any]:
     """s where it is chosen, 0 elsewhere; a row with a NaN in `by` has no largest, and is NaN."""
     found = np.where(chosen, s, s.dtype.type(0))
     lost = np.isnan(by).any(-1)
@@ -85,14 +85,14 @@ class Routes:
         return [Route(*(np.concatenate(each, 1) for each in zip(*parts, strict=True))) for parts in self.parts]
 
 
-READ: ContextVar[Routes | None] = ContextVar("READ", default=None)
+LISTENING: ContextVar[Routes | None] = ContextVar("LISTENING", default=None)
 
 @contextmanager
 def noting(routes: Notes) -> Iterator[Notes]:
     """What this thread reads meanwhile notes what it takes, or takes what it is given; of None, neither."""
-    before = READ.set(routes)
+    before = LISTENING.set(routes)
     try: yield routes
-    finally: READ.reset(before)
+    finally: LISTENING.reset(before)
 
 def noted(give: Callable[[], Found], given: Mapping[int, Mask] | None = None) -> tuple[Found, list[Route]]:
     """What a reading gives, and what it takes on the way."""
@@ -101,5 +101,5 @@ def noted(give: Callable[[], Found], given: Mapping[int, Mask] | None = None) ->
 
 def take_top(by: NDArray[Any], k: int) -> Mask:
     """Where the k largest of each row are, or what is given to be taken for them."""
-    routes = READ.get()
+    routes = LISTENING.get()
     return largest(by, k) if routes is None else routes.take(by, k)

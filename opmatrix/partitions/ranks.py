@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
-from opmatrix.algebra.routes import keep, largest
+from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import stored_arrays, stored_dims, stored_key
 from opmatrix.partitions.feeds import Feed, OneHot, window
@@ -224,7 +224,7 @@ class Rank:
     def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u + v
     def mul(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u * v
     def keep_top(self, step: RankStep, s: Numeric, by: Numeric) -> Held:
-        return keep(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
+        return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
     def turn(self, step: RankStep, x: Numeric) -> Held: return x.swapaxes(-1, -2)
     def beside(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])

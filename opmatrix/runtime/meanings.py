@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from formats.format import Format
 from formats.machine.threads import limit, threads
 from formats.stacked import Stacked
-from opmatrix.algebra.routes import READ, noting
+from opmatrix.algebra.routes import LISTENING, noting
 from opmatrix.batch import Batch
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.kernel import Arguments, Declared
@@ -54,7 +54,7 @@ def widen_value(value: object, instead: Mapping[int, object]) -> object:
 def compute(call: "Call", out: NDArray[np.float32], arguments: Mapping[str, object], batch: object) -> None:
     """A step's result. Where it keeps the largest of rows, what it takes is noted; where that is given, it is as it
     means to be where these are taken."""
-    if (routes := READ.get()) is None or not call.kernel.keeps(call.bound):
+    if (routes := LISTENING.get()) is None or not call.kernel.keeps(call.bound):
         call.kernel.function(out, **arguments)
         return
     with noting(None): call.kernel.function(out, **arguments)
@@ -65,7 +65,7 @@ def compute(call: "Call", out: NDArray[np.float32], arguments: Mapping[str, obje
 def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] | None:
     """The outputs' rows of a run whose choices are noted, or given: step by step, of the groups that a run has where
     all of it is recorded, so to the bit those of a run. None where nobody listens, or nothing is chosen."""
-    routes = READ.get()
+    routes = LISTENING.get()
     if routes is None or not any(call.kernel.keeps(call.bound) for call in schedule.calls): return None
     workers, parts = threads(), [batch]
     apart = not (schedule.ports or schedule.scored or schedule.elsewhere)

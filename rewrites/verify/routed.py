@@ -22,7 +22,7 @@ from rewrites.verify.failure import VerificationError
 from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
-LISTED = 20                                                 # rows that are listed
+SHOWN_FLIPS = 20                                                 # rows that are listed
 Rows = NDArray[np.floating]
 Outputs = dict[str, Rows]
 
@@ -43,7 +43,7 @@ class Flips:
     listed: tuple[Flip, ...] = ()
 
     def __add__(self, other: Flips) -> Flips:
-        return Flips(self.rows + other.rows, self.of + other.of, (*self.listed, *other.listed)[:LISTED])
+        return Flips(self.rows + other.rows, self.of + other.of, (*self.listed, *other.listed)[:SHOWN_FLIPS])
 
     def described(self) -> dict[str, object]:
         """As JSON has it."""
@@ -124,7 +124,7 @@ def explain_flips(where: str, term: Operator, batch: Batch, routes: Sequence[Rou
             raise VerificationError(3, where, "a row goes elsewhere than its scores say", row=row, router=router,
                                     gap=float(gaps[row]), allowed=float(allowed[row]), rows=int(wrong.sum()))
         found += [Flip(int(row), router, float(gaps[row]), float(allowed[row])) for row in np.flatnonzero(gaps)]
-    return replace(flips, listed=tuple(found[:LISTED]))
+    return replace(flips, listed=tuple(found[:SHOWN_FLIPS]))
 
 
 class Beside(NamedTuple):

@@ -12,7 +12,7 @@ from partitioned import compared, planned
 from opmatrix.algebra.data import Promised
 from opmatrix.algebra.operators import I, const, heads, keep_top, product, relu, share, square, tanh, total, weight
 from opmatrix.algebra.oracles import dense, entrywise
-from opmatrix.algebra.routes import Route, Routes, keep, largest, noted
+from opmatrix.algebra.routes import Route, Routes, keep_taken, largest, noted
 from opmatrix.algebra.shapes import Shape, ShapeError, T
 from opmatrix.algebra.term import Data, formula
 from opmatrix.batch import Batch
@@ -213,7 +213,7 @@ def test_gaps_are_what_scores_would_have_to_move():
     route = Route(by, np.array([[[True, True, False], [False, True, False], [False, True, False]]]))
     assert route.gaps().tolist() == [1.0, 0.0, 0.5], "the last of 4.5 in place of 5; equal ones are as good"
     assert route.parted(Route(by, largest(by, 1))).tolist() == [True, True, True]
-    assert keep(by[0], by[0], route.taken[0])[0].tolist() == [3.0, 1.0, 0.0]
+    assert keep_taken(by[0], by[0], route.taken[0])[0].tolist() == [3.0, 1.0, 0.0]
 
 
 def test_routes_of_sentences_one_by_one_are_those_of_all_rows():

@@ -10,7 +10,7 @@ from formats.core.choices import Range
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.algebra.routes import keep, take_top
+from opmatrix.algebra.routes import keep_taken, take_top
 from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.by_sequence import LEAST_SHARE
@@ -72,7 +72,7 @@ class gate(Arguments):
         found = soft_shares(a.x) if a.shares else a.x
         if a.k:
             by = by_heads(a.x if a.by is None else a.by)
-            found = np.swapaxes(keep(by_heads(found), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
+            found = np.swapaxes(keep_taken(by_heads(found), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
         return found / found.sum(-1, keepdims=True) if a.unit else np.asarray(found)
 
     def bound(a) -> Doubles:
@@ -86,7 +86,7 @@ class gate(Arguments):
             error = error + found * error.sum(-1, keepdims=True)
         if a.k:
             by = by_heads(x if a.by is None else np.asarray(a.exact.by))
-            kept = np.swapaxes(keep(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
+            kept = np.swapaxes(keep_taken(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
             found, error = found * kept, error * kept
         if not a.unit: return error
         total, size = found.sum(-1, keepdims=True), abs(found).sum(-1, keepdims=True)
