@@ -311,7 +311,8 @@ def routing_doors() -> Iterator[tuple[str, Door]]:
         return once(lambda a: a, lambda y: np.maximum(y, 0)) + residual, gamma(80) * (size + abs(residual))
     yield "experts", Door(operands, lambda x, **_: (len(x), 20),
                           lambda out, x, gate, up, beside, down, residual: kernels.experts(
-                              x, gate, up, down, out, beside, "relu", 2, residual), mixed)
+                              x, gate, up, down, out, beside, "relu", 2, residual), mixed,
+                          exempt=(("gate", "rows that slide"),))         # such rows name more than two
 
     def kept(x: np.ndarray, by: np.ndarray) -> Any:
         order = np.argsort(-by, -1, kind="stable")

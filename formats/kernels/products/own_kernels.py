@@ -59,8 +59,9 @@ OWN_OF: WeakKeyDictionary[object, Own] = WeakKeyDictionary()
 def find_own(name: str, stack: MatrixStack) -> Own:
     """The products of a stack. ValueError for one that has none."""
     if isinstance(stack, np.ndarray):
-        if stack.ndim != 3 or stack.dtype != np.float32 or not stack.flags.c_contiguous:
-            raise ValueError(f"{name}: expected contiguous float32 of three axes, got {stack.dtype} of {stack.shape}")
+        if stack.ndim != 3 or stack.dtype != np.float32 or not (stack.flags.c_contiguous and stack.flags.aligned):
+            raise ValueError(f"{name}: expected contiguous float32 of three axes, at multiples of 4 bytes, got "
+                             f"{stack.dtype} of {stack.shape}")
         return keep_own(name, [by_array(each) for each in stack], stack.shape[1:], 16, False, (stack,))
     if (own := OWN_OF.get(stack)) is None:
         forms = [stack[e] for e in range(stack.shape[0])]
