@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar, get_args
 
+import numpy as np
+
 from formats.disk.files import parse_json
 from opmatrix.algebra import monoids
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.operators import symbol
@@ -81,7 +83,7 @@ def pick_item(k: object, among: Sequence[Item]) -> Item:
 def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object:
     """An attribute of the type that a kind's annotation names."""
     match given:
-        case {"array": k} if wanted is Data: return Data(pick_item(k, arrays))
+        case {"array": k} if wanted is Data: return data_of(pick_item(k, arrays))
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
             return parse(form, [pick_item(k, arrays) for k in places])
         case {"over": str(name)} if wanted is type: return monoids.called(name)
@@ -92,6 +94,14 @@ def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object
         if type(given) is int and 0 <= given <= WIDEST: return given
         if given is None and wanted is not int: return None
     raise ValueError(f"{given!r:.80} is no {getattr(wanted, '__name__', wanted)}")
+
+
+def data_of(array: object) -> Data:
+    """An array as an attribute; of one number that is seen everywhere, which stands for what nobody has yet, only its
+    shape, as its numbers would be as many as those of the weight."""
+    if isinstance(array, np.ndarray) and array.size > 1 and not any(array.strides):
+        return Promised("array", array.shape)
+    return Data(array)
 
 
 def check_name(name: str) -> str:

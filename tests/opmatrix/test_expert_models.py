@@ -12,6 +12,7 @@ from opmatrix.algebra.shapes import size
 from opmatrix.batch import Batch
 from opmatrix.models import activated, build, name_sizes, parameters, promised, tensors
 from opmatrix.models.experts import Experts, best_of_groups, best_shares, kept_columns, read_shares, renormalised
+from opmatrix.runtime.terms import data_of
 
 WORDS = 50
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
@@ -157,6 +158,12 @@ def test_sizes_of_experts_have_names_of_their_own():
     sizes = "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"
     assert [found[each] for each in sizes] == [*"emu"]
     assert name_sizes(MIXTRAL)["num_local_experts"] == "e" and name_sizes(PR_MOE)["num_experts"] == [3, 5]
+
+
+def test_what_nobody_has_yet_is_read_by_its_shape_alone():
+    """One zero that is seen everywhere would be as many numbers as the weight that it stands for."""
+    assert data_of(np.broadcast_to(np.float32(0), (2 ** 20, 2 ** 20))).shape == (2 ** 20, 2 ** 20)
+    assert data_of(np.zeros((2, 3), np.float32)) == Data(np.zeros((2, 3), np.float32))
 
 
 # ---- what is refused
