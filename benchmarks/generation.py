@@ -17,6 +17,7 @@ from lib import command
 from lib.command import Figure, Parser, cell, concluded, cores, count, folder, say, spread, tabled, takes
 
 import numpy as np
+from transformed import llama_of
 
 from formats.machine.peaks import bandwidth, memory_levels
 from formats.machine.threads import threads
@@ -97,12 +98,8 @@ class Torch:
 
     def __init__(self, checkpoint):
         import torch
-        from transformers import AutoModelForCausalLM
         torch.set_num_threads(cores())
-        self.version, self.torch, file = torch.__version__, torch, checkpoint.directory
-        named = {} if file.is_dir() else {"gguf_file": file.name}
-        self.model = AutoModelForCausalLM.from_pretrained(str(file if file.is_dir() else file.parent), **named,
-                                                          dtype=torch.float32).eval()
+        self.version, self.torch, self.model = torch.__version__, torch, llama_of(checkpoint)
 
     def begin(self, ids, room):
         self.kept = None
@@ -136,6 +133,7 @@ def main() -> None:
         if given.no_peers: why = "left out"
         elif lacking := [name for name in needs if not find_spec(name)]:
             why = f"{' and '.join(lacking)} not installed"
+        elif peer is Torch and checkpoint.config["model_type"] != "llama": why = "here it runs LLaMAs alone"
         elif peer is LlamaCpp and checkpoint.keys is None: why = "it reads GGUF files alone"
         else:
             engines.append(peer(checkpoint))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from fetched import smollm2
 from searched import structure
+from transformed import llama_of
 
 from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
@@ -11,7 +12,7 @@ from opmatrix.pipelines.generation import find_ends
 from rewrites.workload.resolve import source
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
-transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
+pytest.importorskip("transformers", reason="needs peers: transformers")
 TOKENS, EQUAL = 64, 1e-3
 PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "2 + 2 =", "Water boils at",
            "The opposite of hot is", "My favourite colour is", "In 1969, people", "The largest planet is", "Dear Sir,",
@@ -23,12 +24,11 @@ PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "2 
 def test_greedy_tokens_are_those_of_transformers():
     """Their scores are of all rows at once, of our tokens: each is their likeliest where it is one by more than what
     float32 rounds; from the first that is as good as equal on, texts may differ."""
-    place = smollm2()
+    smollm2()
     checkpoint = open_model("smollm2")
     program, _ = structure(checkpoint.operator(True), (), batch=Batch([[1] * 16])).program(source(checkpoint))
     assert len(find_ends(program)) >= 1
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(place), gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32).eval()
+    model = llama_of(checkpoint)
     compared = 0
     for reply in program.replace(ends=[]).generate(PROMPTS, max_tokens=TOKENS):
         ids = [*reply.prompt, *reply.ids]
