@@ -7,9 +7,10 @@ from formats.core.sizes import T, ceiling, f2, n, p, u1
 from formats.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.packed import Packed
+from formats.storage.q4_1 import GROUP_INPUTS
 
-GROUP_INPUTS, WORD_INPUTS = 32, 4                           # inputs of a group, and of a word
-MOST, MIDDLE = 127, 128                                     # the largest whole number; what is added to each
+FOUR_INPUTS = 4                                             # of a word
+TOP, MIDDLE = 127, 128                                      # the largest whole number; what is added to each
 EMPTY_BITS = 31                                             # of a float32 that d q leaves empty: 11 bits times 8
 
 
@@ -24,7 +25,7 @@ class Q8_0(Format):
     scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
     proposed = False
     filed = np.dtype([("d", "<f2"), ("q", "i1", GROUP_INPUTS)])
-    panelled = Panelled(PANEL, WORD_INPUTS, GROUP_INPUTS, group=GROUP_INPUTS)
+    panelled = Panelled(PANEL, FOUR_INPUTS, GROUP_INPUTS, group=GROUP_INPUTS)
     portion = PANEL
     unit = "float32"
     flops = 2 * T * n * p
@@ -35,7 +36,7 @@ class Q8_0(Format):
 
     def unpack(shape, w, scale):
         groups = -(-shape[0] // GROUP_INPUTS)
-        stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), WORD_INPUTS)
+        stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), FOUR_INPUTS)
         q = (stored.astype(np.int16) - MIDDLE).reshape(groups, GROUP_INPUTS, -1)
         return rows_of_bytes(q, unpanelled(scale, (groups, shape[1])))[:shape[0]]
 
@@ -58,7 +59,7 @@ class Q8_0(Format):
 def byte_arrays(q, d):
     """Whole numbers (groups, 32, p) and d (groups, p) as the format's arrays."""
     stored = q.reshape(-1, q.shape[2]).astype(np.int8).view(np.uint8) ^ np.uint8(MIDDLE)      # with 128 added
-    return panels(stored, WORD_INPUTS), panels(np.asarray(d, np.float16))
+    return panels(stored, FOUR_INPUTS), panels(np.asarray(d, np.float16))
 
 
 def rows_of_bytes(q, d):
@@ -69,14 +70,14 @@ def rows_of_bytes(q, d):
 def fit_bytes(W):
     """(q, d) of W (n, p), filled up to whole groups: exactly where the numbers of a group are whole multiples of a
     float16 that is not negative; else the nearest ones of the largest number / 127, as ggml has it."""
-    if abs(W).max() > MOST * FLOAT16_MAX:
-        raise FormatError(f"q8_0: W holds {abs(W).max():.3g}, beyond {MOST * FLOAT16_MAX:.0f}, 127 times the largest "
+    if abs(W).max() > TOP * FLOAT16_MAX:
+        raise FormatError(f"q8_0: W holds {abs(W).max():.3g}, beyond {TOP * FLOAT16_MAX:.0f}, 127 times the largest "
                           "float16")
     whole = np.pad(W, ((0, -len(W) % GROUP_INPUTS), (0, 0))).reshape(-1, GROUP_INPUTS, W.shape[1])
-    q, d = nearest_bytes(whole, MOST)
+    q, d = nearest_bytes(whole, TOP)
     able = ((whole.view(np.uint32) & EMPTY_BITS) == 0).all(1)
     left = np.argwhere(able & (rows_held(q, d) != whole).any(1))
-    for most in (*range(MOST - 1, 0, -1), MOST + 1) if len(left) else ():
+    for most in (*range(TOP - 1, 0, -1), TOP + 1) if len(left) else ():
         i, j = left.T
         some = nearest_bytes(groups := whole[i, :, j][..., None], most)
         held = (rows_held(*some) == groups).all((1, 2))
@@ -93,4 +94,4 @@ def nearest_bytes(groups, most):
     d = (abs(groups).max(1) / np.float32(most)).astype(np.float16)
     wide = d.astype(np.float64)[:, None]
     whole = np.rint(np.divide(groups, wide, out=np.zeros(groups.shape), where=wide > 0))
-    return np.clip(whole, -MOST - 1, MOST).astype(np.int8), d
+    return np.clip(whole, -TOP - 1, TOP).astype(np.int8), d

@@ -93,16 +93,15 @@ def test_no_exact_program_rounds(space):
 
 
 def test_rounding_has_a_measured_error_and_is_chosen_within_it(space):
-    """A tied table is one constant still, and the arrays are the file's."""
+    """Of the weights that the exact program keeps in their blocks."""
     structure = search(space.model, EXACT_LAWS, space.machine, space.extents)
     program, emitter = structure.program({})
     rng = np.random.default_rng(1)
     fit, probe = (Batch([rng.integers(0, 40, 12) for _ in range(4)]) for _ in range(2))
     choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe,
-                              Limits(error=0.5, narrowest=8))
-    found = choices.choose(0.5)
-    made = choices.program(found, {})
-    assert formats_of(made).count("q8_0int8") >= 8 and 0 < found.error < 0.5
+                              Limits(error=0.2, narrowest=8))
+    measured = {method.error for each in choices.measured.values() for method in each if method.format == "q8_0int8"}
+    made = choices.program(choices.choose(0.1), {})
+    assert "q8_0int8" in formats_of(made) and max(measured) > 0
     off = np.linalg.norm(made.run(probe) - program.run(probe)) / np.linalg.norm(program.run(probe))
-    assert 0 < off < 0.1
-    assert np.isfinite(made.run(BATCH)).all()
+    assert 1e-5 < off < 0.2 and np.isfinite(made.run(BATCH)).all()

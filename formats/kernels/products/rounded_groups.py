@@ -44,10 +44,10 @@ from .widened_words import WORDED, Wording, ask_ahead, check_words
 
 __all__ = ["product_rounded_bytes", "product_rounded_levels"]
 
-STEP = 2 * GROUP_INPUTS                                      # numbers of x that are rounded at a time
+TWO_GROUPS = 2 * GROUP_INPUTS                                # numbers of x that are rounded at a time
 PAIRED = "+avx2" in FEATURES and not FOURS                   # levels are multiplied pair by pair, into 16 bits
 __borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 4, 6                 # and rows of tiles
-f4, i4 = np.float32, np.int32
+f4 = np.float32
 
 
 @intrinsic
@@ -69,12 +69,12 @@ def sum_of_group(typing, address):
 def deal_bytes(typing, address):
     """Of every 8 of 64 bytes those of even place first: as low and high halves of a word's bytes meet them."""
     def code(context, builder, signature, values):
-        kind = ir.VectorType(BYTE, STEP)
+        kind = ir.VectorType(BYTE, TWO_GROUPS)
         at = pointer_at(builder, values[0], 0, kind)
         stored = builder.load(at)
         stored.align = 1
-        order = [8 * (i // 8) + 2 * (i % 4) + i % 8 // 4 for i in range(STEP)]
-        dealt = builder.shuffle_vector(stored, stored, ir.Constant(ir.VectorType(LANE, STEP), order))
+        order = [8 * (i // 8) + 2 * (i % 4) + i % 8 // 4 for i in range(TWO_GROUPS)]
+        dealt = builder.shuffle_vector(stored, stored, ir.Constant(ir.VectorType(LANE, TWO_GROUPS), order))
         builder.store(dealt, at).align = 1
         return context.get_dummy_value()
     return types.void(types.int64), code
@@ -93,9 +93,9 @@ def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
     """n float32 at x as whole numbers up to 127, zeros up to whole steps; scales of the groups; of each group what its
     bytes add up to, where shifted as float32 times the scale, else as int32 times middle."""
     scale, shift, whole = floats(scales, groups), floats(totals, groups), ints_at(totals, groups)
-    for k in range(0, n, STEP):
+    for k in range(0, n, TWO_GROUPS):
         at, left, to, g = x + 4 * k, n - k, target + k, k // GROUP_INPUTS
-        if left >= STEP: a, b, c, d = get(at, None), get(at + 64, None), get(at + 128, None), get(at + 192, None)
+        if left >= TWO_GROUPS: a, b, c, d = get(at, None), get(at + 64, None), get(at + 128, None), get(at + 192, None)
         else: a, b, c, d = get(at, left), get(at + 64, left - 16), get(at + 128, left - 32), get(at + 192, left - 48)
         first, low = steps_of(largest_magnitude(larger_magnitude(larger_magnitude(zeros(1, 1), a), b)))
         second, high = steps_of(largest_magnitude(larger_magnitude(larger_magnitude(zeros(1, 1), c), d)))
@@ -104,7 +104,7 @@ def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
             scale[h] = low if h == g else high
             total = sum_of_group(to + GROUP_INPUTS * (h - g))
             if shifted: shift[h] = scale[h] * f4(total)
-            else: whole[h] = i4(middle * total)
+            else: whole[h] = np.int32(middle * total)
         if dealt: deal_bytes(to)
 
 
@@ -126,7 +126,7 @@ def by_halves(builder, name, result, *vectors):
 def add_levels(builder, total, x, w):
     """add_fours for levels w: two of them times 127 add up to 16 bits, as two bytes need not."""
     if not PAIRED: return add_fours(builder, total, x, w)
-    kind = ir.VectorType(BYTE, STEP)
+    kind = ir.VectorType(BYTE, TWO_GROUPS)
     pairs = by_halves(builder, "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
                       builder.bitcast(x, kind))
     ones = ir.Constant(pairs.type, [1] * 2 * LANES)
@@ -209,7 +209,7 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
         c = record(arguments, LINEAR)
         w = record(c.w, WORDED)
         low, high, left, right = tile(c, item)
-        rows, groups, span, step = high - low, w.groups, (c.n + STEP - 1) // STEP * STEP, 4 * c.step
+        rows, groups, span, step = high - low, w.groups, (c.n + TWO_GROUPS - 1) // TWO_GROUPS * TWO_GROUPS, 4 * c.step
         x = c.room + worker * c.apart
         factors = x + rows * span
         totals = factors + 4 * rows * groups
@@ -263,7 +263,7 @@ def product_rounded(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarr
     after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), groups)
     rows, _ = split_work(len(x), out.shape[1], workers, PANEL)
     with POOL.lock:
-        room = ROOM.reserve(rows * (-(-x.shape[1] // STEP) * STEP + 8 * groups) + STEP, workers)
+        room = ROOM.reserve(rows * (-(-x.shape[1] // TWO_GROUPS) * TWO_GROUPS + 8 * groups) + TWO_GROUPS, workers)
         launch(workers, *linear_stages(kernel, x, address(weight), out, after, workers, room, unit=PANEL))
     return out
 
