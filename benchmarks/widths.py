@@ -90,6 +90,15 @@ FAMILIES = {
         (896, 14, 2, 4864, None), (1536, 12, 2, 2048, None), (768, 12, 12, 3072, None), tie_word_embeddings=True), {}),
     "qwen3": Family("Qwen3Config", "Qwen3Model", ("Qwen3ForCausalLM", "Qwen3Model"), DECODER, decoders(
         (1024, 16, 8, 3072, 128), (768, 12, 4, 2304, 64), (512, 16, 8, 1024, 48), tie_word_embeddings=True), {}),
+    "mixtral": Family("MixtralConfig", "MixtralModel", ("MixtralForCausalLM", "MixtralModel"), DECODER, decoders(
+        (512, 8, 2, 896, None), (768, 12, 4, 512, None), num_local_experts=8, num_experts_per_tok=2,
+        sliding_window=None), {}),
+    "qwen2_moe": Family("Qwen2MoeConfig", "Qwen2MoeModel", ("Qwen2MoeForCausalLM", "Qwen2MoeModel"), DECODER, decoders(
+        (512, 8, 2, 1024, None), (768, 12, 12, 768, None), moe_intermediate_size=256, num_experts=12,
+        num_experts_per_tok=4, shared_expert_intermediate_size=640, norm_topk_prob=False), {}),
+    "qwen3_moe": Family("Qwen3MoeConfig", "Qwen3MoeModel", ("Qwen3MoeForCausalLM", "Qwen3MoeModel"), DECODER, decoders(
+        (512, 8, 4, 1024, 64), (768, 12, 4, 768, 32), moe_intermediate_size=192, num_experts=16, num_experts_per_tok=4,
+        norm_topk_prob=True), {}),
     "openpangu": Family("LlamaConfig", "LlamaModel", ("LlamaForCausalLM",), DECODER | dict(attention_bias=True),
                         decoders((1536, 12, 12, 2048, None), (768, 12, 4, 2048, None)),
                         dict(model_type="PanguEmbedded", bias=True)),

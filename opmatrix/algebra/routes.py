@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Mask: TypeAlias = NDArray[np.bool_]
-Found = TypeVar("Found")
+Taken: TypeAlias = NDArray[np.bool_]
+Readout = TypeVar("Readout")
 Notes = TypeVar("Notes", bound="Routes | None")
 
 
-def largest(by: NDArray[Any], k: int) -> Mask:
+def largest(by: NDArray[Any], k: int) -> Taken:
     """Where the k largest of each row are; of equal ones the first are taken. A NaN is none of them unless there are
     fewer numbers than k."""
     order = np.argsort(-by, axis=-1, kind="stable")[..., :k]
@@ -23,7 +23,7 @@ def largest(by: NDArray[Any], k: int) -> Mask:
     np.put_along_axis(found, order, True, -1)
     return found
 
-def keep_taken(s: NDArray[Any], by: NDArray[Any], chosen: Mask) -> NDArray[Any]:
+def keep_taken(s: NDArray[Any], by: NDArray[Any], chosen: Taken) -> NDArray[Any]:
     """s where it is chosen, 0 elsewhere; a row with a NaN in `by` has no largest, and is NaN."""
     found = np.where(chosen, s, s.dtype.type(0))
     lost = np.isnan(by).any(-1)
@@ -34,7 +34,7 @@ def keep_taken(s: NDArray[Any], by: NDArray[Any], chosen: Mask) -> NDArray[Any]:
 class Route(NamedTuple):
     """What was gone by, heads x rows x columns, and what was taken."""
     by: NDArray[Any]
-    taken: Mask
+    taken: Taken
 
     def parted(self, other: Route) -> NDArray[np.bool_]:
         """The rows in which another reading took others."""
@@ -54,11 +54,11 @@ class Routes:
     """What one reading takes, one `keep_top` after another, of all rows at once or of some at a time. `given`: what it
     takes instead of its own, by number."""
 
-    def __init__(self, given: Mapping[int, Mask] | None = None) -> None:
+    def __init__(self, given: Mapping[int, Taken] | None = None) -> None:
         self.given, self.parts = given or {}, list[list[Route]]()
         self.first = self.next = 0
 
-    def take(self, by: NDArray[Any], k: int) -> Mask:
+    def take(self, by: NDArray[Any], k: int) -> Taken:
         """What is taken of these rows, which follow those that were there before: what is given, where it is of so many
         rows, k of each."""
         if self.next == len(self.parts): self.parts.append([])
@@ -94,12 +94,12 @@ def noting(routes: Notes) -> Iterator[Notes]:
     try: yield routes
     finally: LISTENING.reset(before)
 
-def noted(give: Callable[[], Found], given: Mapping[int, Mask] | None = None) -> tuple[Found, list[Route]]:
+def noted(give: Callable[[], Readout], given: Mapping[int, Taken] | None = None) -> tuple[Readout, list[Route]]:
     """What a reading gives, and what it takes on the way."""
     with noting(Routes(given)) as routes: found = give()
     return found, routes.found
 
-def take_top(by: NDArray[Any], k: int) -> Mask:
+def take_top(by: NDArray[Any], k: int) -> Taken:
     """Where the k largest of each row are, or what is given to be taken for them."""
     routes = LISTENING.get()
     return largest(by, k) if routes is None else routes.take(by, k)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.routes import Mask, Route, noted
+from opmatrix.algebra.routes import Route, Taken, noted
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program
@@ -23,8 +23,8 @@ from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
 SHOWN_FLIPS = 20                                                 # rows that are listed
-Rows = NDArray[np.floating]
-Outputs = dict[str, Rows]
+Floating = NDArray[np.floating]
+Routed = dict[str, Floating]
 
 
 class Flip(NamedTuple):
@@ -60,7 +60,7 @@ def is_routed(terms: Iterable[Operator]) -> bool:
     return any(node.kind is KINDS["keep_top"] for term in terms for node in term.walk())
 
 
-def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Mask]:
+def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Taken]:
     """What another reading took, by the number of each of one's own: routers may stand in another order there. Each is
     that which takes most alike, and of equal ones the next in order."""
     if not own or not others: return {}
@@ -93,7 +93,7 @@ class Reference:
         return found, own, Flips(sum(int((route.gaps() > 0).sum()) for route in own),
                                  sum(route.by.shape[1] for route in own))
 
-    def change(self, give: Callable[[], Rows]) -> tuple[Rows, Rows]:
+    def change(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
         """What another reading gives, and what this one gives where rows go as they went there."""
         found, taken = noted(give)
         return found, self.beside(taken)[0]
@@ -130,13 +130,13 @@ def explain_flips(where: str, term: Operator, batch: Batch, routes: Sequence[Rou
 class Beside(NamedTuple):
     """What a program gave for some batches, what is wanted of it where rows go as they went there, and which rows the
     model itself would send elsewhere."""
-    found: list[Rows]
-    wanted: list[Rows]
+    found: list[Floating]
+    wanted: list[Floating]
     flips: Flips
 
 
-def run_beside(program: Program, model: Operator, batches: Sequence[Batch], known: Sequence[Rows] | None = None, *,
-               exact: bool, run: Callable[[Program, Batch], Rows] = Program.run, unit: float = SCORES) -> Beside:
+def run_beside(program: Program, model: Operator, batches: Sequence[Batch], known: Sequence[Floating] | None = None, *,
+               exact: bool, run: Callable[[Program, Batch], Floating] = Program.run, unit: float = SCORES) -> Beside:
     """A program's rows and the model's in float64, routed alike; `known` are the model's where they are at hand. Of an
     exact program rows go elsewhere only where rounding explains it; what an approximate one changes, it may send
     elsewhere. Raises VerificationError."""

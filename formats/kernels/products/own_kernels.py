@@ -14,7 +14,7 @@ from .linear import LINEAR, product_dense
 
 # kernels for one row and for more, where words are that each matrix is described by, bytes of a number; inputs, outputs
 OWN_FIELDS = np.dtype(words("one more w bytes n p"))
-W, BYTES = map((LINEAR.names or ()).index, ("w", "bytes"))
+W, STORED_BYTES = map((LINEAR.names or ()).index, ("w", "bytes"))
 MORE = 2                                                     # rows of which products are recorded that are not one
 Multiply = Callable[[np.ndarray, np.ndarray], object]        # out = x @ W
 
@@ -103,6 +103,6 @@ def capture(multiply: Multiply, shape: tuple[int, int], rows: int) -> Captured:
     if len(recording.stages) != 1 or len(recording.stages[0][1]) != len(LINEAR.names or ()):
         raise ValueError("a product of its format is not one kernel, which tiles of single experts need")
     [(kernel, fields, _)] = recording.stages
-    w, size = int(fields[W]), int(fields[BYTES])
+    w, size = int(fields[W]), int(fields[STORED_BYTES])
     described = next((each for each in recording.records if np.frombuffer(each, np.int64).ctypes.data == w), ())
     return Captured(kernel, w, size, [*map(int, described)], recording.scratch)

@@ -67,7 +67,7 @@ def sum_of_group(typing, address):
 
 @intrinsic
 def deal_bytes(typing, address):
-    """Of every 8 of 64 bytes those of even place first: as low and high halves of a word's bytes meet them."""
+    """64 bytes, of every 8 those of even place first: as low and high halves of a word's bytes meet them."""
     def code(context, builder, signature, values):
         kind = ir.VectorType(BYTE, TWO_GROUPS)
         at = pointer_at(builder, values[0], 0, kind)
