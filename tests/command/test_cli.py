@@ -16,7 +16,7 @@ from optimized import small
 
 from opmatrix.program import Program
 from rewrites.cli import __main__ as cli
-from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
+from rewrites.laws import EXACT_LAWS, attention, joining, largest, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.phases import Report
@@ -297,7 +297,7 @@ def test_laws_of_a_kind(command):
     exact, every = command("laws", "--kind", "exact"), command("laws")
     assert [line.split(":")[0] for line in exact.out.splitlines() if line.startswith("----")] == [
         f"---- exact, {len(laws)}" for laws in (ring.RING_LAWS, attention.ATTENTION_LAWS, joining.JOINING_LAWS,
-                                                spaces.SPACE_LAWS)]
+                                                spaces.SPACE_LAWS, largest.ROUTING_LAWS)]
     assert exact.out.splitlines()[-1] == f"{len(EXACT_LAWS)} exact laws" and "(implementation)" not in exact.out
     count = len([*IMPLEMENTATIONS, *HEADS, *STAGES])
     assert f"---- implementation, {count}" in every.out and "---- value, " in every.out

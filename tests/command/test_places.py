@@ -13,6 +13,7 @@ from opmatrix.files.loading import KIND, PROGRAM
 from rewrites.cli.commands import app
 
 WRITES = {"out", "results"}                                 # parameters that name what is written
+TEXTS = {"prompt"}                                          # arguments that name no file
 SUFFIX = {"embed": ".npy", "spectrum": ".png"}
 
 
@@ -25,7 +26,7 @@ def parameters(callback):
         argument = type(info).__name__ == "ArgumentInfo"
         words = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
         option = next((each for each in words if each.startswith("--")), f"--{name.replace('_', '-')}")
-        files = argument or "Path" in str(kind) or any(word in (info.metavar or "") for word in ("FILE", "CSV", "DIR"))
+        files = (argument and name not in TEXTS) or "Path" in str(kind) or any(word in (info.metavar or "") for word in ("FILE", "CSV", "DIR"))
         found[name] = argument, option, files
     return found
 
@@ -51,7 +52,8 @@ def held(path): return {each: each.read_bytes() for each in path.rglob("*") if e
 
 def test_every_command_that_writes_is_here():
     assert {(name, output) for name, output, _ in CASES} == {
-        ("optimize", "out"), ("optimize", "results"), ("embed", "out"), ("evaluate", "results"), ("spectrum", "out")}
+        ("optimize", "out"), ("optimize", "results"), ("embed", "out"), ("evaluate", "results"), ("spectrum", "out"),
+        ("generate", "results")}
     assert len(CASES) >= 20
 
 
