@@ -16,6 +16,8 @@ class InGroups:
     structure: type[Format]
     proposed = False
     unit, portion = "int8", PANEL
+    least = 127 * 2.0 ** -126                               # groups below it are read as zeros: their scale is no
+                                                            # normal float32
 
     def __init_subclass__(cls, structure: type[Format]) -> None:
         whole = structure.declared

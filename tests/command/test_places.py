@@ -26,7 +26,8 @@ def parameters(callback):
         argument = type(info).__name__ == "ArgumentInfo"
         words = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
         option = next((each for each in words if each.startswith("--")), f"--{name.replace('_', '-')}")
-        files = (argument and name not in TEXTS) or "Path" in str(kind) or any(word in (info.metavar or "") for word in ("FILE", "CSV", "DIR"))
+        files = (argument and name not in TEXTS) or "Path" in str(kind) or any(
+            word in (info.metavar or "") for word in ("FILE", "CSV", "DIR"))
         found[name] = argument, option, files
     return found
 

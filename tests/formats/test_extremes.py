@@ -29,14 +29,17 @@ def test_rounding_kernels_on_rows_of_any_size(rng, name, options, kind):
     """Where no partial sum exceeds float32: as near to the rounded numbers as sums are, and these as near to x as their
     type is."""
     for unit in (1e-30, 1e-5, 1.0, 1e5, 1e18):
-        W = FORMATS[name].approximate(rng.standard_normal((100, 35)) * unit, **options)
+        try: W = FORMATS[name].approximate(rng.standard_normal((100, 35)) * unit, **options)
+        except FormatError:                                 # scales of blocks are float16
+            assert unit > 1 and FORMATS[name].filed
+            continue
+        least = getattr(W, "least", 2.0 ** -133)            # what is read as nothing, where a format says so
         for size in SIZES:
             x = rows(rng, kind, size)
             read, wide = W.operands(x)
             near, given = (read, W.turned(x)) if hasattr(W, "turned") else (W.reads(x), x)
-            assert (abs(near - given) <= np.maximum(abs(given).max(1, keepdims=True) / 253,
-                                                    2.0 ** -133)).all(), (unit, size)
-            small = abs(read) @ abs(wide) < HUGE / 2
+            assert (abs(near - given) <= np.maximum(abs(given).max(1, keepdims=True) / 253, least)).all(), (unit, size)
+            small = abs(read) @ getattr(W, "sizes_of", abs)(wide) < HUGE / 2       # of what is added up
             for some in (x, x[:1]):
                 off = abs(W.matmul(some) - (read @ wide)[:len(some)]) - W.bound(some)
                 assert (off[small[:len(some)]] <= 0).all(), (unit, size)

@@ -48,6 +48,7 @@ TWO_GROUPS = 2 * GROUP_INPUTS                                # numbers of x that
 PAIRED = "+avx2" in FEATURES and not FOURS                   # levels are multiplied pair by pair, into 16 bits
 __borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 4, 6                 # and rows of tiles
 f4 = np.float32
+SHARE = f4(64)                                              # a group may add up to 32 times the largest float32
 
 
 @intrinsic
@@ -91,7 +92,7 @@ def steps_of(largest):
 @njit(**HELPER)
 def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
     """n float32 at x as whole numbers up to 127, zeros up to whole steps; scales of the groups; of each group what its
-    bytes add up to, where shifted as float32 times the scale, else as int32 times middle."""
+    bytes add up to, where shifted as float32 times a share of the scale, else as int32 times middle."""
     scale, shift, whole = floats(scales, groups), floats(totals, groups), ints_at(totals, groups)
     for k in range(0, n, TWO_GROUPS):
         at, left, to, g = x + 4 * k, n - k, target + k, k // GROUP_INPUTS
@@ -103,7 +104,7 @@ def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
         for h in range(g, min(g + 2, groups)):
             scale[h] = low if h == g else high
             total = sum_of_group(to + GROUP_INPUTS * (h - g))
-            if shifted: shift[h] = scale[h] * f4(total)
+            if shifted: shift[h] = scale[h] * (f4(total) / SHARE)
             else: whole[h] = np.int32(middle * total)
         if dealt: deal_bytes(to)
 
@@ -166,6 +167,7 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
                             at = r * sums.across + v
                             whole[at] = add(builder, whole[at], factor, vector)
             turns, new = wording.scales(builder, scale, sums.across), []
+            shares = [builder.fmul(each, ir.Constant(VECTOR, [float(SHARE)] * LANES)) for each in turns[sums.across:]]
             for at, each in enumerate(whole):
                 r, v = divmod(at, sums.across)
                 number = builder.fmul(builder.sitofp(builder.bitcast(each, WORDS), VECTOR), turns[v])
@@ -173,7 +175,7 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
                                      builder.extract_value(tile, at))
                 if shifted:
                     shift = splat(builder, at_row(totals, apart, r, FLOAT))
-                    total = multiply_add(builder, turns[sums.across + v], shift, total)
+                    total = multiply_add(builder, shares[v], shift, total)
                 new.append(total)
             return closed(builder, new)
         return sums(sums, *[types.int64] * 8), code
