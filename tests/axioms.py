@@ -1,6 +1,6 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof
 that two statements are equal (equal.py), not the search."""
-from opmatrix.algebra.operators import I, heads, product, row, total, turn
+from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, total, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.law import (
@@ -192,6 +192,21 @@ def first_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
 def last_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
     """The same of the columns behind."""
     return right(z, A), right(z, B)
+
+@law()
+def kept_of_a_shift(s: value[n], y: value[n], r: factors, t: number, top: count):
+    """What is added to a whole row, as often as one likes, changes no order in it."""
+    return keep_top(s, y + r * t, top), keep_top(s, y, top)
+
+@law()
+def kept_of_columns(s: value[n], y: value[n], c: constant[n], top: count):
+    """A choice among columns, each times its number."""
+    return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
+
+@law()
+def shared_shift(x: value[n], r: factors, t: number):
+    """A factor of all shares and of their sum, as often as one likes."""
+    return (x + r * t) @ share, x @ share
 
 @law(when=("(alike x A)",))
 def adds_nothing(x: value[n], A: operator[k, n]):

@@ -2,7 +2,7 @@
 Layers begin where rows are mixed, and stages of a pipeline are runs of layers."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, pairwise
 from math import prod
@@ -15,7 +15,7 @@ from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.shapes import H, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.split.axis_states import all_bounds
-from opmatrix.split.carrying import Cuttable, contracts
+from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.traced import trace
 
 
@@ -26,12 +26,13 @@ class Factor(NamedTuple):
     arrays: tuple[Data, ...]
 
 
-def chain(model: Operator) -> list[Factor]:
-    """The factors of a model, from its input on; those whose columns one hands to the next cut are one."""
+def chain(model: Operator, cuts: Mapping[str, str] | None = None) -> list[Factor]:
+    """The factors of a model, from its input on; those whose columns one hands to the next cut are one, but where
+    `cuts` say how the next is cut."""
     own, found, at = [Factor(term, *signature_of(term)) for term in factors(model)], list[Factor](), 0
     known: dict[tuple[Any, ...], bool] = {}
     while at < len(own):
-        end = carried_on(own, at, known)
+        end = carried_on(own, at, known, cuts or {})
         found.append(own[at] if end == at + 1 else joined(own[at:end]))
         at = end
     return found
@@ -42,10 +43,11 @@ def joined(own: Sequence[Factor]) -> Factor:
     return Factor(term, *signature_of(term))
 
 
-def carried_on(own: Sequence[Factor], at: int, known: dict[tuple[Any, ...], bool]) -> int:
+def carried_on(own: Sequence[Factor], at: int, known: dict[tuple[Any, ...], bool], cuts: Mapping[str, str]) -> int:
     """Behind which factor the columns that one gives are merged by a weight, where what lies between passes them on;
     the next one where they are not."""
     for end in range(at + 2, len(own) + 1):
+        if any(asked_of(data, cuts) for data in own[end - 1].arrays): break
         key = tuple(each.signature for each in own[at:end])
         if key not in known: known[key] = carries(own[at:end])
         if known[key]: return end

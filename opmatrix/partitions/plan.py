@@ -208,7 +208,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     the model does not fit, for a pattern that no weight fits, and for operators that no rule splits."""
     model = model if isinstance(model, Operator) else promised(model)
     check_sizes(sizes)
-    factors, along = chain(model), mesh.stages
+    factors, along = chain(model, cuts), mesh.stages
     check_cuts(factors, cuts or {})
     bounds = cut_stages(factors, along.count if along else 1, stages)
     known: dict[tuple[Any, ...], Split] = {}

@@ -38,10 +38,11 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     entrywise = matrix.entrywise or matrix.diagonal
     stack = len(matrix.args[0].shape) == 3 if contracts(matrix) else False
     if isinstance(own, Cut) and own.role == "heads": return [own], own, own if stack else None, "heads"
-    if isinstance(own, Cut) and own.role == "cols":
+    asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
+    if isinstance(own, Cut) and own.role == "cols" and asked != "columns":
         if entrywise: return [own], own, own, "columns"
         able = mergeable(reduced(matrix)[1]) and divisible(matrix)
-        if able and (axis.strategy.cuts_weights or not contracts(matrix)):
+        if able and asked != "whole" and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
             return [own], Partial(over), Cut("rows", own.units) if contracts(matrix) else None, "rows of a matrix"
         home = split.home(k, args[0])
@@ -52,7 +53,6 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
                 raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
                                  f"most {x.dims.cols} ranks")
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
-        asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
         if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):

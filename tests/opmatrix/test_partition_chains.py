@@ -4,6 +4,7 @@ import pytest
 from partitioned import LLAMA, differences, made
 
 import opmatrix as om
+from opmatrix import formula
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, affine, gelu, grouped, relu, rmsnorm, weight
 from opmatrix.partitions.factor_chain import chain
@@ -60,3 +61,15 @@ def test_what_is_cut_by_hand_takes_the_next_along():
 def test_models_of_sums_keep_their_factors():
     """A table, and two sums with x for each layer, which norms begin."""
     assert len(chain(made(LLAMA))) == 1 + 2 * 2 + 2
+
+
+@pytest.mark.parametrize("how, ops", [("columns", {"all_gather"}), ("whole", {"all_gather"}), ("rows", {"all_reduce"})])
+def test_a_cut_by_hand_goes_before_what_strategies_choose(how, ops):
+    """Of the weight behind one whose columns are cut: as is said, though nothing had to cross."""
+    term = formula(lambda x: x + x @ matrix(8, 16, "A") @ relu @ matrix(16, 8, "B"))
+    x = RNG.normal(size=(2, 3, 8))
+    plan = planned(term, cuts={"B": how})
+    ran = run(plan, Feed(x))
+    assert differences(plan, ran.meters) == [] and {each.op for _, each in plan.crossings()} == ops
+    np.testing.assert_allclose(ran.value[:, 0], np.stack([term(each) for each in x]), rtol=1e-11)
+    assert plan.formulas(storage={"B": 1, "*": 0}).state == 8 * 16 // (1 if how == "whole" else 2)

@@ -26,7 +26,7 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.models import FAMILIES, promised
+from opmatrix.models import FAMILIES, known, promised
 from opmatrix.patterns import causal, sequence
 from rewrites.flat import flat
 from rewrites.graph import sizing
@@ -190,12 +190,14 @@ REAL = [                                                    # families at the wi
                             sliding_window=4096)),
     ("qwen2", SMOL | dict(hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2)),
     ("qwen3", SMOL | dict(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, intermediate_size=3072)),
-    ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True))]
+    ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),
+    *((config["model_type"], config | {"num_hidden_layers": 2} if "num_hidden_layers" in config else config)
+      for config in map(known.configuration, known.names()) if "expert" in str(config))]
 
 
 def templates(family, config):
     """One for each part and state, without numbers."""
-    model = promised(config | dict(model_type=family))
+    model = promised(dict(config) | dict(model_type=family))
     return [part.template for states in parts(model) for part in states.values()]
 
 
