@@ -118,6 +118,7 @@ def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue:
         if not ids.flags.aligned: ids = as_contiguous("ids", ids)
         if numbers is table: table = numbers = as_contiguous("table", table)
         separate(out, ids=ids, table=numbers)
+        if isinstance(table, Columns) and table.scale is not None: separate(out, scale=table.scale)
         held.append((ids, table))
     sources = [(address(ids), ids.strides[0], *describe_table(table)) for ids, table in held]
     return run_pass(gathered, None, out, epilogue, fields=make_record(sources, SOURCE))
