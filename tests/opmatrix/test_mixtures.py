@@ -210,6 +210,16 @@ def test_a_gate_of_what_is_no_number_is_none_and_infinite_scores_are_ordered(rng
     assert np.isnan(out[0]).all() and [*np.flatnonzero(out[1, 0])] == [0, 1, 5]
 
 
+def test_a_score_that_is_absent_has_no_share(rng):
+    """Minus infinity, as masks give it: 0, and the bound of the others is a number."""
+    x = rng.normal(size=(4, 2, 9)).astype(np.float32)
+    x[:, :, ::2] = -np.inf
+    out = kernels.gate_rows(x, np.empty_like(x), None, 0, True)
+    given = dict(x=x, by=None, k=0, shares=1, unit=0)
+    exact, allowed = meaning(KERNELS["gate"], given, None), bound(KERNELS["gate"], given)
+    assert not out[:, :, ::2].any() and (abs(out - exact) <= allowed).all() and allowed.max() < 1e-5
+
+
 def test_a_run_notes_whom_rows_go_to(rng):
     """As the steps of a recording do not, a run that is noted is its steps, to the bit."""
     program = layer(rng)

@@ -82,7 +82,8 @@ class gate(Arguments):
         found, error = x, np.zeros(x.shape)
         if a.shares:
             found = soft_shares(x)
-            error = found * (gamma(cols + 8) + 2 * UNIT * (x.max(-1, keepdims=True) - x)) + LEAST_SHARE
+            below = np.where(np.isneginf(x), 0.0, x.max(-1, keepdims=True) - x)        # of -inf the share is 0, exactly
+            error = found * (gamma(cols + 8) + 2 * UNIT * below) + LEAST_SHARE
             error = error + found * error.sum(-1, keepdims=True)
         if a.k:
             by = by_heads(x if a.by is None else np.asarray(a.exact.by))
