@@ -178,10 +178,14 @@ class Batch(Fields):
         first = 0
         for last in range(1, len(self) + 1):
             if last == len(self) or self.starts[last + 1] - self.starts[first] > rows:
-                cuts = self.starts[first + 1:last] - self.starts[first]
-                own = slice(self.starts[first], self.starts[last])
-                yield Batch(np.split(self.tokens[own], cuts), np.split(self.kinds[own], cuts))
+                yield self.sentences(first, last)
                 first = last
+
+    def sentences(self, first: int, last: int) -> Batch:
+        """The sentences from one up to another, without that one. What is of the whole batch does not come along."""
+        low, high = self.starts[first], self.starts[last]
+        cuts = self.starts[first + 1:last] - low
+        return Batch(np.split(self.tokens[low:high], cuts), np.split(self.kinds[low:high], cuts))
 
     def relation(self, relation: Relation) -> Sparse:
         if relation.name in GIVEN: return of_sentences(relation.name, self.starts)._replace(relation=relation)

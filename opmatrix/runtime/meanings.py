@@ -70,7 +70,8 @@ def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] |
     workers, parts = threads(), [batch]
     apart = not (schedule.ports or schedule.scored or schedule.elsewhere)
     if apart and all(isinstance(each, Recorded) for each in schedule.segments):
-        parts = [take_rows(batch, group.first, group.last) for group in make_groups(batch.starts, workers)]
+        groups = make_groups(batch.starts, workers)
+        if len(groups) > 1: parts = [batch.sentences(group.first, group.last) for group in groups]
     found: list[list[NDArray[np.float32]]] = []
     for part in parts:
         routes.go_back()
@@ -80,11 +81,3 @@ def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] |
         found.append([np.asarray(values[at - schedule.first]) for at in schedule.results])
     routes.go_on()
     return [np.concatenate(each) if len(each) > 1 else each[0] for each in zip(*found, strict=True)]
-
-
-def take_rows(batch: Batch, first: int, last: int) -> Batch:
-    """Some sentences of a batch."""
-    if (first, last) == (0, len(batch)): return batch
-    rows = slice(batch.starts[first], batch.starts[last])
-    cuts = batch.starts[first + 1:last] - batch.starts[first]
-    return Batch(np.split(batch.tokens[rows], cuts), np.split(batch.kinds[rows], cuts))

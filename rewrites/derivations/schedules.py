@@ -245,16 +245,17 @@ class HandSchedule:
     @cached_property
     def alone(self) -> dict[int, Otherwise]:
         """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
-        batches, found = (self.fit, next(self.held_out.pieces(VERIFIED_ROWS))), dict[int, Otherwise]()
+        found = dict[int, Otherwise]()
+        wanted = [(batch, self.reference(batch)) for batch in (self.fit, next(self.held_out.pieces(VERIFIED_ROWS)))]
         for site, method in self.methods.items():
-            changed = self.made({site: method})
-            near, far = (self.change(changed, batch) for batch in batches)
+            run = self.made({site: method}).run
+            near, far = (difference(*exact.change(partial(run, batch))) for batch, exact in wanted)
             found.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
         return found
 
-    def change(self, program: Program, batch: Batch) -> float:
-        """How far a program is from the one without approximations, relative."""
-        return difference(*Reference(partial(self.exact[0].run, batch)).change(partial(program.run, batch)))
+    def reference(self, batch: Batch) -> Reference:
+        """What the program without approximations gives."""
+        return Reference(partial(self.exact[0].run, batch))
 
     # ---- what it is
 
@@ -302,7 +303,7 @@ class HandSchedule:
     @cached_property
     def error(self) -> float:
         """The relative change of the output, against the program without approximations, on calibration rows."""
-        return self.change(self.program, self.fit) if self.methods else 0.0
+        return difference(*self.reference(self.fit).change(lambda: self.program.run(self.fit))) if self.methods else 0.0
 
     def verify(self) -> dict[str, object]:
         """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was

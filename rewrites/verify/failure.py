@@ -1,5 +1,14 @@
 """What is raised where a law, a graph or a program is not what it should be."""
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opmatrix.program import Program
+
+
+def name(program: "Program") -> str:
+    """What a program is called where it is wrong."""
+    return f"program {program.meta.get('model', '')} {program.hash[:8]}"
 
 
 class VerificationError(Exception):

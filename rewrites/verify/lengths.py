@@ -21,9 +21,9 @@ from opmatrix.files.certified import MAX_INPUT_ROWS
 from opmatrix.program import Program
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
-from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
-from rewrites.verify.failure import VerificationError
-from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, name
+from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
+from rewrites.verify.failure import VerificationError, name
+from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding
 from rewrites.verify.routed import run_beside
 
 MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
@@ -218,18 +218,11 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
     recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
     groups = make_groups(batch.starts, workers) if recorded else [None]
     for group in groups:
-        part = batch if group is None or len(groups) == 1 else take_group(batch, group)
+        part = batch if group is None or len(groups) == 1 else batch.sentences(group.first, group.last)
         with limit(workers if len(groups) == 1 else 1): last.append(walk(program, part, fresh, steps))
     if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
         raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows,
                                 sentences=len(batch))
-
-
-def take_group(batch: Batch, group: Group) -> Batch:
-    """The sentences of a group."""
-    cuts = batch.starts[group.first + 1:group.last] - group.low
-    rows = slice(group.low, group.high)
-    return Batch(np.split(batch.tokens[rows], cuts), np.split(batch.kinds[rows], cuts))
 
 
 def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Lengths:

@@ -23,7 +23,7 @@ from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
 from rewrites.verify.differences import ratio
-from rewrites.verify.failure import VerificationError
+from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
@@ -236,7 +236,3 @@ class Meant(NamedTuple):
         if self.rows is None: return Meant(self.numbers[-rows:], self.allowed[-rows:], None)
         there = self.rows >= of - rows
         return Meant(self.numbers[there], self.allowed[there], self.rows[there] - (of - rows))
-
-
-def name(program: Program) -> str:
-    return f"program {program.meta.get('model', '')} {program.hash[:8]}"

@@ -18,7 +18,7 @@ from opmatrix.algebra.routes import Route, Taken, noted
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program
-from rewrites.verify.failure import VerificationError
+from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
@@ -140,7 +140,6 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
     """A program's rows and the model's in float64, routed alike; `known` are the model's where they are at hand. Of an
     exact program rows go elsewhere only where rounding explains it; what an approximate one changes, it may send
     elsewhere. Raises VerificationError."""
-    name = f"program {program.meta.get('model', '')} {program.hash[:8]}"
     if not is_routed([model]):
         return Beside([run(program, batch) for batch in batches],
                       [dense(model, batch) for batch in batches] if known is None else [*known], Flips())
@@ -148,7 +147,7 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
     for batch in batches:
         given, taken = noted(partial(run, program, batch))
         rows, routes, parted = Reference(partial(dense, model, batch)).beside(taken)
-        if exact: parted = explain_flips(name, model, batch, routes, parted, unit)
+        if exact: parted = explain_flips(name(program), model, batch, routes, parted, unit)
         found.append(given)
         wanted.append(rows)
         flips += parted
