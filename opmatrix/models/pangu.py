@@ -25,6 +25,7 @@ from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.patterns import causal, sequence
 
 SECOND = "the second version of this model computes otherwise"
+SCALED = "shares of the chosen experts are scaled by router_scale alone"
 
 
 @declares(
@@ -71,8 +72,7 @@ def pangu_embedded(config: Settings, at: ArraySource) -> Operator:
 @declares(
     LAYOUT._replace(stacks=GATED), **LLAMA_KEYS | dict(intermediate_size=optional(dimension())), **EXPERT_KEYS,
     moe_intermediate_size=dimension(), shared_expert_intermediate_size=dimension(), mlp_only_layers=DENSE_LAYERS,
-    norm_topk_prob=never(False, "shares of the chosen experts are scaled by router_scale alone"),
-    routed_scaling_factor=never(1.0, "shares of the chosen experts are scaled by router_scale alone"),
+    norm_topk_prob=never(False, SCALED), routed_scaling_factor=never(1.0, SCALED),
     router_enable_expert_bias=never(False, SECOND), sandwich_norm=never(False, SECOND),
     param_sink_number=never(0, SECOND))
 def pangu_pro(config: Settings, at: ArraySource) -> Operator:

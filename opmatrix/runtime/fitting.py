@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ONE_PASS = (T * p,)                                             # what time grows with: numbers of the result
 SCORED = S2 * h * d, S2 * h, T * h * d                      # products, exponentials, rows
+TIMED_ROUTERS = (8, 2), (64, 8), (256, 8)                   # experts, and how many a row names, of calls that are timed
 Cases = Callable[["Grid", "Numbers"], Iterator[Timed]]
 
 

@@ -11,7 +11,7 @@ from opmatrix.batch import Batch
 from opmatrix.program import Constant, Program
 from opmatrix.spectra.gram import Seen
 from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import Emitter
+from rewrites.compiler.emit import Emitter, store_blocks
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.search import Structure
 from rewrites.laws.kernel_law import STACK
@@ -111,8 +111,7 @@ def stored_for(site: WeightSite, numbers: np.ndarray, fitter: Fitter, method: Me
     form: Any = FORMATS.get(method.format)
     if site.x is not None:
         blocks = site.lowering.filed(site.stored.weight, site.stored.layout) if form and form.filed else []
-        return as_dense(form.of_blocks(np.concatenate(blocks)) if blocks else
-                        fitter.store(numbers, method, site.key))
+        return as_dense(store_blocks(form, blocks) if blocks else fitter.store(numbers, method, site.key))
     turned, some, whole = not FORMATS[method.format].rowwise, numbers[rows], numbers.astype(np.float32)
     kept = fitter.store(some.T if turned else some, method, site.key).unpack()
     whole[rows] = kept.T if turned else kept

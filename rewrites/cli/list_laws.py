@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from formats.core.errors import InputError, suggest_name
 from rewrites.compiler.approximation import Approximation
 from rewrites.law import Law
-from rewrites.laws import attention, joining, largest, ring, spaces
+from rewrites.laws import EXACT_GROUPS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import Implementation
@@ -29,9 +29,7 @@ def book(own: UserDeclarations, kind: str | None = None) -> str:
 
 def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Law | Approximation | Implementation]]]:
     """Kind, heading and laws of every group; the first sentence of a module is its heading."""
-    exact = [("exact", heading(module.__doc__ or ""), laws) for module, laws in (
-        (ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
-        (spaces, spaces.SPACE_LAWS), (largest, largest.ROUTING_LAWS))]
+    exact = [("exact", heading(module.__doc__ or ""), laws) for module, laws in EXACT_GROUPS]
     return [*exact, ("value", heading(values.__doc__ or ""), values.VALUE_LAWS),
             ("implementation", "Which kernel of the runtime computes which term; what begins with _ may follow.",
              (*IMPLEMENTATIONS, *HEADS, *STAGES)),

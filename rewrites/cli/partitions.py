@@ -13,10 +13,9 @@ from opmatrix.models.config import Settings
 from opmatrix.partitions.overview import Overview
 from opmatrix.partitions.plan import WAYS, Partition, partition
 from opmatrix.partitions.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
-from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
-from rewrites.cli.predict import open_promised
+from rewrites.cli.predict import named_sheet, open_promised
 from rewrites.compiler.planned import configured, weightless
 from rewrites.derivations.partitioned import derivation_of
 
@@ -51,8 +50,7 @@ def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts:
         raise InputError(f"{missing} has no number: numbers beside the formulas need --batch and --tokens")
     for given, what in ((batch, "--batch"), (tokens, "--tokens")):
         if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
-    try: sheet = None if machine is None else datasheet(machine)
-    except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
+    sheet = None if machine is None else named_sheet(machine)
     return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights),
                          crossing_of(crossing), training, sheet, form)
 

@@ -23,12 +23,15 @@ NUMBER_TYPES = ("float32", "bf16")                           # of activations; t
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
+def named_sheet(name: str) -> Datasheet:
+    """The data sheet of a machine that the command line names. Raises InputError where there is none."""
+    try: return datasheet(name)
+    except ValueError as error: raise InputError(f"--machine {name}: {error}") from None
+
+
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
     """What programs of a model would take on a machine from its data sheet."""
-    try:
-        sheet = datasheet(name)
-    except ValueError as error:
-        raise InputError(f"--machine {name}: {error}") from None
+    sheet = named_sheet(name)
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
     with silence_stdout():

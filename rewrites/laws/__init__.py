@@ -7,8 +7,9 @@ from formats.core.errors import InputError, suggest_name
 from rewrites.law import Law
 from rewrites.laws import attention, choosing, joining, largest, ring, spaces
 
-EXACT_LAWS = (ring.RING_LAWS + attention.ATTENTION_LAWS + joining.JOINING_LAWS + spaces.SPACE_LAWS
-              + largest.ROUTING_LAWS)
+EXACT_GROUPS = ((ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
+                (spaces, spaces.SPACE_LAWS), (largest, largest.ROUTING_LAWS))          # each with its module
+EXACT_LAWS = tuple(law for _, laws in EXACT_GROUPS for law in laws)
 CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # of columns; no search has them
 
 

@@ -15,7 +15,7 @@ from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.by_sequence import LEAST_SHARE
 from opmatrix.runtime.costs import Costs, row_width
-from opmatrix.runtime.fitting import same
+from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Heads, Rows
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Switch = Annotated[int, Range(int, 0, 1)]
 Few = Annotated[int, Range(int, 0, 2 ** 20)]
 k = size("k")                                               # columns of a head that are kept
-GATES = (8, 2), (64, 8), (256, 8)                           # columns, and how many are kept, of calls that are timed
 
 
 def in_heads(x: Any) -> Any:
@@ -44,7 +43,7 @@ def soft_shares(x: Doubles) -> Doubles:
 
 
 def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    for cols, most in GATES:
+    for cols, most in TIMED_ROUTERS:
         for rows in (1, 16, 256):
             x, out = numbers.some(rows, 1, cols), numbers.room(rows, 1, cols)
             yield {"T": rows, "p": cols, "k": most}, partial(compiled.gate_rows, x, out, None, most, True, True)

@@ -16,7 +16,7 @@ from formats.stacked import Stacked
 from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, times_experts
-from opmatrix.runtime.fitting import same
+from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack
 
@@ -80,12 +80,12 @@ def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
 
 def named_too_many(a: Arguments) -> Any:
     """The rows that name more matrices than is promised."""
-    return np.count_nonzero(a.gate[:, :, 0], 1) > a.most
+    return np.count_nonzero(of_columns(a.gate), 1) > a.most
 
 
 def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Matrices so small that rows and tiles are all that takes time."""
-    for count, most in ((8, 2), (64, 8), (256, 8)):
+    for count, most in TIMED_ROUTERS:
         up, down = numbers.fresh(count, 16, 16), numbers.fresh(count, 16, 256)
         for rows in (1, 16, 256):
             x, out, gate = numbers.some(rows, 16), numbers.room(rows, 256), np.zeros((rows, count), np.float32)
@@ -123,7 +123,7 @@ class experts(Arguments):
         """A row that names more experts than is promised is no number."""
         up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
         found = np.zeros((len(a.x), down.stack.shape[2]))
-        for e, rows in routed(a.gate[:, :, 0]):
+        for e, rows in routed(of_columns(a.gate)):
             y = Epilogue(activation=a.activation).reference(up.multiply(e, a.x[rows]))
             if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
             found[rows] += a.gate[rows, e] * down.multiply(e, y)
@@ -134,7 +134,7 @@ class experts(Arguments):
     def bound(a) -> Doubles:
         """Errors of products, of the function and of the factor, carried through the second product."""
         up, down, beside = Matrices(a.up), Matrices(a.down), Matrices(a.beside)
-        x, gate = np.asarray(a.exact.x), np.asarray(a.exact.gate)[:, :, 0]
+        x, gate = np.asarray(a.exact.x), of_columns(np.asarray(a.exact.gate))
         found, sizes = np.zeros((len(x), a.down.shape[2])), np.zeros((len(x), a.down.shape[2]))
         for e, rows in routed(gate):
             y, error = hidden_rows(a, up, beside, x[rows], e)
