@@ -253,9 +253,7 @@ class HandSchedule:
             found.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
         return found
 
-    def reference(self, batch: Batch) -> Reference:
-        """What the program without approximations gives."""
-        return Reference(partial(self.exact[0].run, batch))
+    def reference(self, batch: Batch) -> Reference: return Reference(partial(self.exact[0].run, batch))
 
     # ---- what it is
 
