@@ -6,6 +6,7 @@ import numpy as np
 PANEL = 64                                                   # columns
 TILE = 16                                                    # of narrow numbers: those of a matrix register
 VECTOR = 16                                                  # numbers; the last panel is filled up to whole vectors
+LEAST_SCALED = 127 * 2.0 ** -126                              # below it the scale of bytes is no normal float32
 MIXED = 16, 8, 4  # vectors of inputs that a Hadamard matrix mixes, the most that are left; a filled row has whole fours
 
 

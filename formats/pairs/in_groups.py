@@ -1,32 +1,30 @@
 """Blocks of files where x is rounded, too: each 32 numbers of a row to bytes with a scale of their own."""
+import inspect
+
 import numpy as np
 
 from formats.core.arrays import multiply_sizes
 from formats.core.epilogue import gamma
-from formats.core.layout import PANEL
+from formats.core.layout import LEAST_SCALED
 from formats.core.sizes import T, n, p
 from formats.format import SMALLEST, Format
-from formats.storage.packed import Packed
-from formats.storage.q4_1 import GROUP_INPUTS
+from formats.storage.q4_1 import GROUP_INPUTS, Blocks
 
 
-class InGroups:
+class InGroups(Blocks):
     """What a format of blocks keeps, multiplied by rows whose groups are rounded to 255 steps, as ggml does it. The
     arrays are those of `structure`, to the bit, so what gathers columns of it reads them as they are."""
     structure: type[Format]
-    proposed = False
-    unit, portion = "int8", PANEL
-    least = 127 * 2.0 ** -126                               # groups below it are read as zeros: their scale is no
-                                                            # normal float32
+    unit = "int8"
+    least = LEAST_SCALED                                    # groups below it are read as zeros
 
     def __init_subclass__(cls, structure: type[Format]) -> None:
         whole = structure.declared
-        cls.structure, cls.filed, cls.panelled = structure, structure.filed, structure.panelled      # type: ignore[attr-defined]
+        cls.structure, cls.__annotations__ = structure, inspect.get_annotations(structure)
+        cls.filed, cls.panelled = structure.filed, structure.panelled                      # type: ignore[attr-defined]
         cls.flops, cls.work = 2 * T * n * p, (T * n * p, n * p, T * (n + p), T * n)        # type: ignore[attr-defined]
         cls.fit, cls.pack, cls.unpack = whole.fit, whole.pack, whole.unpack                # type: ignore[attr-defined]
         super().__init_subclass__()
-
-    def transpose(self): return Packed.pack(self.unpack().T)             # groups of inputs are none of outputs
 
     @staticmethod
     def reads(x): return by_group(x)
@@ -45,9 +43,6 @@ class InGroups:
     def narrowest(cls): return 8
 
     @classmethod
-    def indices(cls): return []                              # bytes and words are numbers
-
-    @classmethod
     def of_blocks(cls, blocks):
         """x @ W.T for blocks of a file."""
         made = cls.structure.of_blocks(blocks)
@@ -57,10 +52,9 @@ class InGroups:
 def by_group(x):
     """x (T, n) in float64 as kernels read it: each 32 numbers as whole multiples, up to 127, of their largest / 127, by
     the float32 operations of formats/kernels/products/rounded_groups.py, one by one."""
-    from formats.kernels.products.rounding import LIFT_BELOW
     x = np.asarray(x, np.float32)
     parts = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP_INPUTS))).reshape(len(x), -1, GROUP_INPUTS)
     largest = abs(parts).max(2, keepdims=True)
-    turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= LIFT_BELOW)
+    turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= LEAST_SCALED)
     read = np.rint(parts * turns).astype(np.float64) * (largest / np.float32(127))
     return read.reshape(len(x), -1)[:, :x.shape[1]]

@@ -2,7 +2,6 @@
 import numpy as np
 
 from formats.core.layout import unpanelled
-from formats.core.sizes import ceiling, f2, n, p, u4
 from formats.format import Format
 from formats.storage.q4_1 import GROUP_INPUTS, Q4_1
 
@@ -11,8 +10,6 @@ from .in_groups import InGroups
 
 class Q4_1Int8(InGroups, Format, structure=Q4_1):
     """Blocks of q4_1 as they are, multiplied by rows of which each 32 numbers are rounded to bytes, as ggml does it."""
-    w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
-    scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
 
     def kernel(x, w, scale, out, epilogue):
         from formats.kernels import product_rounded_levels

@@ -1,5 +1,4 @@
 """Q8_0 where x is rounded to bytes, too."""
-from formats.core.sizes import ceiling, f2, n, p, u1
 from formats.format import Format
 from formats.storage.q8_0 import Q8_0
 
@@ -8,8 +7,6 @@ from .in_groups import InGroups
 
 class Q8_0Int8(InGroups, Format, structure=Q8_0):
     """Blocks of q8_0 as they are, multiplied by rows of which each 32 numbers are rounded to bytes, as ggml does it."""
-    w: u1[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
-    scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
 
     def kernel(x, w, scale, out, epilogue):
         from formats.kernels import product_rounded_bytes

@@ -11,7 +11,19 @@ from formats.storage.packed import Packed
 GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group, and of a word; the highest level
 
 
-class Q4_1(Format):
+class Blocks:
+    """What formats share that hold the blocks of files: groups of inputs of an output, in panels of outputs."""
+    proposed = False
+    portion = PANEL
+    unit = "float32"
+
+    def transpose(self): return Packed.pack(self.unpack().T)             # groups of inputs are none of outputs
+
+    @classmethod
+    def indices(cls): return []                              # words are numbers
+
+
+class Q4_1(Blocks, Format):
     """d q + m for whole q up to 15, with d and m in float16 for each group of 32 inputs of an output, 5 bits a number:
     eight inputs to a word, in panels of 64 outputs (ggml, https://github.com/ggml-org/ggml, type 3).
 
@@ -19,10 +31,7 @@ class Q4_1(Format):
     where a file stores a weight so."""
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
-    proposed = False
     filed = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", GROUP_INPUTS // 2)])
-    portion = PANEL
-    unit = "float32"
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 
@@ -40,16 +49,11 @@ class Q4_1(Format):
         from formats.kernels import product_levels
         product_levels(x, w, scale, out, epilogue)
 
-    def transpose(self): return Packed.pack(self.unpack().T)             # groups of inputs are none of outputs
-
     @classmethod
     def of_blocks(cls, blocks):
         """x @ W.T for blocks (p, n / 32) of a file, records of d, m and q, two levels to a byte: the first 16 low."""
         q = np.concatenate([blocks["q"] & HIGHEST, blocks["q"] >> 4], 2).transpose(1, 2, 0)
         return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)), level_arrays(q, blocks["d"].T, blocks["m"].T))
-
-    @classmethod
-    def indices(cls): return []                              # words are numbers
 
 
 GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS                    # of a group

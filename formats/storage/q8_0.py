@@ -6,15 +6,14 @@ from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u1
 from formats.format import Format
 from formats.storage.half import FLOAT16_MAX
-from formats.storage.packed import Packed
-from formats.storage.q4_1 import GROUP_INPUTS
+from formats.storage.q4_1 import GROUP_INPUTS, Blocks
 
 FOUR_INPUTS = 4                                             # of a word
 TOP, MIDDLE = 127, 128                                      # the largest whole number; what is added to each
 EMPTY_BITS = 31                                             # of a float32 that d q leaves empty: 11 bits times 8
 
 
-class Q8_0(Format):
+class Q8_0(Blocks, Format):
     """d q for whole q from -128 to 127, with d in float16 for each group of 32 inputs of an output, 8.5 bits a number:
     bytes with 128 added, four inputs to a word, in panels of 64 outputs (ggml, https://github.com/ggml-org/ggml, type
     8).
@@ -23,11 +22,8 @@ class Q8_0(Format):
     where a file stores a weight so. Of a table that lies so single columns are gathered."""
     w: u1[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
-    proposed = False
     filed = np.dtype([("d", "<f2"), ("q", "i1", GROUP_INPUTS)])
     panelled = Panelled(PANEL, FOUR_INPUTS, GROUP_INPUTS, group=GROUP_INPUTS)
-    portion = PANEL
-    unit = "float32"
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 
@@ -44,16 +40,11 @@ class Q8_0(Format):
         from formats.kernels import product_scaled_bytes
         product_scaled_bytes(x, w, scale, out, epilogue)
 
-    def transpose(self): return Packed.pack(self.unpack().T)             # groups of inputs are none of outputs
-
     @classmethod
     def of_blocks(cls, blocks):
         """x @ W.T for blocks (p, n / 32) of a file, records of d and q."""
         return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)),
                    byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T))
-
-    @classmethod
-    def indices(cls): return []                              # bytes are numbers
 
 
 def byte_arrays(q, d):
@@ -63,8 +54,13 @@ def byte_arrays(q, d):
 
 
 def rows_of_bytes(q, d):
-    """Whole numbers (groups, 32, p) and d (groups, p) as numbers, a row an input: a product of 19 bits is exact."""
-    return (d.astype(np.float32)[:, None] * q.astype(np.float32)).reshape(-1, q.shape[2])
+    """Whole numbers (groups, 32, p) and d (groups, p) as numbers, a row an input."""
+    return numbers_held(q, d).reshape(-1, q.shape[2])
+
+
+def numbers_held(q, d):
+    """d q in float32: a product of 19 bits is exact."""
+    return d.astype(np.float32)[:, None] * q.astype(np.float32)
 
 
 def fit_bytes(W):
@@ -76,17 +72,14 @@ def fit_bytes(W):
     whole = np.pad(W, ((0, -len(W) % GROUP_INPUTS), (0, 0))).reshape(-1, GROUP_INPUTS, W.shape[1])
     q, d = nearest_bytes(whole, TOP)
     able = ((whole.view(np.uint32) & EMPTY_BITS) == 0).all(1)
-    left = np.argwhere(able & (rows_held(q, d) != whole).any(1))
+    left = np.argwhere(able & (numbers_held(q, d) != whole).any(1))
     for most in (*range(TOP - 1, 0, -1), TOP + 1) if len(left) else ():
         i, j = left.T
         some = nearest_bytes(groups := whole[i, :, j][..., None], most)
-        held = (rows_held(*some) == groups).all((1, 2))
+        held = (numbers_held(*some) == groups).all((1, 2))
         q[i[held], :, j[held]], d[i[held], j[held]] = some[0][held, :, 0], some[1][held, 0]
         left = left[~held]
     return q, d
-
-
-def rows_held(q, d): return d.astype(np.float32)[:, None] * q.astype(np.float32)
 
 
 def nearest_bytes(groups, most):

@@ -166,8 +166,8 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
                         for v, vector in enumerate(vectors):
                             at = r * sums.across + v
                             whole[at] = add(builder, whole[at], factor, vector)
-            turns, new = wording.scales(builder, scale, sums.across), []
-            shares = [builder.fmul(each, ir.Constant(VECTOR, [float(SHARE)] * LANES)) for each in turns[sums.across:]]
+            turns, new, share = wording.scales(builder, scale, sums.across), [], splat(builder, FLOAT(float(SHARE)))
+            shares = [builder.fmul(m, share) for m in turns[sums.across:]] if shifted else []
             for at, each in enumerate(whole):
                 r, v = divmod(at, sums.across)
                 number = builder.fmul(builder.sitofp(builder.bitcast(each, WORDS), VECTOR), turns[v])

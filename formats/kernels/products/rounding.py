@@ -2,6 +2,7 @@
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
 import numpy as np
 
+from formats.core.layout import LEAST_SCALED
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import ints_at
 from formats.kernels.engine.native import intrinsic, ir, njit, types
@@ -28,7 +29,7 @@ FINITE = f4(np.finfo(f4).max)
 # rows whose largest number is below or above these are taken times or by LIFT, so that their scale, one over it, and
 # what it
 # makes with a scale of W, are float32
-LIFT_BELOW, LIFT_ABOVE, LIFT = f4(127 * 2.0 ** -126), f4(2.0 ** 60), f4(2.0 ** 64)
+LIFT_BELOW, LIFT_ABOVE, LIFT = f4(LEAST_SCALED), f4(2.0 ** 60), f4(2.0 ** 64)
 
 
 def as_words(builder, vector): return builder.bitcast(vector, WORDS)
