@@ -4,6 +4,7 @@ scale of their own, as ggml rounds them: products of a group are sums of whole n
 Levels d q + m of a group give d (x q) + m (x 1): what the second takes is computed when x is rounded. A sum is one
 chain along the groups in any tile, so its bits depend on no tile."""
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -135,11 +136,19 @@ def add_levels(builder, total, x, w):
     return builder.bitcast(builder.add(builder.bitcast(total, WORDS), fours), VECTOR)
 
 
-def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]], add: Callable[..., ir.Value],
-                     middle: int, shifted: bool) -> Callable[..., None]:
-    """A function: an item of a product with words of this wording, which `split` takes apart into words of four bytes,
-    for `add`, which leaves in that `middle` was added to each. shifted: m is a number of its own."""
-    inputs, scale_bytes, dealt = wording.inputs, wording.scale_bytes, wording.inputs > 4
+class Rounded(NamedTuple):
+    """How words of a wording meet bytes of x: `split` takes them apart into words of four bytes, for `add`, which
+    leaves in that `middle` was added to each. shifted: m is a number of its own."""
+    wording: Wording
+    split: Callable[..., Sequence[ir.Value]]
+    add: Callable[..., ir.Value]
+    middle: int
+    shifted: bool
+
+
+def group_adder(how: Rounded) -> Callable[..., Any]:
+    """What adds a group of inputs to a tile of sums."""
+    inputs, split, add = how.wording.inputs, how.split, how.add
 
     @intrinsic
     def add_group(typing, sums, x, along, w, across, scale, factors, totals, apart):
@@ -151,9 +160,8 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
                 return builder.load(pointer_at(builder, builder.add(start, builder.mul(apart, apart.type(r))), offset,
                                                kind))
             rows = range(sums.rows)
-            nothing = ir.Constant(VECTOR, None)
-            begin = [builder.bitcast(everywhere(builder, at_row(totals, apart, r, LANE)), VECTOR) if middle else nothing
-                     for r in rows]
+            begin = [builder.bitcast(everywhere(builder, at_row(totals, apart, r, LANE)), VECTOR) for r in rows] \
+                if how.middle else [ir.Constant(VECTOR, None)] * sums.rows
             whole = [each for each in begin for _ in range(sums.across)]
             for k in range(GROUP_INPUTS // inputs):
                 start = builder.add(w, builder.mul(across, across.type(k)))
@@ -166,19 +174,25 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
                         for v, vector in enumerate(vectors):
                             at = r * sums.across + v
                             whole[at] = add(builder, whole[at], factor, vector)
-            turns, new, share = wording.scales(builder, scale, sums.across), [], splat(builder, FLOAT(float(SHARE)))
-            shares = [builder.fmul(m, share) for m in turns[sums.across:]] if shifted else []
+            turns, new, share = how.wording.scales(builder, scale, sums.across), [], splat(builder, FLOAT(float(SHARE)))
+            shares = [builder.fmul(m, share) for m in turns[sums.across:]] if how.shifted else []
             for at, each in enumerate(whole):
                 r, v = divmod(at, sums.across)
                 number = builder.fmul(builder.sitofp(builder.bitcast(each, WORDS), VECTOR), turns[v])
                 total = multiply_add(builder, number, splat(builder, at_row(factors, apart, r, FLOAT)),
                                      builder.extract_value(tile, at))
-                if shifted:
+                if how.shifted:
                     shift = splat(builder, at_row(totals, apart, r, FLOAT))
                     total = multiply_add(builder, shares[v], shift, total)
                 new.append(total)
             return closed(builder, new)
         return sums(sums, *[types.int64] * 8), code
+    return add_group
+
+
+def group_strips(how: Rounded) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Functions: a tile of rows against some columns; all rows from one on."""
+    inputs, scale_bytes, add_group = how.wording.inputs, how.wording.scale_bytes, group_adder(how)
 
     @njit(**HELPER)
     def strip_groups(none, x, along, w, across, scale, factors, totals, groups, y, step, lanes):
@@ -205,6 +219,14 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
         if row < rows:
             strip_groups(one, x + row * along, along, w, across, scale, factors + 4 * row * groups,
                          totals + 4 * row * groups, groups, y + row * step, step, lanes)
+    return strip_groups, strips
+
+
+def multiply_rounded(how: Rounded) -> Callable[..., None]:
+    """A function: an item of a product; the epilogue follows panel by panel."""
+    inputs, scale_bytes, middle, shifted = how.wording.inputs, how.wording.scale_bytes, how.middle, how.shifted
+    strip_groups, strips = group_strips(how)
+    dealt = inputs > 4
 
     @njit(**HELPER)
     def multiply_item(item, worker, arguments):
@@ -242,8 +264,8 @@ def multiply_rounded(wording: Wording, split: Callable[..., Sequence[ir.Value]],
     return multiply_item
 
 
-multiply_rounded_levels = multiply_rounded(LEVELS, nibbles, add_levels, 0, True)
-multiply_rounded_bytes = multiply_rounded(BYTES, lambda builder, words: [words], add_fours, 128, False)
+multiply_rounded_levels = multiply_rounded(Rounded(LEVELS, nibbles, add_levels, 0, True))
+multiply_rounded_bytes = multiply_rounded(Rounded(BYTES, lambda builder, words: [words], add_fours, 128, False))
 
 
 @Kernel.of(3, rare=True)

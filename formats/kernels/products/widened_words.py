@@ -4,7 +4,7 @@ meaning, d q + m, in panels of 64 columns: what formats of blocks share, whateve
 Words are widened to the float32 numbers that they mean: in registers for few rows, where memory sets the pace; for
 more, a block of a panel into scratch that stays in cache, which then meets tiles as a float32 panel does."""
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,9 +75,10 @@ def ask_ahead(builder, across, w):
     for v in range(across): ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
 
 
-def multiply_words(wording: Wording) -> Callable[..., None]:
-    """A function: an item of a product with words of this wording; the epilogue follows panel by panel."""
-    inputs, scale_bytes = wording.inputs, wording.scale_bytes
+def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
+    """What a product does with words of this wording: scales that are read, products that are added to a tile of sums,
+    numbers that are stored as rows of a block."""
+    inputs = wording.inputs
 
     def numbers_of(builder, turns, across, w, i):
         """Numbers that number i of the words at w means, a vector of 16 outputs each: d q + m."""
@@ -122,6 +123,13 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
                     put(builder, number, row, 64 * v)
             return context.get_dummy_value()
         return types.void(sums, types.int64, turns, types.int64, types.int64), code
+    return read_turns, add_words, store_words
+
+
+def word_strips(wording: Wording) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Functions for words of this wording: all rows of an item against some columns; columns widened into a block."""
+    inputs, scale_bytes = wording.inputs, wording.scale_bytes
+    read_turns, add_words, store_words = word_readers(wording)
 
     @njit(**HELPER)
     def strip_words(none, x, along, w, scale, across, depth, y, step, room, lanes):
@@ -170,6 +178,13 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
         else:
             for at in range(0, columns, LANES):
                 widen_strip(zeros(1, 1), w + 4 * at, scale + scale_bytes * at, across, depth, to + 4 * at)
+    return strips, widen_columns
+
+
+def multiply_words(wording: Wording) -> Callable[..., None]:
+    """A function: an item of a product with words of this wording; the epilogue follows panel by panel."""
+    inputs, scale_bytes = wording.inputs, wording.scale_bytes
+    strips, widen_columns = word_strips(wording)
 
     @njit(**HELPER)
     def multiply_item(item, worker, arguments):
