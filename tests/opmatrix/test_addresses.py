@@ -7,7 +7,8 @@ from array import array
 
 import numpy as np
 import pytest
-from test_program import RAGGED, alone, rows, stepped
+from alone import alone, rows
+from test_program import RAGGED, stepped
 
 from formats import FORMATS, Dense
 from formats.kernels.engine.compiled import FUNCTIONS

@@ -5,12 +5,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from alone import alone, rows
 from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
-from formats import CSC, CSR, NM, SELL, Block, Dense, Half, LowRank, Stacked
+from formats import CSC, CSR, NM, SELL, Block, Dense, Half, LowRank
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import relu, symbol, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, T, counted
@@ -19,11 +19,9 @@ from opmatrix.models import build
 from opmatrix.pipelines.session import New
 from opmatrix.pricing import catalogue
 from opmatrix.program import Program, Step
-from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Rows
-from opmatrix.signature import Port
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 LAYERS = [fused_layer, unfused_layer]
@@ -61,75 +59,6 @@ def test_a_bert_is_the_algebra_s(weights, layer, format):
     assert found.shape == (23, 24) and found.dtype == np.float32
     assert relative(found, wanted) < 2e-6
     assert relative(program.exact(batch), wanted) < (1e-7 if format == "lowrank" else 1e-12)
-
-
-def rows(rng, *shape): return rng.standard_normal(shape).astype(np.float32)
-
-
-def alone(kernel, rng):
-    """A program that ends in this kernel, with everything that the kernel may be given."""
-    constants = {"table": Dense.pack(rows(rng, 26, 24)), "other": Half.approximate(rows(rng, 26, 24)),
-                 "w": Dense.pack(rows(rng, 24, 40)), "b": rows(rng, 40), "g": rows(rng, 40), "c": rows(rng, 40),
-                 "gain": rows(rng, 24), "shift": rows(rng, 24), "stack": rows(rng, 3, 8, 5)}
-    write = Writer({})
-    ending = {"residual": "y", "bias": "b", "gain": "g", "shift": "c"}, {"activation": "gelu", "eps": 0.1}
-    write.steps.append(Step("embed", {"table0": "table", "table1": "other", "gain": "gain", "shift": "shift"},
-                            {"fields": "tokens,positions", "eps": 0.1}, "x"))
-    write.steps.append(Step("linear", {"x": "x", "weight": "w", "bias": "b"}, {}, "y"))
-    write.steps.append(Step("heads", {"x": "x"}, {"heads": 3}, "h"))
-    match kernel:
-        case "embed": last = "x"
-        case "linear": last = write.step("linear", ending[1], x="x", weight="w", **ending[0])
-        case "pointwise": last = write.step("pointwise", ending[1], x="y", **ending[0])
-        case "scale": last = write.step("scale", {"factor": -0.5}, x="y")
-        case "columns": last = write.step("columns", {"lo": 8, "hi": 24}, x="y")
-        case "rotate":
-            constants |= {"cos": rows(rng, 26, 3), "sin": rows(rng, 26, 3)}
-            last = write.step("join", x=write.step("rotate", x="h", cos="cos", sin="sin"))
-        case "pointwise_heads":
-            constants |= {"g0": rows(rng, 8), "g1": rows(rng, 8)}
-            last = write.step("join", x=write.step("pointwise_heads", {"eps": 0.1, "norm": "rms"}, x="h", gain="g0",
-                                                   shift="g1"))
-        case "pool": last = write.step("pool", {"how": "mean", "unit": 0.1}, x="y")
-        case "unit": last = write.step("unit", {"unit": 0.1}, x="y")
-        case "link": last = write.step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y")
-        case "pick": last = write.step("pick", {"relation": "last: S × T"}, x="y")
-        case "attend_once":
-            q = write.step("heads", {"heads": 3}, x=write.step("pool", {"how": "last"}, x="x"))
-            last = write.step("join", x=write.step("attend_once",
-                                                   {"scale": 0.3, "where": "sequence & causal", "query": "last"},
-                                                   q=q, k="h", v="h"))
-        case "headwise":
-            constants["narrow"] = Stacked.approximate(Half, rows(rng, 3, 8, 5))
-            both = (write.step("headwise", x="h", weight=weight) for weight in ("stack", "narrow"))
-            first, second = (write.step("join", x=each) for each in both)
-            last = write.step("pointwise", x=first, residual=second)
-        case "gate":
-            best = write.step("gate", {"k": 7, "shares": 1, "unit": 1}, x="y", by="y")
-            last = write.step("pointwise", x=best, residual=write.step(
-                "join", x=write.step("gate", {"k": 2}, x=write.step("heads", {"heads": 8}, x="y"))))
-        case "experts":
-            constants |= {"up": Stacked.approximate(Half, rows(rng, 8, 24, 6)), "beside": rows(rng, 8, 24, 6),
-                          "down": Stacked.approximate(Dense, rows(rng, 8, 6, 40))}
-            scores = write.step("columns", {"lo": 0, "hi": 8}, x="y")
-            gate = write.step("heads", {"heads": 8}, x=write.step("gate", {"k": 2, "shares": 1}, x=scores))
-            last = write.step("experts", {"most": 2, "activation": "silu"}, x="x", gate=gate, up="up", down="down",
-                              beside="beside", residual="y")
-        case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
-        case "interpret":
-            y = symbol("y", None, 40)
-            term, arrays = write_term(y @ relu @ weight(constants["w"].unpack().T), {y: 0})
-            last = write.step("interpret", {"term": term}, x0="y", c0="turned")
-            constants["turned"] = arrays[0].array
-        case "append" | "attention_cached":
-            kept = write.step("append", x="h", cache="cache")
-            last = write.step("join", x=write.step("attention_cached", {"scale": 0.3}, q="h", k=kept, v=kept))
-            return Program(write.steps, constants, last, inputs=[Port("cache", "C", 8, 3)], state={"cache": kept})
-        case "attention": last = write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
-        case _:
-            p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))
-            last = write.step("join", x=write.step("values", p=p, v="h"))
-    return Program(write.steps, constants, last)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
