@@ -59,7 +59,7 @@ def main() -> None:
     for name in asked.families:
         rows += rows_of(name, optimised(name, asked.tokens, asked.error, asked.rounds))
         say(name)
-    print(table([[*row[:4], *map(shown, row[4:])] for row in rows], [*COLUMNS[:4], *COLUMNS[4:]], (0, 1, 2, 3)))
+    print(table([[*row[:4], *map(shown, row[4:])] for row in rows], COLUMNS, (0, 1, 2, 3)))
     tabled(asked.csv, [COLUMNS, *rows])
     concluded(asked, figures(rows))
 
