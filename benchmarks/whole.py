@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from lib import command, workloads
 from lib.command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
+from formats.machine.local import learning
 from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.measure import measure
@@ -104,8 +106,8 @@ def timed(model, workload, given):
         if max(spread(rounds) or 0.0 for rounds in taken.values()) <= WIDE: break
         again = measure(programs, [on], given.rounds)
         taken = {name: min(rounds, again[name], key=lambda each: spread(each) or 0.0) for name, rounds in taken.items()}
-    print(json.dumps([(name, 1e3 * predicted(program, on, machine), 1e3 * median(taken[name]), spread(taken[name]),
-                       1e3 * sum(machine.seconds(kernel, **sizes) for kernel, sizes in program.cost(on)))
+    print(json.dumps([(name, 1e3 * learning(partial(predicted, program, on, machine)), 1e3 * median(taken[name]),
+                       spread(taken[name]), 1e3 * learning(partial(as_calls, program, on, machine)))
                       for name, program in programs.items()]))
 
 
@@ -113,6 +115,11 @@ def predicted(program, batch, machine):
     """Seconds of a run, as the search prices them."""
     prices = Prices(Running.of(machine, batch.starts), program.extents(batch))
     return prices.beside(program) + prices.seconds(program.cost(prices.group))
+
+
+def as_calls(program, batch, machine):
+    """Seconds of a program's kernels, each called from Python with its weights in the cache."""
+    return sum(machine.seconds(kernel, **sizes) for kernel, sizes in program.cost(batch))
 
 
 STAGES = {"find": find, "time": timed}
