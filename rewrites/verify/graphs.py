@@ -179,7 +179,7 @@ def compare_values(term: Operator, expected: Operator, value: bool, values: Draw
     if value:
         return distance(values.of_value(term), values.of_value(expected))
     free = term if isinstance(term.into.cols, int) else expected
-    x, _ = values.of_operator(free)
+    x = values.input_of(free)
     return distance(values.apply(term, x), values.apply(expected, x))
 
 

@@ -1,6 +1,7 @@
 """The numbers of classes: what one member denotes, at one random input for values, at its own for operators."""
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,55 +41,44 @@ def widest(term: Operator) -> int:
 
 
 class Drawn:
-    """Terms read at random inputs. One input and one memory serve all values of a graph, so what they share is read
-    once; operators get an input of the size they take."""
+    """Terms read at random inputs. Equal inputs have one memory, so what terms share is read once at each; operators
+    get an input of the size they take."""
 
     def __init__(self, width: int, batch: Batch, rng: np.random.Generator) -> None:
         self.width, self.batch, self.rng = width, batch, rng
-        self.inputs: dict[tuple[int, int, int], tuple[AtBorder, TermReadings]] = {}
+        self.drawn: dict[tuple[int, int, int], Float64s] = {}
+        self.inputs: dict[tuple[tuple[int, ...], bytes], tuple[AtBorder, TermReadings]] = {}
 
-    def at(self, heads: int, columns: int, number: int = 0) -> tuple[AtBorder, TermReadings]:
-        """An input of this size and what is known of terms there; another one for each number."""
+    def at(self, heads: int, columns: int, number: int = 0) -> Float64s:
+        """An input of this size; another one for each number."""
         key = heads, columns, number
-        if key not in self.inputs:
-            shape = (heads, self.batch.rows, columns)[heads == 1:]
-            self.inputs[key] = AtBorder(self.rng.normal(size=shape), self.batch), {}
-        return self.inputs[key]
+        if key not in self.drawn:
+            self.drawn[key] = self.rng.normal(size=(heads, self.batch.rows, columns)[heads == 1:])
+        return self.drawn[key]
 
-    def of_value(self, term: Operator, number: int = 0) -> Float64s:
+    def of_value(self, term: Operator) -> Float64s:
         """A value of the graph, at the border."""
-        return self.read(term, *self.at(1, self.width, number))
+        return self.apply(term, self.at(1, self.width))
 
-    def of_operator(self, term: Operator, number: int = 0) -> tuple[Float64s, Float64s]:
-        """An operator's input and what it gives there."""
-        x, memo = self.at(*self.sizes(term), number)
-        return x.array, self.read(term, x, memo)
+    def input_of(self, term: Operator) -> Float64s:
+        """An input of an operator."""
+        return self.at(*self.sizes(term))
 
     @staticmethod
     def sizes(term: Operator) -> tuple[int, int]:
         """Heads and columns of an input that it takes."""
-        heads, columns = (size if isinstance(size, int) else free for size, free in
-                          ((term.into.heads, 1), (term.into.cols, widest(term))))
-        return heads, columns
+        heads, columns = term.into.heads, term.into.cols
+        return heads if isinstance(heads, int) else 1, columns if isinstance(columns, int) else widest(term)
 
     def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Float64s], Float64s], Float64s, Float64s]:
         """A term as a function of arrays, and two inputs that it takes."""
-        known: list[tuple[Float64s, Float64s]] = []
-
-        def f(x: Float64s) -> Float64s:
-            found = next((y for given, y in known if given is x), None)
-            if found is None: known.append((x, found := self.apply(term, x)))
-            return found
         heads, columns = (1, self.width) if value else self.sizes(term)
-        return f, self.at(heads, columns)[0].array, self.at(heads, columns, 1)[0].array
+        return partial(self.apply, term), self.at(heads, columns), self.at(heads, columns, 1)
 
     def apply(self, term: Operator, x: Float64s) -> Float64s:
-        """An operator at this input."""
-        return self.read(term, AtBorder(x, self.batch), {})
-
-    @staticmethod
-    def read(term: Operator, x: AtBorder, memo: TermReadings) -> Float64s:
-        """Heads x rows x columns, in float64."""
+        """Heads x rows x columns that an operator gives at this input, in float64."""
+        key = x.shape, x.tobytes()
+        if key not in self.inputs: self.inputs[key] = AtBorder(x, self.batch), {}
         with np.errstate(all="ignore"):
-            found = read(term, x, memo).array
+            found = read(term, *self.inputs[key]).array
         return np.asarray(found.reshape(-1, *found.shape[-2:]))
