@@ -58,12 +58,12 @@ def test_a_trained_model_foresees_text_as_plain_numpy_does(family, text):
     """Far better than 5.55 nats, which is to know nothing of a byte; and what was written down after training."""
     checkpoint, side = open_model(DATA / f"{family}_bytes"), RECORD["models"][family]
     model = checkpoint.operator()
-    program, _ = search(model, (), standin.machine(), counted([side["window"]], patterns(model)), methods=plainly,
-                        fusion=False).program(source(checkpoint))
+    program, fused = (search(model, (), standin.machine(), counted([side["window"]], patterns(model)), methods=plainly,
+                             fusion=fusion).program(source(checkpoint))[0] for fusion in (False, True))
     found = of_text(family, program, text[:BYTES], "held_out.txt")
     assert found.bytes_a_token == 1 and found.count == BYTES - BYTES // side["window"]
     assert found.nats == pytest.approx(plain_nats(family, text[:BYTES], side["window"]), rel=1e-5)
-    whole = of_text(family, program, text, "held_out.txt")
+    whole = of_text(family, fused, text, "held_out.txt")
     assert whole.nats == pytest.approx(side["held_out_nats"], rel=1e-4) and whole.nats < 1.7 < 0.4 * np.log(256)
 
 
