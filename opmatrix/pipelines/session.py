@@ -19,7 +19,7 @@ from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.by_sequence import held
 from opmatrix.runtime.operands import C
-from opmatrix.signature import GivenMatrix, Port
+from opmatrix.signature import HELD_NUMBERS, GivenMatrix, Port, widened
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
@@ -100,7 +100,7 @@ class New(Batch):
         if port.space != str(C): return super().input(port)
         if port.name not in self.caches:
             raise ValueError(f"input {port}: the session holds no cache of this name: {', '.join(self.caches)}")
-        before = self.caches[port.name].copy()
+        before = widened(self.caches[port.name]).copy()
         before[self.slots] = 0
         return before if port.heads > 1 else before[:, 0]
 
@@ -114,12 +114,12 @@ class Pages:
     program: "Program | None" = None
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False):
-        from formats.kernels.mixing.caches import PAGE
+        from formats.kernels.mixing.chunks import PAGE
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
-        number = np.float64 if exact else np.float32
-        self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
+        self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns),
+                                           np.float64 if exact else HELD_NUMBERS[port.number]) for port in ports}
         self.before = np.full(pages, NO_PAGE, np.int64)
         self.lock, self.state = RLock(), State[HeldSequence]({})
         self.latest = Usage(self.before, ())
@@ -335,7 +335,7 @@ def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequ
     """So many new rows of sequences that have so many already, for a model of new rows
     (opmatrix.pipelines.cached.cached_model) to be searched, priced and verified on: random ids below `words`, caches of
     random numbers."""
-    from formats.kernels.mixing.caches import PAGE
+    from formats.kernels.mixing.chunks import PAGE
     rng = np.random.default_rng(seed)
     ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]
     ends = [length + count for length, count in zip(lengths, counts, strict=True)]

@@ -14,7 +14,7 @@ from formats.machine.host import caches
 from formats.machine.threads import threads
 from opmatrix.algebra.data import Numeric
 from opmatrix.extents import Extents, S, T
-from opmatrix.runtime.operands import round_to_lines
+from opmatrix.runtime.operands import number_of, round_to_lines
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.planning.slots import GroupTable, Slots
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
@@ -119,8 +119,8 @@ class Recorded:
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
         places = dict(zip(self.own, plan.offsets,
                           strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
-        elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32)
-                     for at in self.elsewhere}
+        shapes = {at: self.schedule.calls[at].shape for at in self.elsewhere}
+        elsewhere = {at: np.empty(shape.at(slots.extents()), number_of(shape)) for at, shape in shapes.items()}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
