@@ -71,7 +71,7 @@ def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] |
     workers, parts = threads(), [batch]
     apart = not (schedule.ports or schedule.scored or schedule.elsewhere)
     if apart and all(isinstance(each, Recorded) for each in schedule.segments):
-        groups = make_groups(batch.starts, workers)
+        groups = make_groups(batch.starts, workers, reading=schedule.reading)
         if len(groups) > 1: parts = [batch.sentences(group.first, group.last) for group in groups]
     found: list[list[NDArray[np.float32]]] = []
     for part in parts:

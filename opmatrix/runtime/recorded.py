@@ -151,7 +151,7 @@ class Recorded:
         anywhere."""
         workers, rows = threads(), extents[T]
         groups = [] if starts is None else [(group.high - group.low, group.last - group.first)
-                                            for group in make_groups(starts, workers)]
+                                            for group in make_groups(starts, workers, reading=self.schedule.reading)]
         if not groups:
             groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
         return int((workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups))
@@ -217,7 +217,7 @@ class Recorded:
 
     def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
-        groups = make_groups(starts, workers)
+        groups = make_groups(starts, workers, reading=self.schedule.reading)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
         names = [*self.read]

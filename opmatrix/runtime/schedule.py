@@ -24,6 +24,7 @@ from opmatrix.runtime.meanings import compute, meaning, run_noted
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving, number_of
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
+from opmatrix.runtime.scheme import reading_rows
 from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers
 from opmatrix.signature import WIDEST, Port, widened
 
@@ -157,6 +158,7 @@ class Schedule:
                  ports: Sequence[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.calls, self.ports = bind(steps, constants, ports), tuple(ports)
+        self.reading = reading_rows(sum(constant.nbytes for constant in constants.values()))
         names = [*(port.name for port in ports), *(step.output for step in steps)]
         for name in (*outputs.values(), *state.values()):
             if name not in names[len(ports):]: raise ValueError(f"output: no step gives {name!r}")
