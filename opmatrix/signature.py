@@ -20,8 +20,10 @@ from formats.core.errors import InputError
 
 __all__ = ["Port", "Signature"]
 
-FLOAT, INTEGER = "float32", "int64"                         # of values; of fields of a batch
+FLOAT, INTEGER, HALF = "float32", "int64", "bf16"           # of values; of fields of a batch; caches may be narrower
 NUMBERS = FLOAT, INTEGER
+CACHED = "C"                                                # the space of rows of caches
+HELD_NUMBERS: dict[str, type[np.generic]] = {FLOAT: np.float32, HALF: np.uint16}     # of caches: bf16 as its bits
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
 GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]           # what a batch gives
 WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
@@ -52,8 +54,9 @@ class Port:
         match said:
             case [str(space), int(columns), int(heads), str(number)] if (
                     NAME.fullmatch(space) and {type(columns), type(heads)} == {int}):
-                if number not in numbers:
-                    raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(numbers)}")
+                allowed = {*numbers} - (set() if space == CACHED else {HALF})
+                if number not in allowed:
+                    raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(sorted(allowed))}")
                 if min(columns, heads) < 1 or columns * heads > WIDEST:
                     raise ValueError(f"{name}: {heads} heads of {columns} columns: a row has 1 to {WIDEST:,} numbers")
                 return cls(name, space, columns, heads, number)
@@ -68,6 +71,18 @@ class Port:
             raise ValueError(f"{where} {self}: the batch gives {found.dtype}{list(found.shape)}")
         if wrong := find_misfit(found): raise InputError(f"{where} {self}: the batch gives {wrong[1]} at {[*wrong[0]]}")
         return found
+
+
+def check_cache(number: object) -> None:
+    """Raises InputError for what is no number type of caches."""
+    if number not in HELD_NUMBERS: raise InputError(f"cache {number!r:.40}: give {' or '.join(HELD_NUMBERS)}")
+
+
+def widened(found: NDArray[Any]) -> NDArray[Any]:
+    """Numbers of a value as float32 or float64: of bf16, whose bits are uint16, those that they say."""
+    if found.dtype != HELD_NUMBERS[HALF]: return found
+    from formats.storage.bf16 import widen_bits
+    return np.asarray(widen_bits(found))
 
 
 @dataclass(frozen=True)

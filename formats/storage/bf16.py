@@ -68,6 +68,6 @@ def nearest(x):
     return (np.where(np.isnan(x), bits | np.uint32(1 << 22), kept) >> 16).astype(np.uint16)
 
 
-def widen_bits(bits):
+def widen_bits(bits: np.ndarray) -> np.ndarray:
     """The float32 numbers that these bits of bfloat16 say."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -16,7 +16,7 @@ from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import ARRAY, Constant, Program, Step
-from opmatrix.signature import FLOAT, Port
+from opmatrix.signature import HALF, HELD_NUMBERS, Port
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 FRONT = "front"                                             # the directory of points, each in one of its number
@@ -24,6 +24,8 @@ APART = ("tokenizer", "config", "certificate")              # entries of meta wi
 KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
 NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or
                                                             # several
+HALF_VERSION = 6                                            # that of caches which are no float32
+NAMED = NAMED_VERSION, HALF_VERSION
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
@@ -39,7 +41,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in (VERSION, SHARED, NAMED_VERSION):
+    if (version := found.get("version")) not in (VERSION, SHARED, *NAMED):
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, sides = field(file, found, "steps", list), signed(file, found)
@@ -87,8 +89,12 @@ def absent(directory: Path) -> str:
 
 def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """What a file says of a program's border: one output, or inputs, outputs and state by name."""
-    if found["version"] != NAMED_VERSION: return {"output": field(file, found, "output", str)}
+    if found["version"] not in NAMED: return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
+    narrow = [name for name, said in sides["inputs"].items() if isinstance(said, list) and HALF in said]
+    if narrow and found["version"] != HALF_VERSION:
+        raise InputError(f"{file}: inputs: {narrow[0]!r:.60} is {HALF}, which no program of version {found['version']} "
+                         f"has: {AGAIN}")
     for side in ("outputs", "state"):
         for name, value in sides[side].items():
             if not (is_printable(name) and isinstance(value, str)):
@@ -104,13 +110,13 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
             raise ValueError(f"its caches are steps, {OLD!r}: save it again, made anew by "
                              "opmatrix.pipelines.cached.cached(program)")
         return Program(steps, constants, sides["output"], meta)
-    ports = [Port.read(name, said, (FLOAT,)) for name, said in sides["inputs"].items()]
+    ports = [Port.read(name, said, HELD_NUMBERS) for name, said in sides["inputs"].items()]
     return Program(steps, constants, sides["outputs"], meta, inputs=ports, state=sides["state"])
 
 
 def more(file: Path, found: Mapping[str, object]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
-    if found["version"] == VERSION or (found["version"] == NAMED_VERSION and "shared" not in found): return []
+    if found["version"] == VERSION or (found["version"] in NAMED and "shared" not in found): return []
     count = field(file, found, "shared", int)
     if type(count) is not int or not 0 < count <= len(SHARDS):
         raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")

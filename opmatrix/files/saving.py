@@ -15,6 +15,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.files.loading import (
     APART,
     FRONT,
+    HALF_VERSION,
     KIND,
     NAMED_VERSION,
     PROGRAM,
@@ -27,6 +28,7 @@ from opmatrix.files.loading import (
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory
 from opmatrix.program import Program
+from opmatrix.signature import FLOAT
 
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
 DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix optimize` writes beside them, and FRONT
@@ -178,7 +180,8 @@ def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] 
     meta = described["meta"]
     head = {"kind": KIND, "version": VERSION, "hash": program.hash}
     if shared: head |= {"version": SHARED, "shared": len(shared)}
-    if not program.plain: head["version"] = NAMED_VERSION
+    if not program.plain:
+        head["version"] = HALF_VERSION if any(port.number != FLOAT for port in program.inputs) else NAMED_VERSION
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}),
                                      "utf-8")

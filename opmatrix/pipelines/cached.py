@@ -19,7 +19,7 @@ from opmatrix.relations import GIVEN, HELD, SLOTS
 from opmatrix.runtime.operands import C, Heads
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
-from opmatrix.signature import Port
+from opmatrix.signature import FLOAT, Port, check_cache
 
 CAUSAL = "sequence & causal"                                # whom rows of caches see
 ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed"
@@ -101,10 +101,13 @@ def replaced(term: Operator, old: Operator, new: Operator) -> Operator:
 
 # ---- of a program
 
-def cached(program: Program) -> Program:
+def cached(program: Program, number: str = FLOAT) -> Program:
     """A program with state whose session computes, of new rows, what `program` computes of whole sequences: it has the
-    same steps, but attention in float32 over caches. Raises InputError where a step reads other rows in any other way
-    than as causal attention within sequences."""
+    same steps, but attention in float32 over caches, which hold numbers of this type: float32, or bf16, to which keys
+    and values are rounded. Raises InputError for another type, and where a step reads other rows in any other way than
+    as causal attention within sequences."""
+    check_cache(number)
+    rounds = {} if number == FLOAT else {"number": number}
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
     heads = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
@@ -116,8 +119,8 @@ def cached(program: Program) -> Program:
         if not causal(call): raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         for name in (step.operands[operand] for operand in "kv"):
             if name in ports: continue
-            ports[name] = Port(f"cache {name}", str(C), heads[name].cols, heads[name].heads)
-            steps.append(Step("append", {"x": name, "cache": ports[name].name}, {}, behind(name)))
+            ports[name] = Port(f"cache {name}", str(C), heads[name].cols, heads[name].heads, number)
+            steps.append(Step("append", {"x": name, "cache": ports[name].name}, rounds, behind(name)))
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
         steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last},

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from formats.core.errors import InputError
-from formats.kernels.mixing.caches import PAGE
+from formats.kernels.mixing.chunks import PAGE
 from opmatrix.batch import Ids
 from opmatrix.pipelines.pages import pages_of
 from opmatrix.pipelines.pieces import Pieces
 from opmatrix.pipelines.pooling import LAST
 from opmatrix.pipelines.sampling import Sampling, is_whole
 from opmatrix.pipelines.text import Tokenizer, fault, unpanicked
+from opmatrix.signature import HALF, check_cache
 
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import HeldSequence, Session
@@ -65,13 +66,23 @@ def find_ends(program: "Program") -> frozenset[int]:
     return frozenset(each for each in (said if isinstance(said, list) else [said]) if type(each) is int)
 
 
-def decodable(program: "Program") -> "Program":
-    """The program that decodes token by token: itself where it has state. Raises InputError where its rows score no
-    vocabulary, and where it reads rows in any other way than causal attention does."""
+def decodable(program: "Program", cache: str | None = None) -> "Program":
+    """The program that decodes token by token: itself where it has state, else one whose caches hold numbers of this
+    type. Raises InputError where its rows score no vocabulary, where it reads rows in any other way than causal
+    attention does, and for caches of another type than its own, or of one that there is not."""
     if not speaks(program):
         name = program.meta.get("model", "this program")
         raise InputError(f"generate: {name!s:.80} is no language model: its rows are no scores of a vocabulary")
-    return program if program.state else program.decoder
+    if cache is not None: check_cache(cache)
+    if not program.state: return program.half_decoder if cache == HALF else program.decoder
+    if cache not in (None, own := cache_number(program)):
+        raise InputError(f"cache {cache!r}: this program has caches of its own, of {own}: leave it out")
+    return program
+
+
+def cache_number(program: "Program") -> str:
+    """The number type of the caches of a program with state."""
+    return next(port.number for port in program.inputs if port.name in program.state)
 
 
 # ---- prompts
@@ -125,19 +136,20 @@ def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 # ---- generating
 
 def generate(program: "Program", prompts: Prompt | Iterable[Prompt], max_tokens: int,
-             sampling: Sampling) -> list[Reply]:
+             sampling: Sampling, cache: str | None = None) -> list[Reply]:
     """The replies to prompts, in turn; see Program.generate."""
-    decodable(program)
+    decodable(program, cache)
     reader = PromptReader.of(program)
     replies = [reader.begin(each, i, max_tokens) for i, each in enumerate(prompts_of(prompts))]
-    for _ in grow(program, replies, sampling): pass
+    for _ in grow(program, replies, sampling, cache): pass
     return replies
 
 
-def stream_reply(program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling) -> Iterator[str]:
+def stream_reply(program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling,
+                 cache: str | None = None) -> Iterator[str]:
     """The reply to a prompt in pieces; see Program.stream_text."""
-    decodable(program)
-    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens)], sampling))
+    decodable(program, cache)
+    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens)], sampling, cache))
 
 
 def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
@@ -145,11 +157,12 @@ def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
     return (piece for _, piece in grown if piece)
 
 
-def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling) -> Iterator[tuple[Reply, str]]:
+def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling,
+         cache: str | None = None) -> Iterator[tuple[Reply, str]]:
     """Replies as they grow, in a session of their own, whose caches have room for so many of the longest as are
-    generated at once."""
+    generated at once, in this number type."""
     pages = sorted((pages_of(len(each.prompt) + each.most, PAGE) for each in replies), reverse=True)
-    return write(decodable(program).start(PAGE * sum(pages[:AT_ONCE])), {}, replies, sampling)
+    return write(decodable(program, cache).start(PAGE * sum(pages[:AT_ONCE])), {}, replies, sampling)
 
 
 def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int,

@@ -2,7 +2,7 @@
 
 Rows of caches are handed out in pages (pages.py); a page knows the page before it, so sequences share those that they
 begin with, and what a fork writes goes to a page of its own."""
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from threading import RLock
@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.batch import Batch, Ids
-from opmatrix.extents import Extents, collect_needs, pairs
-from opmatrix.patterns import Pattern
+from opmatrix.algebra.data import ids
+from opmatrix.algebra.routes import LISTENING
+from opmatrix.batch import Ids
+from opmatrix.extents import collect_needs
+from opmatrix.pipelines.new_rows import New
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
-from opmatrix.relations import HELD, SLOTS, Relation, Sparse
-from opmatrix.runtime.by_sequence import held
-from opmatrix.runtime.operands import C
-from opmatrix.signature import GivenMatrix, Port
+from opmatrix.signature import HELD_NUMBERS, Port
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
@@ -59,52 +58,6 @@ def alone(call: F) -> F:
     return cast(F, called)
 
 
-class New(Batch):
-    """New rows of sequences: as a batch of them alone, but for their positions, and where their keys and values lie. In
-    terms it gives the caches as they were, without the new rows, and two relations: which row of them takes in which
-    new one (`slots`), and which of them a new row sees (`held`)."""
-
-    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: NDArray[np.int64],
-                 session: "Pages") -> None:
-        super().__init__(sentences)
-        self.positions = self.positions + np.repeat(lengths, np.diff(self.starts))
-        self.slots, self.before, self.caches, self.capacity = slots, session.before, session.caches, session.capacity
-
-    @property
-    def alone(self) -> bool: return True
-
-    def arrays(self) -> Iterator[NDArray[np.generic]]:
-        yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
-
-    def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
-                relations: Iterable[Relation] = ()) -> Extents:
-        """Its rows, rows of caches, and scores: those of each new row with all that its sequence has up to there."""
-        seen = int((self.positions + 1).sum())
-        asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
-        found = super().extents([each for each in asked if not each.cached], plain, relations)
-        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in asked if each.cached}})
-
-    def relation(self, relation: Relation) -> Sparse:
-        rows = self.capacity
-        if relation == SLOTS:
-            order = np.argsort(self.slots)
-            starts = np.searchsorted(self.slots[order], np.arange(rows + 1))
-            return Sparse(starts, order, np.ones(len(order)), (rows, self.rows), relation)
-        if relation == HELD:
-            seen = [np.sort(held(slot, self.before)) for slot in self.slots]
-            return Sparse(np.cumsum([0, *map(len, seen)]), np.concatenate(seen), np.ones(sum(map(len, seen))),
-                          (self.rows, rows), relation)
-        return super().relation(relation)
-
-    def input(self, port: Port) -> GivenMatrix:
-        if port.space != str(C): return super().input(port)
-        if port.name not in self.caches:
-            raise ValueError(f"input {port}: the session holds no cache of this name: {', '.join(self.caches)}")
-        before = self.caches[port.name].copy()
-        before[self.slots] = 0
-        return before if port.heads > 1 else before[:, 0]
-
-
 class Pages:
     """Caches of so many rows, in whole pages, and the sequences that share them.
 
@@ -114,13 +67,15 @@ class Pages:
     program: "Program | None" = None
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False):
-        from formats.kernels.mixing.caches import PAGE
+        from formats.kernels.mixing.chunks import PAGE
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
-        number = np.float64 if exact else np.float32
-        self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
-        self.before = np.full(pages, NO_PAGE, np.int64)
+        self.spare = pages * PAGE                           # where a page begins that no sequence has
+        self.caches = {port.name: np.zeros((self.spare + PAGE, port.heads, port.columns),
+                                           np.float64 if exact else HELD_NUMBERS[port.number]) for port in ports}
+        self.chain = np.full(pages + 1, NO_PAGE, np.int64)
+        self.before = self.chain[:pages]
         self.lock, self.state = RLock(), State[HeldSequence]({})
         self.latest = Usage(self.before, ())
 
@@ -170,7 +125,7 @@ class Pages:
 
     def batch(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, dict[HeldSequence, Holding]]:
         """New rows, in slots of their own, and what their sequences have with them, once that is committed."""
-        slots, has = self.take({each: len(ids) for each, ids in new.items()})
+        slots, has = self.take({each: len(rows) for each, rows in new.items()})
         return New(new.values(), [each.length for each in new], slots, self), has
 
     def take(self, counts: Mapping[HeldSequence, int]) -> tuple[NDArray[np.int64], dict[HeldSequence, Holding]]:
@@ -209,8 +164,9 @@ class Pages:
         need += sum(min(count, usage.users[page] - 1) for page, count in writers.items())
         if need > len(usage.free):
             said = f"{sum(counts.values())} new rows of {len(had)} sequences need {need} pages of {side} rows"
+            more = self.capacity + side * (need - len(usage.free))
             raise InputError(f"step: space C is full: {said}, and {len(usage.free)} of {len(self.before)} are free: "
-                             "let sequences leave, or start with more rows")
+                             f"start(capacity={more}), or let sequences leave; they have what they had")
 
     # ---- pages
 
@@ -292,16 +248,39 @@ class Session(Pages):
             raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a "
                              "program that has")
         super().__init__(ports, capacity, exact)
-        self.program = program
+        self.program, self.kept = program, list[New]()      # the batch of the last step
 
     @alone
     def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[np.float32 | np.float64]:
         """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that
         gives a row a sequence. Each has one token id or more; a prompt is one call."""
-        batch, has = self.batch(new)
-        found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+        if self.exact or LISTENING.get() is not None:
+            batch, has = self.batch(new)
+            found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+        else:
+            batch, has = self.rounded(new)
+            found = self.program.schedule.run(batch)[0]
+            if batch.pads is not None and not self.program.pooled: found = found[batch.real]
         self.commit({**self.state.sequences, **has})
         return found
+
+    def rounded(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, dict[HeldSequence, Holding]]:
+        """New rows, as `batch` gives them, those of a prompt longer than a page behind rows of nobody's, so that they
+        are whole pages: few scripts serve prompts of any length. The batch of the last step is used again where this
+        one is as large."""
+        counts = [len(rows) for rows in new.values()]
+        slots, has = self.take(dict(zip(new, counts, strict=True)))
+        lengths, pads = [each.length for each in new], [-count % self.side if count > self.side else 0
+                                                       for count in counts]
+        whole = [count + pad for count, pad in zip(counts, pads, strict=True)]
+        if self.kept and (batch := self.kept[0]).counts.tolist() == whole and batch.padded == pads:
+            batch.tell(new.values())
+            batch.fill(lengths, slots)
+        else:
+            rows = [np.concatenate([np.zeros(pad, np.int64), ids(each, f"step: sequence {k}")]) if pad else each
+                    for k, (each, pad) in enumerate(zip(new.values(), pads, strict=True))]
+            self.kept[:] = [batch := New(rows, lengths, slots, self, pads)]
+        return batch, has
 
     def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Reply]":
@@ -335,7 +314,7 @@ def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequ
     """So many new rows of sequences that have so many already, for a model of new rows
     (opmatrix.pipelines.cached.cached_model) to be searched, priced and verified on: random ids below `words`, caches of
     random numbers."""
-    from formats.kernels.mixing.caches import PAGE
+    from formats.kernels.mixing.chunks import PAGE
     rng = np.random.default_rng(seed)
     ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]
     ends = [length + count for length, count in zip(lengths, counts, strict=True)]

@@ -41,7 +41,7 @@ def unseen(batch: Batch, rows: slice, where: Pattern, queries: NDArray[np.int64]
 
 def held(slot: int, before: NDArray[np.int64]) -> list[int]:
     """The rows of a cache that a sequence holds up to one of them."""
-    from formats.kernels.mixing.caches import PAGE
+    from formats.kernels.mixing.chunks import PAGE
     page, rows = slot // PAGE, slot % PAGE + 1
     slots: list[int] = []
     while page >= 0:

@@ -15,6 +15,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.scheme import make_groups
+from opmatrix.signature import widened
 
 if TYPE_CHECKING:
     from opmatrix.runtime.schedule import Call, Schedule
@@ -46,7 +47,7 @@ def widen_value(value: object, instead: Mapping[int, object]) -> object:
     if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
     value = instead.get(id(value), value)
     if isinstance(value, Format | Stacked): return value.wide()
-    return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value
+    return np.asarray(widened(value), np.float64) if isinstance(value, np.ndarray) else value
 
 
 # ---- where rows go
@@ -70,7 +71,7 @@ def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] |
     workers, parts = threads(), [batch]
     apart = not (schedule.ports or schedule.scored or schedule.elsewhere)
     if apart and all(isinstance(each, Recorded) for each in schedule.segments):
-        groups = make_groups(batch.starts, workers)
+        groups = make_groups(batch.starts, workers, reading=schedule.reading)
         if len(groups) > 1: parts = [batch.sentences(group.first, group.last) for group in groups]
     found: list[list[NDArray[np.float32]]] = []
     for part in parts:

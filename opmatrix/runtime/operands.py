@@ -9,10 +9,10 @@ from formats.core.sizes import size
 from formats.format import Format
 from formats.stacked import Stacked
 from opmatrix.extents import WHOLE, Extents, S, T
-from opmatrix.signature import Port
+from opmatrix.signature import CACHED, FLOAT, HELD_NUMBERS, Port
 
 FLOAT_BYTES = 4                                             # bytes of a number at run time: every value is float32
-C = size("C")                                               # rows of caches
+C = size(CACHED)                                            # rows of caches
 
 
 def round_to_lines(size: int) -> int:
@@ -80,16 +80,18 @@ class Scores(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """(C, heads, cols): rows of a cache, which lies with a session."""
+    """(C, heads, cols): rows of a cache, which lies with a session, in a number type."""
     heads: int
     cols: int
+    number: str = FLOAT
 
     def at(self, extents: Extents) -> tuple[int, ...]: return extents[C], self.heads, self.cols
     @property
     def size(self) -> BufferSize: return BufferSize(0, 0)
     @property
-    def row(self) -> int: return FLOAT_BYTES * self.heads * self.cols
-    def __str__(self) -> str: return f"C×{self.heads}×{self.cols}"
+    def row(self) -> int: return np.dtype(HELD_NUMBERS[self.number]).itemsize * self.heads * self.cols
+    def __str__(self) -> str:
+        return f"C×{self.heads}×{self.cols}" + (f" {self.number}" if self.number != FLOAT else "")
 
 
 Value = Rows | Heads | Scores | Cache
@@ -97,9 +99,14 @@ Value = Rows | Heads | Scores | Cache
 
 def entering(port: Port) -> Value:
     """What an input is to the steps: of the space of caches one, else rows, or heads where it has several."""
-    if port.space == str(C): return Cache(port.heads, port.columns)
+    if port.space == CACHED: return Cache(port.heads, port.columns, port.number)
     return Rows(port.columns,
                 space=size(port.space)) if port.heads == 1 else Heads(port.heads, port.columns, space=size(port.space))
+
+
+def number_of(value: Value) -> type[np.generic]:
+    """The number type of a value's buffer."""
+    return HELD_NUMBERS[value.number] if isinstance(value, Cache) else np.float32
 
 
 def leaving(name: str, of: str, value: Value) -> Port:

@@ -14,7 +14,7 @@ from formats.machine.host import caches
 from formats.machine.threads import threads
 from opmatrix.algebra.data import Numeric
 from opmatrix.extents import Extents, S, T
-from opmatrix.runtime.operands import round_to_lines
+from opmatrix.runtime.operands import number_of, round_to_lines
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.planning.slots import GroupTable, Slots
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
@@ -119,8 +119,8 @@ class Recorded:
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
         places = dict(zip(self.own, plan.offsets,
                           strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
-        elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32)
-                     for at in self.elsewhere}
+        shapes = {at: self.schedule.calls[at].shape for at in self.elsewhere}
+        elsewhere = {at: np.empty(shape.at(slots.extents()), number_of(shape)) for at, shape in shapes.items()}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -151,7 +151,7 @@ class Recorded:
         anywhere."""
         workers, rows = threads(), extents[T]
         groups = [] if starts is None else [(group.high - group.low, group.last - group.first)
-                                            for group in make_groups(starts, workers)]
+                                            for group in make_groups(starts, workers, reading=self.schedule.reading)]
         if not groups:
             groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
         return int((workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups))
@@ -217,7 +217,7 @@ class Recorded:
 
     def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
-        groups = make_groups(starts, workers)
+        groups = make_groups(starts, workers, reading=self.schedule.reading)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
         names = [*self.read]

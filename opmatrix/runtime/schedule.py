@@ -21,11 +21,12 @@ from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import compute, meaning, run_noted
-from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
+from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving, number_of
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
+from opmatrix.runtime.scheme import reading_rows
 from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers
-from opmatrix.signature import WIDEST, Port
+from opmatrix.signature import WIDEST, Port, widened
 
 if TYPE_CHECKING:
     from opmatrix.program import Constant, Step
@@ -157,6 +158,7 @@ class Schedule:
                  ports: Sequence[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.calls, self.ports = bind(steps, constants, ports), tuple(ports)
+        self.reading = reading_rows(sum(constant.nbytes for constant in constants.values()))
         names = [*(port.name for port in ports), *(step.output for step in steps)]
         for name in (*outputs.values(), *state.values()):
             if name not in names[len(ports):]: raise ValueError(f"output: no step gives {name!r}")
@@ -275,7 +277,7 @@ class Schedule:
             arguments = call.arguments(values, batch)
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
-                found.append(np.empty(call.shape.at(extents), np.float32))
+                found.append(np.empty(call.shape.at(extents), number_of(call.shape)))
                 compute(call, found[-1], arguments, batch)
             yield call, arguments, found[-1]
             for v in self.dropped[i]:
@@ -346,7 +348,7 @@ class Schedule:
     def trace(self, batch: Batch) -> Iterator[tuple[NDArray[np.float32], Doubles]]:
         """Each step's result and, for the same operands, what its kernel means."""
         for call, arguments, found in self.walk(batch):
-            yield found, meaning(call.kernel, arguments, batch)
+            yield widened(found), meaning(call.kernel, arguments, batch)
 
     def exact(self, batch: Batch, instead: Mapping[int, object], rounded: bool = True) -> Doubles:
         """The first output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their
@@ -357,7 +359,7 @@ class Schedule:
                  rounded: bool = True) -> list[Doubles]:
         """What enters and what every step gives, by the meanings of kernels, in float64; `instead` as in `exact`."""
         if self.ports or self.elsewhere: self.extents(batch)             # which says what does not fit
-        found = [np.asarray(each, np.float64) for each in self.entered(batch)]
+        found = [np.asarray(widened(each), np.float64) for each in self.entered(batch)]
         for i, port in enumerate(self.ports):
             if i not in self.state: found[i] = np.asarray(batch.input(port), np.float64)
         for call in self.calls[self.first:]:

@@ -19,7 +19,7 @@ GROUP_ROWS = 256                                            # rows of a group, a
                                                             # 128 took
                                                             # 1.03 to 1.07 times as long, and 512 leave workers unequal
                                                             # ends
-READING = 4                                                 # rows that reading the weights takes as long as
+READING = 8                                                 # rows that reading all weights from memory takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
 Offsets = NDArray[np.int64]
 
@@ -32,8 +32,14 @@ class Group(NamedTuple):
     high: int
 
 
-def make_groups(starts: Offsets, workers: int, most: int = GROUP_ROWS) -> list[Group]:
-    """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
+def reading_rows(held: float) -> float:
+    """Rows that reading so many bytes of weights takes as long as: none where the last cache keeps them."""
+    return READING * share_missed(held)
+
+
+def make_groups(starts: Offsets, workers: int, most: int = GROUP_ROWS, reading: float = READING) -> list[Group]:
+    """The groups of a batch, about `most` rows each: one where all workers are quicker on it together. Weights are read
+    once for each group, which takes as long as so many rows do, and longer by as many as read them at once."""
     rows, sentences = int(starts[-1]), len(starts) - 1
     whole = [Group(0, sentences, 0, rows)]
     if sentences < 2: return whole
@@ -41,8 +47,10 @@ def make_groups(starts: Offsets, workers: int, most: int = GROUP_ROWS) -> list[G
     wanted = rows * np.arange(1, count) / count
     cuts = sorted({0, sentences, *(int(np.abs(starts - each).argmin()) for each in wanted)})
     parts = [Group(a, b, int(starts[a]), int(starts[b])) for a, b in pairwise(cuts)]
-    most_rows = max(sum(part.high - part.low + READING for part in each) for each in assign_groups(parts, workers))
-    return parts if most_rows <= WAITING * (rows + READING) / workers + READING or workers == 1 else whole
+    if workers == 1: return parts
+    most_rows = max(sum(part.high - part.low + workers * reading for part in each)
+                    for each in assign_groups(parts, workers))
+    return parts if most_rows <= WAITING * rows / workers + reading else whole
 
 
 def assign_groups(parts: Sequence[Group], workers: int) -> list[list[Group]]:
@@ -79,7 +87,7 @@ class Running:
         """For sentences that start at these rows, where so many bytes are read from one run to the next. A machine
         whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
-        parts, missed = make_groups(starts, machine.threads), share_missed(held)
+        parts, missed = make_groups(starts, machine.threads, reading=reading_rows(held)), share_missed(held)
         if len(parts) == 1: return cls(machine, "together", missed=missed)
         busiest = max(assign_groups(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
         lengths = tuple(int(each) for part in busiest for each in np.diff(starts[part.first:part.last + 1]))

@@ -174,6 +174,7 @@ def generate_text(
     top_k: options.TopK = None,
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
+    cache: options.Cache = None,
     results: options.Results = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -184,7 +185,7 @@ def generate_text(
     from rewrites.phases import Report
     possible({"--json": (results, writable)}, model)
     sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=context.obj)
-    write_results(generate(model, prompt, max_tokens, sampling, report), results)
+    write_results(generate(model, prompt, max_tokens, sampling, cache, report), results)
 
 
 @app.command("embed")

@@ -10,9 +10,10 @@ from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.loading import PROGRAM
-from opmatrix.pipelines.generation import END, PromptReader, Reply, decodable, find_ends, grow
+from opmatrix.pipelines.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
 from opmatrix.pipelines.sampling import Sampling
 from opmatrix.program import Program
+from opmatrix.signature import check_cache
 from rewrites.cli.outputs import printable
 from rewrites.laws import EXACT_LAWS
 from rewrites.opened import Opened
@@ -23,13 +24,15 @@ from rewrites.workload.workload import draw_workload
 TIMED_ROWS = 128                                            # of the text that a program is made cheapest for
 
 
-def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, report: Report) -> dict[str, object]:
+def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
+             report: Report) -> dict[str, object]:
     """Prints what follows a prompt, and gives it with its figures, as JSON has them. What is wrong with a prompt is
     known before a program is searched for."""
+    if cache is not None: check_cache(cache)
     if exists(Path(model) / PROGRAM):
         with report.phase("load"):
             program = Program.load(model)
-            decodable(program)
+            decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
         with report.phase("model"):
@@ -41,11 +44,11 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, repor
         program = find_exact(checkpoint, report)
     if not find_ends(program):
         report.say(f"no end token in the files: {reply.most} tokens are written (--max-tokens)")
-    taken = print_reply(program, reply, sampling)
+    taken = print_reply(program, reply, sampling, cache)
     report.say(figures(reply, taken))
     return {"model": str(program.meta.get("model", model)), "prompt": prompt, "text": reply.text, "ids": reply.ids,
             "ended": reply.ended, "prompt_tokens": len(reply.prompt), "first_token_s": taken[0],
-            "token_s": taken[1:], "sampling": vars(sampling)}
+            "token_s": taken[1:], "sampling": vars(sampling), "cache": cache_number(decodable(program, cache))}
 
 
 def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
@@ -59,12 +62,12 @@ def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
         return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]
 
 
-def print_reply(program: Program, reply: Reply, sampling: Sampling) -> list[float]:
+def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str | None) -> list[float]:
     """Prints a reply as it grows; the seconds that each token took. Where it is interrupted, what was printed stays,
     on a line of its own."""
     taken, began = list[float](), time.perf_counter()
     try:
-        for _, piece in grow(program, [reply], sampling):
+        for _, piece in grow(program, [reply], sampling, cache):
             taken.append((now := time.perf_counter()) - began)
             began = now
             sys.stdout.write(printable(piece))

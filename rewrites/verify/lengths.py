@@ -216,7 +216,7 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
     between recordings is of the whole batch, whose rows may see one another. Raises VerificationError."""
     workers, last = threads(), []
     recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
-    groups = make_groups(batch.starts, workers) if recorded else [None]
+    groups = make_groups(batch.starts, workers, reading=program.schedule.reading) if recorded else [None]
     for group in groups:
         part = batch if group is None or len(groups) == 1 else batch.sentences(group.first, group.last)
         with limit(workers if len(groups) == 1 else 1): last.append(walk(program, part, fresh, steps))

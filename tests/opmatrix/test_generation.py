@@ -1,6 +1,9 @@
 """Text that follows prompts: against plain numpy that computes all rows anew for each token; alone, among others that
 join and leave, and in sessions that go on."""
+import json
+
 import checkpoints
+import numpy as np
 import pytest
 from programs import bert_program
 from searched import structure
@@ -10,7 +13,10 @@ from formats.core.errors import InputError
 from formats.machine.threads import limit
 from opmatrix.files.checkpoint import open_model
 from opmatrix.pipelines import generation
+from opmatrix.pipelines.cached import cached
+from opmatrix.pipelines.generation import cache_number
 from opmatrix.pipelines.pieces import Pieces
+from opmatrix.program import Program
 
 PROMPTS = ["The history of ", "A", "In 19", "Les Misérables", "He was", "1, 2, 3, "]
 DRAWN = dict(temperature=0.8, top_k=40, top_p=0.95, seed=11)
@@ -121,3 +127,36 @@ def test_a_program_of_all_rows_generates_the_same():
     assert not program.pooled
     assert [each.ids for each in program.generate(PROMPTS[:3], max_tokens=6)] == [
         each.ids for each in gpt2().program.generate(PROMPTS[:3], max_tokens=6)]
+
+
+def test_caches_of_bf16_are_rounded_once(tmp_path):
+    """A step is the meaning of its kernels over rounded rows, and no farther from it than one in float32 is; caches
+    take half the bytes. What is saved is loaded, and says what its caches are."""
+    found = {}
+    for number in ("float32", "bf16"):
+        program, ids = cached(llama().program, number), [[3, 4, 5], [7] * 20]
+        program.save(tmp_path / number)
+        said = json.loads((tmp_path / number / "program.json").read_text())
+        loaded, rows = Program.load(tmp_path / number), []
+        assert said["version"] == {"float32": 5, "bf16": 6}[number] and loaded.hash == program.hash
+        for session in (program.start(64), program.start(64, exact=True), loaded.start(64)):
+            each = session.join()
+            rows.append(np.concatenate([session.step({each: part}) for part in (*ids, [9])]))
+        assert np.array_equal(rows[0], rows[2])
+        found[number] = abs(rows[0] - rows[1]).max() / abs(rows[1]).max(), rows[1], program.schedule.cached
+    (own, plain, size), (half, rounded, halved) = found.values()
+    assert max(own, half) < 2e-6 and size == 2 * halved and 1e-4 < abs(plain - rounded).max() / abs(plain).max() < 2e-2
+
+
+def test_the_number_type_of_caches():
+    """As it is asked for; a program with caches of its own has theirs."""
+    program = llama().program
+    for number in ("float32", "bf16"):
+        assert cache_number(generation.decodable(program, number)) == number
+        reply, = program.generate([[3, 4, 5]], max_tokens=4, cache=number)
+        session = cached(program, number).start(64)
+        assert session.generate({session.join(): [3, 4, 5]}, max_tokens=4)[0].ids == reply.ids
+    with pytest.raises(InputError, match=r"cache 'bf16': this program has caches of its own, of float32: leave it out"):
+        program.decoder.generate([[3]], cache="bf16")
+    for refused in (lambda: program.generate([[3]], cache="int8"), lambda: cached(program, "int8")):
+        with pytest.raises(InputError, match=r"cache 'int8': give float32 or bf16"): refused()

@@ -19,7 +19,7 @@ from formats.machine.threads import limit
 from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.pricing import catalogue
-from opmatrix.runtime.scheme import Running, assign_groups, make_groups
+from opmatrix.runtime.scheme import Running, assign_groups, make_groups, reading_rows
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method, plainly
@@ -94,6 +94,13 @@ def test_a_machine_without_ways_is_asked_itself():
     assert Running.of(plain, starts(16)) is plain
 
 
+@pytest.mark.parametrize("held, lengths, groups", (
+    (inf, [1] * 8, 1), (inf, [1] * 64, 1), (inf, [128] * 8, 4), (0.0, [1] * 8, 2), (0.0, [16, 16], 2), (inf, [16, 16], 1)))
+def test_weights_that_caches_do_not_hold_are_read_once_for_few_rows(held, lengths, groups):
+    """Each group reads all weights, so sequences of a row each are one group; unless a cache holds what is read."""
+    assert len(make_groups(starts(*lengths), 2, reading=reading_rows(held * caches()[-1]))) == groups
+
+
 def test_every_row_is_in_one_group_of_one_worker():
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -122,7 +129,7 @@ def test_the_search_prices_what_runs(methods, way, batch):
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5, catalogue=plain.catalogue),
             "together": Rates(twice, start=2e-5, catalogue=plain.catalogue)}
-    running = Running.of(replace(plain, ways=ways, threads=2), batch.starts)
+    running = Running.of(replace(plain, ways=ways, threads=2), batch.starts, 0.0)
     found = search(model(), EXACT_LAWS, running, batch.extents(), methods=methods)
     program, _ = found.program({})
     costs = program.cost(running.group(batch.extents()))

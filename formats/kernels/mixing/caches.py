@@ -2,8 +2,9 @@
 
 A row's slot is where its own key and value lie: it sees what is in its page up to there, and all of the pages before.
 So the keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal
-pattern needs no positions. Rows that follow one another, as those of a prompt, are queries that meet a page
-together."""
+pattern needs no positions. Rows that follow one another, as those of a prompt, are queries that meet a page together;
+where there are few rows, workers share the keys of one. The sums are those of chunks.py, so the same however that is
+done. A cache is float32 or bfloat16; a row of it is rounded when it is appended, and widened when it is read."""
 import struct
 from math import gcd
 
@@ -12,32 +13,55 @@ import numpy as np
 from formats.core.arrays import as_contiguous, places, separate
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
-from formats.kernels.engine.memory import floats, longs, record
+from formats.kernels.engine.memory import longs, record, shorts
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.transposing import turn_in
-from formats.kernels.simd.arithmetic import keep
-from formats.kernels.simd.maths import ONE
-from formats.kernels.simd.vectors import zeros
+from formats.kernels.products.rounding import keep_halves
+from formats.kernels.simd.arithmetic import get
 from formats.machine.threads import threads
 
-from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scale_lines, score_all, softened, weigh_all
+from .attending import LINE, LOG2_E, PIECES, QUERIES
+from .chunks import (
+    CHUNK,
+    STRANDS,
+    TILE,
+    Unit,
+    add_strand,
+    count_pages,
+    merge_sums,
+    share_sums,
+    turn_queries,
+)
+from .chunks import (
+    PAGE as PAGE,
+)
 from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of, sequences, served
 
 __all__ = ["append", "attention_cached"]
 
-PAGE = 16                                                    # rows of a page
 COPIED_ROWS = 64                                             # rows of an item that are copied
-KEYS_AT_ONCE = 8 * PAGE                                      # that queries meet at once
-__borders__ = PAGE, KEYS_AT_ONCE
+LINES = 8                                                    # of a worker's room: two carriers, fades, gains, shares,
+                                                             # pages
+__borders__ = PAGE, TILE, CHUNK
 # before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
-# together: heads that
-# share keys and values; rows: of an item; the rest as in heads.py
-CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows"),
-                   ("scale", "f8")])
+# together: heads that share keys and values; rows: of an item; halves: 1 for bfloat16; own: bytes of a worker's room,
+# behind which the first worker keeps carriers of so many bytes each; the rest as in heads.py
+CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows halves own "
+                                   "carrier"), ("scale", "f8")])
 # x (T, heads, cols) to the rows of out that slots name
-APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols"))
+APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols halves room apart"))
 f4 = np.float32
+
+
+@njit(**HELPER)
+def round_row(x, columns, target, room):
+    """A row as bfloat16; what is no whole vector goes by way of the room."""
+    full = columns // 16 * 16
+    for k in range(0, full, 16): keep_halves(get(x + 4 * k, None), target + 2 * k)
+    if full < columns:
+        keep_halves(get(x + 4 * full, columns - full), room)
+        given, kept = shorts(room, 16), shorts(target + 2 * full, columns - full)
+        for i in range(columns - full): kept[i] = given[i]
 
 
 @Kernel.of(3, rare=True)
@@ -46,48 +70,50 @@ def append_rows(item, worker, arguments):
     c = record(arguments, APPEND)
     slots = longs(c.slots, c.T)
     for row in range(item * COPIED_ROWS, min((item + 1) * COPIED_ROWS, c.T)):
-        copy_rows(c.x + 4 * row * c.x_row, 4 * c.x_head, c.heads, c.cols, c.out + 4 * slots[row] * c.out_row,
-                  4 * c.out_head)
+        if c.halves:
+            for head in range(c.heads):
+                round_row(c.x + 4 * (row * c.x_row + head * c.x_head), c.cols,
+                          c.out + 2 * (slots[row] * c.out_row + head * c.out_head), c.room + worker * c.apart)
+        else:
+            copy_rows(c.x + 4 * row * c.x_row, 4 * c.x_head, c.heads, c.cols, c.out + 4 * slots[row] * c.out_row,
+                      4 * c.out_head)
 
 
 @njit(**HELPER)
-def hide_later(s, keys, behind, rows):
-    """Minus infinity where a row does not see a key yet: the last key lies so many rows behind the last query's own."""
-    for j in range(keys):
-        line = floats(s + j * LINE, QUERIES)
-        for i in range(max(0, min(rows - keys + j - behind, rows))): line[i] = HIDDEN
+def last_slot(c, row):
+    """The slot of a row, or of the last one of a sequence; -1 for a sequence without rows."""
+    if not c.starts: return longs(c.slots + 8 * row, 1)[0]
+    pair = longs(c.starts + 8 * row, 2)
+    return longs(c.slots + 8 * (pair[1] - 1), 1)[0] if pair[0] < pair[1] else -1
 
 
 @njit(**HELPER)
-def cached_unit(c, room, row, head, rows):
-    """The queries of so many rows of a sequence up to this one, of one head; of a single row those of a few heads.
-    Pages from the last one back, those at once that lie in turn."""
+def begin_unit(c, room, row, head, rows):
+    """The queries of so many rows up to one, of a head, or those of a row and the heads that share keys; and their
+    outputs: address, bytes between two."""
     count, across, beside = c.together, 4 * c.q_head, 4 * c.o_head
     if rows > 1: count, across, beside = rows, 4 * c.q_row, 4 * c.o_row
-    deep, wide, low = (c.d + 15) // 16 * 16, (count + 15) // 16 * 16, row - rows + 1
-    q, o = c.q + 4 * (low * c.q_row + head // c.q_of * c.q_head), c.o + 4 * (low * c.o_row + head * c.o_head)
-    k, v = c.k + 4 * (head // c.k_of * c.k_head), c.v + 4 * (head // c.v_of * c.v_head)
-    tops, masses, fades, shares, turned = room, room + LINE, room + 2 * LINE, room + 3 * LINE, room + 4 * LINE
+    low, wide, deep = row - rows + 1, (count + 15) // 16 * 16, (c.d + 15) // 16 * 16
+    turned = room + LINES * LINE
     s = turned + deep * LINE
-    turn_in(q, across, count, c.d, turned, QUERIES, deep)
-    scale_lines(turned, c.d, wide, LINE, f4(c.scale))
-    for g in range(0, 4 * wide, 64):
-        keep(zeros(1, 1) + LOWEST, tops + g, None)
-        keep(zeros(1, 1) + ONE, shares + g, None)
-    slot, fresh, behind = longs(c.slots + 8 * (longs(c.starts + 8 * row, 2)[1] - 1 if c.starts else row), 1)[0], True, 0
-    page, keys = slot // PAGE, slot % PAGE + 1
-    while page >= 0:
-        before = longs(c.before + 8 * page, 1)[0]
-        while before >= 0 and before == page - 1 and keys + PAGE <= KEYS_AT_ONCE:
-            page, keys = before, keys + PAGE
-            before = longs(c.before + 8 * page, 1)[0]
-        first = page * PAGE
-        score_all(k + 4 * first * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide)
-        if behind < rows - 1: hide_later(s, keys, behind, rows)
-        for g in range(0, 4 * wide, 64):
-            softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, before < 0)
-        weigh_all(count, c.e, s, keys, v + 4 * first * c.v_row, 4 * c.v_row, o, beside, fresh, fades, shares)
-        page, keys, fresh, behind = before, PAGE, False, behind + keys
+    u = Unit(rows, count, wide, turned, s, s + TILE * LINE, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE)
+    turn_queries(c, c.q + 4 * (low * c.q_row + head // c.q_of * c.q_head), across, count, turned, wide)
+    return u, c.o + 4 * (low * c.o_row + head * c.o_head), beside
+
+
+@njit(**HELPER)
+def attend_unit_cached(c, room, row, head, rows):
+    """The outputs of a unit: strand after strand."""
+    u, o, beside = begin_unit(c, room, row, head, rows)
+    slot, step = last_slot(c, row), (c.e + 15) // 16 * 64
+    length = (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    more, last = room + c.own - QUERIES * step, min((length - 1) // CHUNK, STRANDS - 1)
+    add_strand(c, u, head, slot, length, 0, room, room + LINE, o, beside)
+    for strand in range(1, last + 1):
+        add_strand(c, u, head, slot, length, strand, room + 2 * LINE, room + 3 * LINE, more, step)
+        merge_sums(u.many, u.wide, c.e, room, room + LINE, o, beside, room + 2 * LINE, room + 3 * LINE, more, step,
+                   u.fades, room + 6 * LINE)
+    share_sums(u.many, u.wide, c.e, room + LINE, o, beside, u.shares)
 
 
 @njit(**HELPER)
@@ -102,27 +128,50 @@ def follows(c, row):
 
 @Kernel.of(3, rare=True)
 def attend_cached(item, worker, arguments):
-    """softmax(scale q kᵀ) v of what begins in an item, a few rows, of heads that share keys and values. Rows that
-    follow one another in their sequence meet its pages together, as many at once whatever the items are: sums are the
-    same on any number of threads."""
+    """softmax(scale q kᵀ) v of an item's rows, of heads that share keys and values. Rows that follow one another in
+    their sequence meet its pages together."""
     c = record(arguments, CACHED)
     each, room = c.h // c.together, c.room + worker * c.apart
     row, high, head = item // each * c.rows, min((item // each + 1) * c.rows, c.T), item % each * c.together
-    first = row
-    while first > 0 and follows(c, first - 1): first -= 1
     while row < high:
-        if row > first and not follows(c, row - 1): first = row
-        if (row - first) % QUERIES:                          # of what begins in an item before
-            row += 1
-            continue
         last = row
-        while last + 1 < c.T and last + 1 - row < QUERIES and follows(c, last): last += 1
-        if last == row:
-            if not c.starts or longs(c.starts + 8 * row, 2)[0] < longs(c.starts + 8 * row, 2)[1]:
-                cached_unit(c, room, row, head, 1)
-        else:
-            for own in range(head, head + c.together): cached_unit(c, room, last, own, last - row + 1)
+        while last + 1 < high and last + 1 - row < QUERIES and follows(c, last): last += 1
+        if last > row:
+            for own in range(head, head + c.together): attend_unit_cached(c, room, last, own, last - row + 1)
+        elif last_slot(c, row) >= 0: attend_unit_cached(c, room, row, head, 1)
         row = last + 1
+
+
+@Kernel.of(3, rare=True)
+def attend_strands(item, worker, arguments):
+    """The carrier of one strand of a row, of heads that share keys and values."""
+    c = record(arguments, CACHED)
+    each, unit, strand = c.h // c.together, item // STRANDS, item % STRANDS
+    row, head, slot = unit // each, unit % each * c.together, last_slot(c, unit // each)
+    if slot < 0: return
+    length = (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    if strand * CHUNK >= length: return
+    u, o, beside = begin_unit(c, c.room + worker * c.apart, row, head, 1)
+    tops = c.room + c.own + item * c.carrier
+    if strand: o, beside = tops + 2 * LINE, (c.e + 15) // 16 * 64
+    add_strand(c, u, head, slot, length, strand, tops, tops + LINE, o, beside)
+
+
+@Kernel.of(3, rare=True)
+def merge_strands(item, worker, arguments):
+    """The outputs of a row, of heads that share keys and values: its strands in ascending order."""
+    c = record(arguments, CACHED)
+    each, room = c.h // c.together, c.room + worker * c.apart
+    row, head, slot = item // each, item % each * c.together, last_slot(c, item // each)
+    if slot < 0: return
+    length = (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    o, wide = c.o + 4 * (row * c.o_row + head * c.o_head), (c.together + 15) // 16 * 16
+    tops, step = c.room + c.own + item * STRANDS * c.carrier, (c.e + 15) // 16 * 64
+    for strand in range(1, min((length - 1) // CHUNK, STRANDS - 1) + 1):
+        more = tops + strand * c.carrier
+        merge_sums(c.together, wide, c.e, tops, tops + LINE, o, 4 * c.o_head, more, more + LINE, more + 2 * LINE, step,
+                   room, room + LINE)
+    share_sums(c.together, wide, c.e, tops + LINE, o, 4 * c.o_head, room)
 
 
 def as_words(name: str, array: np.ndarray, count: int, limit: int, least: int = 0) -> np.ndarray:
@@ -137,16 +186,26 @@ def endless(before: np.ndarray) -> bool:
     return bool((before >= 0).any())
 
 
+def is_halves(name: str, cache: np.ndarray) -> bool:
+    """Whether a cache is bfloat16, whose bits are uint16. ValueError where it is neither that nor float32."""
+    if cache.dtype in (np.uint16, f4): return bool(cache.dtype == np.uint16)
+    raise ValueError(f"{name}: a cache is float32, or bfloat16 as uint16; this is {cache.dtype}")
+
+
 def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols). Slots are all different. IndexError where
-    one is outside."""
+    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols), rounded where that is bfloat16. Slots are
+    all different. IndexError where one is outside."""
     check_heads(out, x=x)
     T, (heads, cols) = len(x), out.shape[1:]
-    slots = as_words("slots", slots, T, len(out))
+    slots, halves = as_words("slots", slots, T, len(out)), is_halves("out", out)
     separate(out, slots=slots)
     if x.shape[2] != cols: raise ValueError(f"x and out: widths {x.shape[2]} and {cols} differ")
-    record = filled(*heads_of("x", x, T, heads), *heads_of("out", out, len(out), heads), address(slots), T, heads, cols)
-    launch(threads(), (append_rows, record, -(-T // COPIED_ROWS)))
+    lies = *heads_of("x", x, T, heads), *heads_of("out", out, len(out), heads, out.dtype.type)
+    workers = threads()
+    with POOL.lock:
+        room = ROOM.reserve(64, workers)
+        record = filled(*lies, address(slots), T, heads, cols, halves, *room)
+        launch(workers, (append_rows, record, -(-T // COPIED_ROWS)))
     return out
 
 
@@ -154,15 +213,16 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
                      out: np.ndarray, scale: float = 1.0, starts: np.ndarray | Layout | None = None) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v of each row, over what its sequence has cached up to the row's own slot.
 
-    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`; slots (T) say where a row's
-    own key lies; before (C / PAGE) are the pages before, -1 before the first. With starts, q and out have a row for the
-    last of each sequence, slots are those of all rows. IndexError where one is outside, ValueError where they lead
-    nowhere."""
+    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both
+    bfloat16 as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
+    first. With starts, q and out have a row for the last of each sequence, slots are those of all rows. IndexError
+    where one is outside, ValueError where they lead nowhere."""
     check_heads(out, q=q, k=k, v=v)
-    (heads, e), d, T = out.shape[1:], q.shape[2], len(out)
+    (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     if len(k) != len(v): raise ValueError(f"k and v: caches of {len(k)} and {len(v)} rows")
+    if is_halves("v", v) != halves: raise ValueError(f"k and v: caches of {k.dtype} and {v.dtype}")
     if len(k) % PAGE: raise ValueError(f"k and v: caches of {len(k)} rows, which are no pages of {PAGE}")
     batch = None if starts is None else sequences(starts)
     if batch and len(batch.starts) <= T:
@@ -172,16 +232,23 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     separate(out, slots=slots, before=before)
     if endless(before): raise ValueError("before: it leads from a page back to the page itself")
     serves = [served(name, view, heads) for name, view in zip("qkv", (q, k, v), strict=True)]
-    views = zip(("q", "k", "v", "out"), (q, k, v, out), (T, len(k), len(k), T), (*serves, 1), strict=True)
-    lies = [number for name, view, rows, many in views for number in heads_of(name, view, rows, heads // many)]
+    views = zip(("q", "k", "v", "out"), (q, k, v, out), (T, len(k), len(k), T), (*serves, 1), (f4, k.dtype.type,
+                v.dtype.type, f4), strict=True)
+    lies = [number for name, view, rows, many, kind in views
+            for number in heads_of(name, view, rows, heads // many, kind)]
     shared = gcd(*serves[1:]) if serves[0] == 1 else 1
     together = max(each for each in range(1, min(shared, QUERIES) + 1) if shared % each == 0)
-    groups, workers = heads // together, threads()
-    rows = max(1, min(QUERIES, -(-T * groups // (PIECES * workers))))
+    units, workers, step = T * (heads // together), threads(), -(-e // 16) * 64
+    apart = workers > 1 and units < PIECES * workers         # too few for all to have some: they share the keys of each
+    rows = 1 if apart else QUERIES if workers == 1 else max(1, min(QUERIES, -(-units // (PIECES * workers))))
+    own = LINE * (LINES + -(-d // 16) * 16 + TILE) + halves * 4 * PAGE * max(d, e) + QUERIES * step
+    own, carrier = -(-own // 64) * 64, 2 * LINE + together * step
     factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:
-        reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + KEYS_AT_ONCE), workers)
+        reserved = ROOM.reserve(own + apart * units * STRANDS * carrier, workers)
         pages = address(slots), address(before), address(batch and batch.starts)
-        fields = *lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, factor
-        launch(workers, (attend_cached, filled(*fields), -(-T // rows) * groups))
+        fields = *lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, own, carrier, factor
+        made = filled(*fields)
+        if apart: launch(workers, (attend_strands, made, units * STRANDS), (merge_strands, made, units))
+        else: launch(workers, (attend_cached, made, -(-T // rows) * (heads // together)))
     return out

@@ -151,16 +151,18 @@ def clipped(reach: Reach) -> Reach:
     return behind, ahead
 
 
-def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tuple[int, int, int]:
+def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int,
+             number: type[np.generic] = f4) -> tuple[int, int, int]:
     """(address, step between rows, step between heads) of a (rows, heads, width) view, contiguous within a head."""
     if array is None: return 0, 0, 0
-    if array.dtype != f4 or array.ndim != 3 or array.shape[:2] != (rows, heads):
-        wanted = f"float32 of shape ({rows}, {heads}, width)"
+    if array.dtype != number or array.ndim != 3 or array.shape[:2] != (rows, heads):
+        wanted = f"{np.dtype(number)} of shape ({rows}, {heads}, width)"
         raise ValueError(f"{name}: expected {wanted}, got {array.dtype} of {array.shape}")
-    if not array.flags.aligned or (array.size > 1 and array.shape[2] > 1 and array.strides[2] != 4):
-        raise ValueError(f"{name}: a head's numbers must be contiguous, heads begin at multiples of 4 bytes; got "
+    size = array.itemsize
+    if not array.flags.aligned or (array.size > 1 and array.shape[2] > 1 and array.strides[2] != size):
+        raise ValueError(f"{name}: a head's numbers must be contiguous, heads begin at multiples of {size} bytes; got "
                          f"strides of {array.strides} bytes")
-    return address(array), array.strides[0] // 4, array.strides[1] // 4
+    return address(array), array.strides[0] // size, array.strides[1] // size
 
 
 def check_heads(out: np.ndarray, **read: np.ndarray) -> None:

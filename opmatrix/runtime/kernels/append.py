@@ -1,28 +1,43 @@
 """New rows into a cache, in place."""
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import numpy as np
+
+from formats import FORMATS
 from formats import kernels as compiled
+from formats.core.choices import OneOf
+from formats.storage.bf16 import FLUSHED
 from opmatrix.relations import SLOTS, Relation
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import one_pass
 from opmatrix.runtime.fitting import copied, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Cache, Heads
+from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
+
+Number = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
 
 
 @kernel(launches=True, inplace="cache", prices={})
 class append(Arguments):
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they
-    are to lie."""
+    are to lie. In a cache of bfloat16 they are rounded."""
 
-    def run(out: Any, batch: Any, x: Heads, cache: Cache) -> None:
+    def run(out: Any, batch: Any, x: Heads, cache: Cache, *, number: Number = FLOAT) -> None:
         if out is not cache: out[...] = cache
         compiled.append(x, batch.slots, out)
 
     def shape(a) -> Cache:
         same("x heads", a.x.heads, a.cache.heads)
         same("x columns", a.x.cols, a.cache.cols)
+        same("number", a.number, a.cache.number)
         return Cache(*a.cache)
+
+    def reads(a) -> Mapping[str, object]:
+        """The rows as the cache holds them."""
+        if a.number != HALF: return {}
+        return {"x": FORMATS["bf16"].reads(a.x)}
 
     def relations(a) -> tuple[Relation, ...]: return (SLOTS,)
 
@@ -31,4 +46,8 @@ class append(Arguments):
         cache: Doubles = a.cache.copy()
         cache[a.batch.slots] = a.x
         return cache
-    bound, cost = copied, one_pass("scale")
+
+    def bound(a) -> Any:
+        """Nothing, but that a processor may flush what is smaller than any normal number."""
+        return copied(a) if a.number == FLOAT else np.full(a.cache.shape, FLUSHED)
+    cost = one_pass("scale")

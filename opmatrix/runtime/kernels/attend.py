@@ -224,7 +224,7 @@ def cached_slots(a: Arguments) -> Any:
 @kernel(launches=True, row_mixing=True, changes_space=True, prices={})
 class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
-    the row itself."""
+    the row itself: chunk by chunk of keys, counted from its first token."""
 
     def run(out: Any, batch: Any, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Cached = SEEN,
             rows: SomeRows = "all") -> None:
@@ -233,6 +233,7 @@ class attention_cached(Arguments):
 
     def shape(a) -> Heads:
         result = fit_heads(a)
+        same("v numbers", a.v.number, a.k.number)
         same("q rows", a.q.space, space := T if a.rows == "all" else S)
         return result._replace(space=space)
 

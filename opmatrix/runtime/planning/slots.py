@@ -23,7 +23,7 @@ class Slots:
     lie."""
 
     def __init__(self, rows: int, sentences: int, words: Offsets):
-        from formats.kernels.mixing.caches import PAGE
+        from formats.kernels.mixing.chunks import PAGE
         from formats.kernels.mixing.heads import Layout
         self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
         words[:] = 0

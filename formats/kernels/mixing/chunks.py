@@ -1,0 +1,243 @@
+"""What rows see of a cache, in chunks of 256 keys counted from the first token of their sequence.
+
+The carrier (m, l, o) of softmax is summed apart for every eighth chunk, a *strand*, from the last chunk back; strands
+are merged in ascending order. So the order of every sum follows from positions alone: not from the pages that a
+sequence was given, from how many rows meet a page together, or from who computes which strand. A score is summed column
+by column, an output key by key, whatever tile of registers they are in; a key that a row does not see yet adds zero."""
+from typing import NamedTuple
+
+import numpy as np
+
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.memory import extended, floats, longs, shorts
+from formats.kernels.engine.native import njit
+from formats.kernels.products.transposing import turn_in
+from formats.kernels.simd.arithmetic import fused, get, keep, larger
+from formats.kernels.simd.maths import exp2, reciprocal
+from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, times_rows, zeros
+
+from .attending import HIDDEN, LINE, LOWEST, QUERIES, scale_lines, softened
+
+PAGE = 16                                                    # rows of a page
+CHUNK = 256                                                  # keys of a chunk
+STRANDS = 8                                                  # sums apart, of every eighth chunk each
+TILE = CHUNK // 2                                            # keys that queries meet at once
+FADED, BEGUN = 1, 2                                          # what an output holds: sums to be faded, or to go on with
+f4 = np.float32
+
+
+class Unit(NamedTuple):
+    """Queries that meet keys together, as lines of so many vectors: rows of one head, or one row of a few heads; and
+    where a worker keeps what it needs for them."""
+    rows: int
+    many: int
+    wide: int
+    turned: int
+    s: int
+    widened: int
+    pages: int
+    fades: int
+    shares: int
+
+
+# ---- a tile of keys
+
+@njit(**HELPER)
+def score_tile(none, k, along, turned, depth, s):
+    """Lines of scores of a few keys against queries, turned."""
+    sums = none
+    for _ in range(depth):
+        sums = add_outer(sums, k, along, turned, None)
+        k += 4
+        turned += LINE
+    store_tile(sums, s, LINE, None)
+
+
+@njit(**HELPER)
+def score_pages(k, along, keys, turned, depth, s, wide):
+    """Lines of scores of whole pages of keys."""
+    for key in range(0, keys, PAGE):
+        at, line = k + key * along, s + key * LINE
+        if not MANY_REGISTERS:
+            for g in range(0, 4 * wide, 64):
+                for few in range(0, PAGE, 4):
+                    score_tile(zeros(4, 1), at + few * along, along, turned + g, depth, line + few * LINE + g)
+        elif wide == 16: score_tile(zeros(16, 1), at, along, turned, depth, line)
+        elif wide == 32:
+            score_tile(zeros(8, 2), at, along, turned, depth, line)
+            score_tile(zeros(8, 2), at + 8 * along, along, turned, depth, line + 8 * LINE)
+        else:
+            score_tile(zeros(8, 3), at, along, turned, depth, line)
+            score_tile(zeros(8, 3), at + 8 * along, along, turned, depth, line + 8 * LINE)
+
+
+@njit(**HELPER)
+def weigh_tile(none, p, keys, v, across, o, step, held, fades, lanes):
+    """Rows of outputs: what they hold, plus p v; p is (keys, queries)."""
+    sums = none
+    if held == FADED: sums = times_rows(fetch(none, o, step, lanes), fades)
+    elif held: sums = fetch(none, o, step, lanes)
+    for _ in range(keys):
+        sums = add_outer(sums, p, 4, v, lanes)
+        p += LINE
+        v += across
+    store_tile(sums, o, step, lanes)
+
+
+@njit(**HELPER)
+def weigh_band(broad, narrow, row, columns, p, keys, v, across, o, step, held, fades):
+    """weigh_tile for all columns of some rows."""
+    p, o, fades, left = p + 4 * row, o + row * step, fades + 4 * row, 0
+    while left + span(broad) <= columns:
+        weigh_tile(broad, p, keys, v + 4 * left, across, o + 4 * left, step, held, fades, None)
+        left += span(broad)
+    while left < columns:
+        weigh_tile(narrow, p, keys, v + 4 * left, across, o + 4 * left, step, held, fades, min(16, columns - left))
+        left += 16
+
+
+@njit(**HELPER)
+def weigh_keys(rows, columns, p, keys, v, across, o, step, held, fades):
+    """The outputs of all rows."""
+    row = 0
+    if MANY_REGISTERS:
+        while row + 8 <= rows:
+            weigh_band(zeros(8, 2), zeros(8, 1), row, columns, p, keys, v, across, o, step, held, fades)
+            row += 8
+        while row + 4 <= rows:
+            weigh_band(zeros(4, 4), zeros(4, 1), row, columns, p, keys, v, across, o, step, held, fades)
+            row += 4
+    else:
+        while row + 4 <= rows:
+            weigh_band(zeros(4, 1), zeros(4, 1), row, columns, p, keys, v, across, o, step, held, fades)
+            row += 4
+    while row + 2 <= rows:
+        weigh_band(zeros(2, 2), zeros(2, 1), row, columns, p, keys, v, across, o, step, held, fades)
+        row += 2
+    while row < rows:
+        weigh_band(zeros(1, 4), zeros(1, 1), row, columns, p, keys, v, across, o, step, held, fades)
+        row += 1
+
+
+@njit(**HELPER)
+def hide_later(s, keys, first, rows):
+    """Minus infinity where a row does not see a key yet: the first row sees so many of the keys, each other one
+    more."""
+    for j in range(max(first, 0), keys):
+        line = floats(s + j * LINE, QUERIES)
+        for i in range(min(j - first + 1, rows)): line[i] = HIDDEN
+
+
+@njit(**HELPER)
+def widen_rows(source, along, rows, columns, target, across):
+    """Rows of bfloat16 as float32; bytes between rows."""
+    for i in range(rows):
+        given, kept = shorts(source + i * along, columns), floats(target + i * across, columns)
+        for j in range(columns): kept[j] = extended(given[j])
+
+
+# ---- a strand of chunks
+
+@njit(**HELPER)
+def count_pages(before, page):
+    """The pages of a sequence up to one of them."""
+    count = 0
+    while page >= 0:
+        page = longs(before + 8 * page, 1)[0]
+        count += 1
+    return count
+
+
+@njit(**HELPER)
+def run_of(pages, at, end):
+    """How many pages from one on lie in turn."""
+    count = 1
+    while at + count < end and pages[at + count] == pages[at] + count: count += 1
+    return count
+
+
+@njit(**HELPER)
+def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
+    """Merge the keys of a few pages with what is carried; the first row sees so many of them."""
+    pages, end, size = longs(u.pages, CHUNK // PAGE), at + (keys + PAGE - 1) // PAGE, 4 - 2 * c.halves
+    k, v = c.k + size * (head // c.k_of * c.k_head), c.v + size * (head // c.v_of * c.v_head)
+    page = at
+    while page < end:
+        count, s = 1 if c.halves else run_of(pages, page, end), u.s + (page - at) * PAGE * LINE
+        lies, along = k + size * pages[page] * PAGE * c.k_row, size * c.k_row
+        if c.halves:
+            widen_rows(lies, along, PAGE, c.d, u.widened, 4 * c.d)
+            lies, along = u.widened, 4 * c.d
+        score_pages(lies, along, count * PAGE, u.turned, c.d, s, u.wide)
+        page += count
+    if u.rows > 1: hide_later(u.s, keys, ahead, u.rows)
+    for g in range(0, 4 * u.wide, 64):
+        softened(u.s + g, keys, tops + g, masses + g, u.fades + g, u.shares + g, fresh, False)
+    page, held = at, 0 if fresh else FADED
+    while page < end:
+        count, done = 1 if c.halves else run_of(pages, page, end), (page - at) * PAGE
+        lies, along, some = v + size * pages[page] * PAGE * c.v_row, size * c.v_row, min(keys - done, count * PAGE)
+        if c.halves:
+            widen_rows(lies, along, some, c.e, u.widened, 4 * c.e)
+            lies, along = u.widened, 4 * c.e
+        weigh_keys(u.many, c.e, u.s + done * LINE, some, lies, along, o, beside, held, u.fades)
+        page, held = page + count, BEGUN
+
+
+@njit(**HELPER)
+def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
+    """The carrier of a strand for queries of which the last lies in this slot, the last of so many keys."""
+    pages, page, at = longs(u.pages, CHUNK // PAGE), slot // PAGE, (length - 1) // PAGE
+    chunk, fresh = (length - 1) // CHUNK, True
+    chunk -= (chunk - strand) % STRANDS
+    for g in range(0, 4 * u.wide, 64): keep(zeros(1, 1) + LOWEST, tops + g, None)
+    while chunk >= 0:
+        first = chunk * (CHUNK // PAGE)
+        while at >= first:
+            if at < first + CHUNK // PAGE: pages[at - first] = page
+            page, at = longs(c.before + 8 * page, 1)[0], at - 1
+        for tile in range(0, CHUNK, TILE):
+            begins = chunk * CHUNK + tile
+            keys = min(TILE, length - begins)
+            if keys > 0:
+                add_tile(c, u, head, tile // PAGE, keys, length - u.rows + 1 - begins, fresh, tops, masses, o, beside)
+                fresh = False
+        chunk -= STRANDS
+
+
+@njit(**HELPER)
+def merge_sums(count, wide, columns, tops, masses, o, beside, more_tops, more_masses, more, step, fades, gains):
+    """Merge one carrier with another."""
+    for g in range(0, 4 * wide, 64):
+        old, new = get(tops + g, None), get(more_tops + g, None)
+        top = larger(old, new)
+        fade, gain = exp2(old - top), exp2(new - top)
+        keep(fade, fades + g, None)
+        keep(gain, gains + g, None)
+        keep(top, tops + g, None)
+        keep(fused(get(masses + g, None), fade, get(more_masses + g, None) * gain), masses + g, None)
+    each_fade, each_gain = floats(fades, count), floats(gains, count)
+    for i in range(count):
+        kept, added, fade, gain = o + i * beside, more + i * step, each_fade[i], each_gain[i]
+        for j in range(0, columns, 16):
+            lanes = min(16, columns - j)
+            keep(fused(get(kept + 4 * j, lanes), fade, get(added + 4 * j, lanes) * gain), kept + 4 * j, lanes)
+
+
+@njit(**HELPER)
+def share_sums(count, wide, columns, masses, o, beside, shares):
+    """Outputs over their masses."""
+    for g in range(0, 4 * wide, 64): keep(reciprocal(get(masses + g, None)), shares + g, None)
+    each = floats(shares, count)
+    for i in range(count):
+        at = o + i * beside
+        for j in range(0, columns, 16):
+            lanes = min(16, columns - j)
+            keep(get(at + 4 * j, lanes) * each[i], at + 4 * j, lanes)
+
+
+@njit(**HELPER)
+def turn_queries(c, q, across, count, turned, wide):
+    """Queries turned, times the scale."""
+    turn_in(q, across, count, c.d, turned, QUERIES, (c.d + 15) // 16 * 16)
+    scale_lines(turned, c.d, wide, LINE, f4(c.scale))
