@@ -106,6 +106,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
         "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
+        "generate": str(result.workload.generation) if result.workload.generation else None,
         **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
