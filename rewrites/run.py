@@ -49,6 +49,7 @@ from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
 from rewrites.report.evaluated_terms import find_evaluated
 from rewrites.report.gains import add_means
+from rewrites.report.generated import find_generated, list_contexts
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.verify.failure import VerificationError
@@ -353,4 +354,13 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         steps=add_means(imported, fused, points, best, within), goals=tuple(asked), memory=memory, bound=bound,
         choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
         laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
+        generated=generated_by(best.program, opened),
         terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices))
+
+
+def generated_by(program: Program, opened: Opened) -> list[dict[str, object]] | None:
+    """What a program takes at several contexts, where the workload is text that is generated."""
+    asked, positions = opened.workload.generation, opened.meta.get("config", {}).get("max_position_embeddings")
+    if asked is None: return None
+    return find_generated(program, asked, opened.workload.timed.tokens, opened.machine,
+                          list_contexts(asked, positions))

@@ -23,6 +23,7 @@ from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.gains import Gain
+from rewrites.report.generated import tell_generated
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
 from rewrites.workload.stated import spoken
@@ -61,6 +62,7 @@ class Result:
     number_type: str = "int8"
     busy: str = ""                                          # what was seen of others while programs were timed
     terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
+    generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -119,7 +121,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
                    "bound": exact.bound, "cut": exact.cut},
         "error": result.error, "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "terms": result.terms, "bound": report_bound(result), "prediction": prediction(result),
+        "generated": result.generated, "terms": result.terms, "bound": report_bound(result),
+        "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
@@ -199,6 +202,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         + tell_goals(found["goals"]) + tell_evaluated(found["terms"]),
         *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
         "programs: * is chosen\n" + table(rows, header),
+        *tell_generated(found["generated"]),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n"
         + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),

@@ -2,6 +2,7 @@
 no session runs computes all of its text anew for every token."""
 from collections.abc import Mapping
 from functools import cached_property, partial
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from opmatrix.pipelines.pages import pages_of
 from opmatrix.pipelines.session import HeldSequence, Session
 from opmatrix.program import Program
 from opmatrix.runtime.operands import C
-from rewrites.lower.phased import Generation, prefill
+from opmatrix.runtime.scheme import Running
+from rewrites.lower.phased import Generation, Phase, prefill
+from rewrites.lower.price import Prices, TimeModel
 from rewrites.phases import Tell
 
 STEPS = 4                                                   # that are timed of a session in a round
@@ -69,6 +72,12 @@ class Decoding:
             taken += seconds(self.session.step, new)
             for each in new: self.session.rewind(each, self.context - 1)
         return taken / count
+
+
+def predict_step(machine: TimeModel, program: Program, phase: Phase) -> float:
+    """Seconds of a step of a program that sessions run, as it is priced."""
+    prices = Prices(cast(TimeModel, Running.of(machine, phase.starts, program.stored_bytes)), phase.extents, True)
+    return prices.beside(program) + prices.spent(program.schedule.cost)
 
 
 def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens: Tokens, rounds: int,
