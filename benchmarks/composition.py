@@ -145,7 +145,7 @@ def alone(proposed: Proposed, quality: Quality) -> Iterator[tuple[str, list[Poin
     likes, of hidden units, of heads."""
     searched, choices, variants = proposed
     workload = searched.workload
-    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.timed, searched.opened.meta)
+    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.peak_bytes, searched.opened.meta)
     forms = dict.fromkeys(method.format for methods in choices.measured.values() for method in methods)
     narrow = {form for form in forms if only_narrows([form])}
     plain = replace(searched.space, substitutions=(), like=searched.space)

@@ -1,119 +1,38 @@
-"""Text that is generated: tokens a second at several contexts, the first token, bytes read a token, Python's share;
-beside llama.cpp and torch where they are installed.
+"""Text that is generated: tokens a second at several contexts, of a prompt, of several sequences, the first token of a
+process, bytes read a token, Python's share; beside llama.cpp and torch where they are installed.
 
     python benchmarks/generation.py [--model smollm2] [--contexts 16 256 1024] [--tokens 16] [--rounds 5] [--at-once 8]
-                                   [--program DIR] [--no-peers] [--csv OUT]
+                                   [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
 
-The exact program, found as `opmatrix generate` finds it, and the peers take turns, context by context, on all cores.
-Each has a cache of so many tokens before it writes `--tokens` more, greedily. Bytes a token are those of the weights
-that a step reads and of the cache at that context, counted, not measured; their share is of the bandwidth that reading
-memory on all threads has here. Python's share is what a step takes beyond its kernels, as native code times them."""
+The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it, and the peers
+take turns, context by context, on all cores. Each has a cache of so many tokens before it writes `--tokens` more,
+greedily. Bytes a token are those of the weights that a step reads and of the cache at that context, counted, not
+measured; their share is of the bandwidth that reading memory on all threads has here. Python's share is what a step
+takes beyond its kernels, as native code times them. `predicted` is what the search prices a step and a prompt at.
+Perplexity is of the first `--foresee` tokens of the text that ships, token by token, as a step computes them."""
 import time
-from importlib.metadata import version
-from importlib.util import find_spec
 from statistics import median
 
 from lib import command
-from lib.command import Figure, Parser, cell, concluded, cores, count, folder, say, spread, tabled, takes
+from lib.command import Figure, Parser, cell, concluded, count, folder, say, spread, tabled, takes
+from lib.generators import PEERS, Ours, find_program, perplexity, rounded, why_absent
 
 import numpy as np
-from transformed import llama_of
 
 from formats.machine.peaks import bandwidth, memory_levels
 from formats.machine.threads import threads
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.generation import decodable
-from opmatrix.pipelines.sampling import Sampling
+from opmatrix.measure import seconds
+from opmatrix.pipelines.text import sentences
+from opmatrix.pricing import this_machine
 from opmatrix.program import Program
-from rewrites.cli.generate import find_exact
-from rewrites.phases import Report
+from rewrites.lower.phased import Generation, prefill, step
+from rewrites.workload.decoded import predict_step
 
-COLUMNS = "engine", "version", "context", "first_ms", "token_ms", "tokens_s", "mb_token", "share_of_bandwidth", "python"
-
-
-class Ours:
-    """The exact program in a session."""
-    name, version = "opmatrix", version("opmatrix")
-
-    def __init__(self, checkpoint, saved):
-        self.program = decodable(Program.load(saved) if saved else find_exact(checkpoint, Report()))
-        self.sampling = Sampling()
-
-    def begin(self, ids, room):
-        self.session = self.program.start(len(ids) + room + 16)
-        self.held = self.session.join()
-        return self.step(ids)
-
-    def step(self, ids):
-        row = self.session.step({self.held: ids})[-1]
-        return self.sampling.choose(row, self.held.length)
-
-    def bytes(self, context):
-        """Of a step: every weight but tables, of which a row is read; keys and values up to the context."""
-        used = {name for step in self.program.steps for operand, name in step.operands.items()
-                if not operand.startswith("table")}
-        stored = sum(each.nbytes for name, each in self.program.constants.items() if name in used)
-        return stored + context * self.program.schedule.cached
-
-    def python(self):
-        """The share of a step that is not in its kernels."""
-        schedule, inside, whole = self.program.schedule, [], []
-        run = schedule.run
-        try:
-            def timed(batch):
-                inside.append(sum(schedule.timed(batch).values()))
-                return run(batch)
-            schedule.run = timed
-            for _ in range(5): self.step([1])
-        finally: del schedule.run
-        for _ in range(5):
-            began = time.perf_counter()
-            self.step([1])
-            whole.append(time.perf_counter() - began)
-        return max(0.0, 1 - median(inside) / median(whole))
-
-
-class LlamaCpp:
-    """llama-cpp-python over the same GGUF file."""
-    name = "llama.cpp"
-
-    def __init__(self, checkpoint):
-        import llama_cpp
-        self.version = llama_cpp.__version__
-        self.model = llama_cpp.Llama(str(checkpoint.directory), n_ctx=2048, n_threads=cores(), n_threads_batch=cores(),
-                                     logits_all=False, verbose=False)
-
-    def begin(self, ids, room):
-        self.model.reset()
-        return self.step(ids)
-
-    def step(self, ids):
-        self.model.eval(list(ids))
-        return self.model.sample(temp=0.0)
-
-
-class Torch:
-    """transformers' model in torch, float32, with its cache."""
-    name = "torch"
-
-    def __init__(self, checkpoint):
-        import torch
-        torch.set_num_threads(cores())
-        self.version, self.torch, self.model = torch.__version__, torch, llama_of(checkpoint)
-
-    def begin(self, ids, room):
-        self.kept = None
-        return self.step(ids)
-
-    def step(self, ids):
-        with self.torch.no_grad():
-            found = self.model(self.torch.tensor([list(ids)]), past_key_values=self.kept, use_cache=True,
-                               logits_to_keep=1)
-        self.kept = found.past_key_values
-        return int(found.logits[0, -1].argmax())
-
-
-PEERS = {LlamaCpp: ("llama_cpp",), Torch: ("torch", "transformers")}
+COLUMNS = ("engine", "version", "sequences", "context", "first_ms", "predicted", "token_ms", "predicted", "tokens_s",
+           "mb_token", "share_of_bandwidth", "python", "perplexity", "process_s")
+BARS = {"llama.cpp": (1.25, 1.5), "torch": (1.0, 1.2)}      # over ours exact, and with x rounded
+OFF = 0.15                                                  # that a step may be priced off
 
 
 def main() -> None:
@@ -123,76 +42,129 @@ def main() -> None:
     parser.add_argument("--tokens", type=count, default=16)
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--at-once", type=count, default=8, help="sequences")
+    parser.add_argument("--prompt", type=count, default=512)
+    parser.add_argument("--foresee", type=count, default=256, help="tokens of a text whose perplexity is asked")
     parser.add_argument("--program", type=folder, help="a saved program of the model, in place of a search")
     parser.add_argument("--no-peers", action="store_true")
     given = parser.parse_args()
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))
     checkpoint, figures = open_model(given.model), list[Figure]()
-    engines = [ours := Ours(checkpoint, given.program)]
-    for peer, needs in PEERS.items():
-        if given.no_peers: why = "left out"
-        elif lacking := [name for name in needs if not find_spec(name)]:
-            why = f"{' and '.join(lacking)} not installed"
-        elif peer is Torch and checkpoint.config["model_type"] != "llama": why = "here it runs LLaMAs alone"
-        elif peer is LlamaCpp and checkpoint.keys is None: why = "it reads GGUF files alone"
-        else:
-            engines.append(peer(checkpoint))
-            continue
-        say(f"{peer.name}: {why}: its columns stay open")
-        figures.append(Figure(f"{peer.name}: ms a token", None, "ms", why=why))
-    table, figures = raced(given, checkpoint, engines, figures)
-    figures.append(at_once(ours, checkpoint, given))
+    exact = Program.load(given.program) if given.program else find_program(checkpoint, Generation(given.prompt, 128))
+    engines = [Ours("opmatrix, exact", exact), Ours("opmatrix, x rounded", rounded(exact))]
+    for peer in PEERS:
+        if why := "left out" if given.no_peers else why_absent(peer, checkpoint):
+            say(f"{peer.name}: {why}: its columns stay open")
+            figures.append(Figure(f"{peer.name}: ms a token", None, "ms", why=why))
+        else: engines.append(peer(checkpoint))
+    table, later = raced(given, checkpoint, engines)
+    figures += compared(given, engines, later)
+    figures += many(given, checkpoint, engines, table)
+    beside(given, checkpoint, engines, table)
     for line in table: print(" ".join(cell(each, 18) for each in line))
     tabled(given.csv, table)
     concluded(given, figures)
 
 
-def raced(given, checkpoint, engines, figures):
-    """The table of all engines at all contexts, and figures: what we take over each peer."""
-    rng, words = np.random.default_rng(0), checkpoint.said["vocab_size"]
-    reads = bandwidth(dict(memory_levels())["memory"]).all
-    table, ours = [COLUMNS], engines[0]
-    for context in given.contexts:
+def raced(given, checkpoint, engines):
+    """The table of all engines at all contexts, in turns; and seconds, by context and engine, of a token and of a
+    prompt."""
+    rng, words, machine = np.random.default_rng(0), checkpoint.said["vocab_size"], this_machine()
+    reads, table, found = bandwidth(dict(memory_levels())["memory"]).all, [COLUMNS], {}
+    for context in dict.fromkeys((*given.contexts, given.prompt)):
         ids = rng.integers(0, words, context).tolist()
         first, later = {each: [] for each in engines}, {each: [] for each in engines}
         for turn in range(given.rounds + 1):                # the first is not counted: recordings, caches
             for each in engines:
-                began = time.perf_counter()
-                token = each.begin(ids, given.tokens)
-                prefilled = time.perf_counter()
-                for _ in range(given.tokens): token = each.step([token])
+                began, *tokens = times(each, ids, given.tokens)
                 if turn:
-                    first[each].append(prefilled - began)
-                    later[each].append((time.perf_counter() - prefilled) / given.tokens)
+                    first[each].append(began)
+                    later[each].append(median(tokens))
         for each in engines:
-            taken, own = median(later[each]), each is ours
-            moved = ours.bytes(context + given.tokens / 2) if own else None
-            read = (moved / 1e6, moved / taken / reads, ours.python()) if moved else (None, None, None)
-            table.append((each.name, each.version, context, 1e3 * median(first[each]), 1e3 * taken, 1 / taken, *read))
-            if own: continue
-            ratios = [theirs / we for theirs, we in zip(later[each], later[ours], strict=True)]
-            figures.append(Figure(f"{each.name} over ours, a token at {context}", median(ratios), "x", spread(ratios)))
-        own = table[-len(engines)]
-        figures.append(Figure(f"ms a token at {context}", own[4], "ms", spread(later[ours])))
-        say(f"context {context}: {own[5]:.1f} tokens a second on {threads()} threads")
-    return table, figures
+            found[context, each] = first[each], later[each]
+            table.append(row(each, 1, context, first[each], later[each], reads, machine,
+                             context + given.tokens // 2, isinstance(each, Ours) and each.python()))
+        say(f"context {context}: {1 / median(later[engines[0]]):.1f} tokens a second on {threads()} threads")
+    return table, found
 
 
-def at_once(ours, checkpoint, given):
-    """Tokens a second of several sequences at once over those of one."""
-    rng, words, many = np.random.default_rng(1), checkpoint.said["vocab_size"], given.at_once
+def times(each, ids, tokens):
+    """Seconds of a prompt, and of every token behind it, the likeliest each."""
+    taken, before = [], time.perf_counter()
+    scores = each.begin(ids, tokens)
+    for _ in range(tokens):
+        token = int(scores.argmax())
+        taken.append((now := time.perf_counter()) - before)
+        before, scores = now, each.step([token])
+    return [*taken, time.perf_counter() - before]
 
-    def rate(count):
-        session = ours.program.start(count * (16 * 2 + given.tokens))
-        held = {session.join(): rng.integers(0, words, 16).tolist() for _ in range(count)}
-        session.step(held)
-        new = {each: [1] for each in held}
-        session.step(new)
-        began = time.perf_counter()
-        for _ in range(given.tokens - 1): session.step(new)
-        return count * (given.tokens - 1) / (time.perf_counter() - began)
-    ratios = [rate(many) / rate(1) for _ in range(given.rounds)]
-    return Figure(f"{many} sequences over one, tokens a second", median(ratios), "x", spread(ratios), least=5.0)
+
+def row(each, sequences, context, first, later, reads, machine, seen, python=None):
+    """A row of the table: what was measured, and of ours what was predicted."""
+    taken, moved, own = median(later), each.stored + sequences * seen * each.row, isinstance(each, Ours)
+    ahead = [1e3 * predict_step(machine, each.program, of(length, sequences))
+             for of, length in ((prefill, context), (step, seen))] if own else (None, None)
+    return [each.name, each.version, sequences, context, 1e3 * median(first) if first else None, ahead[0], 1e3 * taken,
+            ahead[1], sequences / taken, moved / 1e6, moved / taken / reads, python if own else None, None, None]
+
+
+def compared(given, engines, found):
+    """What peers take over ours, a token and a prompt, and how far ours is from its price."""
+    exact, narrow, *peers = engines
+    for context in given.contexts:
+        for own, at in ((exact, 0), (narrow, 1)):
+            later = found[context, own][1]
+            yield Figure(f"{own.name}: ms a token at {context}", 1e3 * median(later), "ms", spread(later))
+            for each in peers:
+                ratios = [theirs / we for theirs, we in zip(found[context, each][1], later, strict=True)]
+                yield Figure(f"{each.name} over {own.name}, a token at {context}", median(ratios), "x", spread(ratios),
+                             least=BARS[each.name][at])
+    for each in peers:
+        ratios = [theirs / we for theirs, we in zip(found[given.prompt, each][0], found[given.prompt, exact][0],
+                                                    strict=True)]
+        yield Figure(f"{each.name} over ours, a prompt of {given.prompt}", median(ratios), "x", spread(ratios),
+                     least=1.1)
+    machine = this_machine()
+    for context in given.contexts:
+        later, seen = found[context, exact][1], context + given.tokens // 2
+        yield Figure(f"predicted over measured, a token at {context}",
+                     predict_step(machine, exact.program, step(seen, 1)) / median(later), "x", spread(later),
+                     least=1 - OFF, most=1 + OFF)
+
+
+def many(given, checkpoint, engines, table):
+    """Several sequences at once: tokens a second over those of one, and the price."""
+    rng, words, machine = np.random.default_rng(1), checkpoint.said["vocab_size"], this_machine()
+    reads, context = bandwidth(dict(memory_levels())["memory"]).all, 16
+    for each in engines:
+        if not hasattr(each, "begin_many"): continue
+        taken = {1: [], given.at_once: []}
+        for turn in range(given.rounds + 1):
+            for some, later in taken.items():
+                each.begin_many(rng.integers(0, words, (some, context)).tolist(), given.tokens)
+                every = [seconds(each.step_many, [1] * some) for _ in range(given.tokens)]
+                if turn: later.append(median(every))
+        table.append(row(each, given.at_once, context, [], taken[given.at_once], reads, machine,
+                         context + given.tokens // 2))
+        ratios = [given.at_once * one / more for one, more in zip(*taken.values(), strict=True)]
+        least = 5.0 if each is engines[0] else None
+        yield Figure(f"{each.name}: {given.at_once} sequences over one, tokens a second", median(ratios), "x",
+                     spread(ratios), least=least)
+        if each is engines[0]:
+            ahead = predict_step(machine, each.program, step(context + given.tokens // 2, given.at_once))
+            yield Figure(f"predicted over measured, {given.at_once} sequences",
+                         ahead / median(taken[given.at_once]), "x", spread(taken[given.at_once]), least=1 - OFF,
+                         most=1 + OFF)
+
+
+def beside(given, checkpoint, engines, table):
+    """Perplexity, and the first token of a process, in the first row of each engine."""
+    ids = checkpoint.tokenizer().tokenizer.encode("\n".join(sentences()), add_special_tokens=False).ids[:given.foresee]
+    for each in engines:
+        line = next(line for line in table if line[0] == each.name)
+        line[COLUMNS.index("perplexity")] = perplexity(each, ids)
+        if hasattr(each, "process"):
+            line[COLUMNS.index("process_s")] = min(each.process(checkpoint) for _ in range(3))
+        say(f"{each.name}: perplexity {line[-2]:.3f} of {len(ids)} tokens")
 
 
 if __name__ == "__main__": command.run(main)

@@ -4,6 +4,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
@@ -96,24 +97,29 @@ def ratio(taken: Seconds, name: str, base: str) -> float:
 
 
 def peak(program: "Program", batch: "Given", runs: int = 1) -> int:
-    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it);
-    of so many runs the most.
+    """The most bytes that a call holds at a time beyond what was held before; of so many runs the most."""
+    return most_held(partial(program.run, batch), program.schedule.forget, runs)
 
-    The program runs once before, so that compiling, first imports and what Python itself keeps are not counted; buffers
-    that calls hand on to one another are given back before each."""
+
+def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int = 1) -> int:
+    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it);
+    of so many calls the most.
+
+    It is called once before, so that compiling, first imports and what Python itself keeps are not counted; buffers
+    that calls hand on to one another are given back before each: those of all, and what `forget` gives back."""
     from formats.kernels.engine.launch import ARENA
     running = tracemalloc.is_tracing()
     if not running: tracemalloc.start()
     try:
         gc.collect()
-        program.run(batch)
+        call()
         most = 0
         for _ in range(runs):
             ARENA.release()
-            program.schedule.forget()
+            forget()
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
-            kept = program.run(batch)
+            kept = call()
             most = max(most, tracemalloc.get_traced_memory()[1] - before)
             del kept
         return most

@@ -141,7 +141,7 @@ def reopen(program: Program, found: Reported, model: str | None = None,
     checkpoint = open_model(model or origin(program), adapter_of(program))
     declared = UserDeclarations() if (own := given.get("laws")) is None else load_laws(own)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
-    workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix)
+    workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix, found.generation)
     laws = without((*EXACT_LAWS, *declared.laws), found.without)
     return Opened(checkpoint.operator(program.pooled), workload, calibrated(unheard), laws, source(checkpoint),
                   declared.approximations, found.number_type)

@@ -57,14 +57,19 @@ class Opened:
     @cached_property
     def running(self) -> TimeModel | Sequence[TimeModel]:
         """What the machine takes for kernels where the timed batch runs."""
-        return self.workload.running(self.machine, count_bytes(self.operator))
+        return self.running_as(True)
+
+    def running_as(self, cached: bool) -> TimeModel | Sequence[TimeModel]:
+        """What `running` says; of requests, where sessions run them, or else runs of whole texts."""
+        return self.workload.running(self.machine, count_bytes(self.operator), cached)
 
     def explore(self, laws: Sequence[Law], fusion: bool = True) -> tuple[SearchSpace, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
-        need one another: where a law that makes one is left out, the others keep both their sides."""
+        need one another: where a law that makes one is left out, the others keep both their sides. Without `fusion` no
+        kernel is attention, so no session runs the program."""
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
-            extents = self.workload.extents(self.model)
-            space = SearchSpace(self.model, laws, self.running, extents, fusion, found=self.parts)
+            extents, running = self.workload.extents(self.model, fusion), self.running_as(fusion)
+            space = SearchSpace(self.model, laws, running, extents, fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return optimum(laws, 10.0)

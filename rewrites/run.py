@@ -21,7 +21,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
-from opmatrix.measure import collected, medians, peak
+from opmatrix.measure import collected, medians
 from opmatrix.program import Program
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation
@@ -36,6 +36,7 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.float32_range import check_precision
 from rewrites.lower.mixed import Mix
+from rewrites.lower.phased import Generation
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
 from rewrites.opened import Opened, Searched, search_exact
@@ -48,6 +49,7 @@ from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
 from rewrites.report.evaluated_terms import find_evaluated
 from rewrites.report.gains import add_means
+from rewrites.report.generated import find_generated, list_contexts
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.verify.failure import VerificationError
@@ -107,7 +109,7 @@ class TimedFront(NamedTuple):
 
 def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
              text: str | None = None, tokens: int | None = None,
-             workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
+             workload: Workload | Batch | Generation | str | Path | Mix | None = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
              adapter: str | Path | None = None, remove: Sequence[str] = (),
              calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
@@ -126,7 +128,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     text, tokens     the workload: a file of lines, of which some fit and some judge; one sentence's tokens (128)
     workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1,
                      each a Batch or sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured
-                     is their mean
+                     is their mean; or text that is generated, "generate:512+128x8", a prompt, its answer, sequences at
+                     once: seconds are those of the whole request, in a session
     number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
     pairs, drop      a CSV of sentence pairs with scores, with which the rank correlation of cosines falls by at most
                      `drop` hundredths (0.3)
@@ -238,7 +241,8 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
     """The exact optimum, and the undominated programs over a ladder of errors. Raises Infeasible where none keeps the
     memory."""
     (searched, choices, variants), workload, optimum = proposed, proposed.searched.workload, proposed.searched.optimum
-    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.timed, searched.opened.meta)
+    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.peak_bytes,
+                  searched.opened.meta)
     point = partial(Point.of, searched)
     points = [point("exact", searched.exact, optimum.time, 0.0, optimum.gap, structure=optimum)]
     for structure in front.points(error, memory, progress):
@@ -331,7 +335,7 @@ def time_front(searched: Searched, front: Verified, rounds: int, progress: Tell)
               for point, (name, middle) in zip(points, medians(taken).items(), strict=True)]
     with collected():
         imported, *timed = [replace(point, measured_bytes=point.program.stored_bytes
-                                    + peak(point.program, workload.timed, RUNS)) for point in points[:-1]]
+                                    + workload.peak_measured(point.program, RUNS)) for point in points[:-1]]
     return TimedFront(timed, imported, points[-1], watch.seen())
 
 
@@ -350,4 +354,13 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         steps=add_means(imported, fused, points, best, within), goals=tuple(asked), memory=memory, bound=bound,
         choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
         laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
+        generated=generated_by(best.program, opened),
         terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices))
+
+
+def generated_by(program: Program, opened: Opened) -> list[dict[str, object]] | None:
+    """What a program takes at several contexts, where the workload is text that is generated."""
+    asked, positions = opened.workload.generation, opened.meta.get("config", {}).get("max_position_embeddings")
+    if asked is None: return None
+    return find_generated(program, asked, opened.workload.timed.tokens, opened.machine,
+                          list_contexts(asked, positions))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from formats.machine.calibration import Grid, Numbers
 
-S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head; heads, and columns of one
+S2, h, d, g = map(size, ("S2", "h", "d", "g"))              # scores of one head; heads, and columns of one; key heads
 Timed = tuple[dict[str, float], Callable[[], object]]          # the sizes of a call, and the call
 StartupCase = Callable[[int], Callable[[], object]]            # for so many sentences, a run of almost nothing
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit

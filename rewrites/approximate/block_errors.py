@@ -135,7 +135,7 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     @cached_property
     def paying(self) -> list[BlockSubstitution]:
         """The substitutions whose pattern saves enough of the program's seconds, were it in every part."""
-        if self.workload.timed.alone: return []
+        if self.workload.timed.alone or self.workload.generation: return []     # sessions see all rows
         tried = sparse_attention_candidates(self.groups, sentence_lengths(self.workload.timed))
         if not (known := [each for each in tried if each.first in self.steps]): return []
         least = REPAID * self.prices.spent(self.program.schedule.cost)

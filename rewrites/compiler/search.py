@@ -7,7 +7,6 @@ from math import inf, isfinite
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.extents import Extents
 from opmatrix.program import OUTPUT, Constant, Program
 from opmatrix.runtime.planning.order import ordered
 from opmatrix.signature import Port
@@ -20,7 +19,7 @@ from rewrites.graph.borders import FULL
 from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.law import Law
 from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
-from rewrites.lower.mixed import Mean, Mix, priced
+from rewrites.lower.mixed import Mean, Sized, priced
 from rewrites.lower.price import Prices, TimeModel
 from rewrites.lower.representations import Representable, content
 from rewrites.lower.sharing import OtherUses, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
@@ -165,7 +164,7 @@ class SearchSpace:
     model: Model
     laws: Sequence[Law]
     machine: TimeModel | Sequence[TimeModel]
-    extents: Extents | Mix
+    extents: Sized
     fusion: bool = True
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -246,7 +245,7 @@ class SearchSpace:
                          {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
 
 
-def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[TimeModel], extents: Extents | Mix, *,
+def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[TimeModel], extents: Sized, *,
            fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, shown
 from rewrites.lower.mixed import check_shares, lengths
+from rewrites.lower.phased import Generation, parse_generation
 from rewrites.lower.representations import NUMBER_TYPES
 
 INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they
@@ -47,6 +48,7 @@ class Reported:
     chosen: int
     error: float = 0.0
     memory: float | None = None
+    generation: Generation | None = None
 
     @classmethod
     def read(cls, file: Path) -> "Reported":
@@ -69,7 +71,7 @@ class Reported:
         if not positive(error := found.get("error")): raise no("error", error)
         if not ((memory := found.get("memory")) is None or positive(memory)): raise no("memory", memory)
         return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen,
-                   error, memory)
+                   error, memory, generation(found.get("generate")))
 
     def same(self, given: Mapping[str, Path | None]) -> None:
         """Raises InputError where the files given, by entry, are not those that the report is of."""
@@ -107,6 +109,15 @@ def mix(found: object) -> tuple[tuple[float, str], ...] | None:
         check_shares(made)
         for _, word in made: lengths(word)
     except InputError: raise no("mix", found) from None
+    return made
+
+
+def generation(found: object) -> Generation | None:
+    """A request for generated text, in words; nothing of none."""
+    if found is None: return None
+    try: made = parse_generation(found) if isinstance(found, str) else None
+    except InputError: made = None
+    if made is None: raise no("generate", found)
     return made
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, T
 from opmatrix.runtime.costs import Costs
+from rewrites.lower.phased import Generation, Phases, is_phases, parse_generation
 from rewrites.lower.price import Prices, TimeModel
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of
                                                             # extents
+Sized = Extents | Mix | Phases                              # of one batch, of several, of a request
 EXAMPLE = '[(0.7, "1x16"), (0.3, "8x128")]'
 OFF = 1e-6                                                  # that shares may add to more or less than 1
 MAX_BATCH_TOKENS = 1 << 20                                  # tokens of a batch
@@ -32,7 +34,8 @@ MIXED = re.compile(r"\s*[-+.\deE]+\s*:.*|.*:\s*\d+x\d.*")     # what begins with
 
 @dataclass(frozen=True)
 class Mean:
-    """Prices of several batches, by their shares: what is asked of Prices, as the mean. `parts` has those of each."""
+    """Prices of several batches, by their shares: what is asked of Prices, as the mean; of the steps of a request, by
+    how many there are, as the sum. `parts` has those of each."""
 
     parts: tuple[tuple[float, Prices], ...]
 
@@ -69,13 +72,16 @@ class Mean:
         return self.of(lambda each: each.kernel(lowering, cls, call))
 
 
-def priced(machine: TimeModel | Sequence[TimeModel], extents: Extents | Mix) -> Prices | Mean:
-    """The prices of a batch of these extents, or of several, [(share, extents), ..]: on one machine, or each on its
-    own. Raises InputError for shares that are none."""
+def priced(machine: TimeModel | Sequence[TimeModel], extents: Sized) -> Prices | Mean:
+    """The prices of a batch of these extents, or of several, [(share, extents), ..], or of the phases of a request: on
+    one machine, or each on its own. Raises InputError for shares that are none."""
     if isinstance(extents, Extents): return Prices(machine, extents)      # type: ignore[arg-type]
-    check_shares(extents)
     machines = machine if isinstance(machine, list | tuple) else [machine] * len(extents)
-    return Mean(tuple((float(share), Prices(own, each)) for own, (share, each) in zip(machines, extents, strict=True)))
+    if is_phases(extents):
+        return Mean(tuple((float(each.times), Prices(own, each.extents, each.cached))
+                          for own, each in zip(machines, extents, strict=True)))
+    check_shares(mix := cast(Mix, extents))
+    return Mean(tuple((float(share), Prices(own, each)) for own, (share, each) in zip(machines, mix, strict=True)))
 
 
 def check_shares(mix: Mix, where: str = "workload") -> None:
@@ -96,10 +102,12 @@ def check_share(share: object, of: object, where: str) -> None:
         raise InputError(f"{where}: the share of {of!s:.60} is {share!r:.40}: it must be a number above 0, at most 1")
 
 
-def parse_mix(text: str) -> str | list[tuple[float, str]]:
-    """A workload as the command line has it: shares and lengths, `0.7:1x16,0.3:8x128`; any other text names a file.
-    Raises InputError, which names the part that is wrong."""
-    if not MIXED.fullmatch(text) or Path(text).exists(): return text
+def parse_mix(text: str) -> str | list[tuple[float, str]] | Generation:
+    """A workload as the command line has it: shares and lengths, `0.7:1x16,0.3:8x128`, or a request,
+    `generate:512+128`; any other text names a file. Raises InputError, which names the part that is wrong."""
+    if Path(text).exists(): return text
+    if made := parse_generation(text, "--workload"): return made
+    if not MIXED.fullmatch(text): return text
     found, given = list[tuple[float, str]](), f"--workload {text:.80}"
     for i, part in enumerate(text.split(","), 1):
         where, (share, _, word) = f"{given}: part {i}, {part!r:.40}", part.partition(":")

@@ -18,7 +18,9 @@ NARROW = "bf16"
 
 def narrowed(program: Program, prices: Prices | Mean) -> Program:
     """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and
-    the machine is quicker so. The same program where that is nowhere."""
+    the machine is quicker so. The same program where that is nowhere, and where sessions run it, whose attention is
+    over caches."""
+    if any(each.cached for _, each in prices.parts): return program
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls[program.schedule.first:]):
         if not narrows(call) or not all(rounds_product(calls, v) for v in call.values.values()):

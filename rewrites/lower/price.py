@@ -2,13 +2,24 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS, Dense, can_stack
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
 from opmatrix.extents import Extents, PatternPairs
-from opmatrix.runtime.costs import Costs, behind_product, gather_cost, times_experts, times_format, times_stack
+from opmatrix.runtime.costs import (
+    Costs,
+    behind_product,
+    gather_cost,
+    row_width,
+    times_experts,
+    times_format,
+    times_stack,
+)
+from opmatrix.runtime.kernel import Arguments, Declared
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.kernels.attend import SEEN
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.calls import shapes
 
@@ -52,16 +63,20 @@ def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable
 
 @dataclass(frozen=True)
 class Prices:
-    """What a batch of these extents takes on a machine."""
+    """What a batch of these extents takes on a machine; where it is `cached`, the step of a session: attention reads
+    what sequences hold, and new keys and values are put beside it."""
 
     machine: TimeModel
     extents: Extents
+    cached: bool = False
 
     @cached_property
     def group(self) -> Extents:
         """The extents that the machine is asked about: where a batch runs in groups, those of one."""
         found: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
-        return found
+        if not self.cached or found is self.extents: return found
+        share = found["T"] / self.extents["T"]              # sequences are alike
+        return Extents.made({size: count * share for size, count in self.extents.numbers.items()})
 
     @cached_property
     def live(self) -> dict[str, float]:
@@ -141,5 +156,17 @@ class Prices:
 
     def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
-        return sum(self.seconds(kernel.cost(bound, out, self.group))
+        return sum(self.seconds(cost_in_session(kernel, bound, out, self.group) if self.cached
+                                else kernel.cost(bound, out, self.group))
                    for kernel, bound, out in shapes(lowering, cls, call))
+
+
+def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents) -> Costs:
+    """What a kernel costs in a step of a session: attention as the kernel that stands for it there
+    (opmatrix.pipelines.cached), and a pass over its keys and values, which are put into caches."""
+    if not kernel.cached_variant: return kernel.cost(bound, out, extents)
+    variant, kept = KERNELS[kernel.cached_variant], (bound.k, bound.v)
+    rows = "last" if hasattr(bound, "query") else "all"
+    record = variant.record(q=bound.q, k=bound.k, v=bound.v, scale=1.0, where=SEEN, rows=rows)
+    put = [("scale", {"T": extents["T"], "p": row_width(each)}) for each in kept]
+    return [*variant.cost(record, out, extents), *put]

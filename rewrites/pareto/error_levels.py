@@ -1,5 +1,5 @@
 """The front: programs that nothing beats in time, memory and error at once, found over several levels of error."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,13 +31,13 @@ TRIES = 4                                                   # of tightening budg
 @dataclass
 class Front:
     """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: the error that
-    it is planned to have, from the first of the rows that choose and then all, and stored and working bytes for the
-    batch `timed`."""
+    it is planned to have, from the first of the rows that choose and then all, and stored and working bytes, `peak`
+    those that a call of a program needs."""
 
     choices: Choices
     exact: Program
     rows: Sequence[Batch]
-    timed: Batch
+    peak: Callable[[Program], float]
     meta: dict[str, object]
 
     def __post_init__(self) -> None:
@@ -84,15 +84,15 @@ class Front:
                 f"needs {size / 1e6:.3g} MB, the least error within the memory is {least}")
 
     def bytes(self, program: Program) -> float:
-        """Stored and working, for the batch that is timed."""
-        return program.stored_bytes + program.peak_bytes(self.timed)
+        """Stored and working, for what is timed."""
+        return program.stored_bytes + self.peak(program)
 
     def within(self, error: float, memory: float | None, weights: tuple[float, float, float],
                prove: bool) -> Structure | None:
         """The cheapest that keeps both: squares of errors add only about, and a plan is known when it is made, so the
         budgets of the search are tightened by what the program exceeds them."""
         budget = error
-        room = None if memory is None else memory - self.exact.peak_bytes(self.timed)
+        room = None if memory is None else memory - self.peak(self.exact)
         for _ in range(TRIES):
             try:
                 structure = self.choices.choose(budget, room, weights, prove)

@@ -81,7 +81,7 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
 def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> list[Point]:
     """Looks at every program at lengths that its sentences do not have (rewrites.verify.lengths), at each kind of step
     once. The points, with the lengths and how far each program is off at some of them. Raises VerificationError."""
-    opened, timed = searched.opened, [batch for _, batch in searched.workload.shares]
+    opened, timed = searched.opened, searched.workload.lengths_run
     every = [searched.programs["imported"], *(point.program for point in points)]
     limits = [opened.meta.get("config", {}).get("max_position_embeddings"),
               *(each.limit for each in collect_needs(*opened.outputs.values())[0])]

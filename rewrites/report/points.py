@@ -42,7 +42,7 @@ class Point:
     def of(cls, searched: Searched, name: str, program: Program, seconds: float, error: float, gap: float | None,
            **known: Any) -> Self:
         """A program with its predicted seconds, its steps' and what a call takes beside them, and its bytes."""
-        size, prices = program.stored_bytes + program.peak_bytes(searched.workload.timed), searched.space.prices
+        size, prices = program.stored_bytes + searched.workload.peak_bytes(program), searched.space.prices
         return cls(name, program, seconds + prices.beside(program) - prices.start, size, error, gap, **known)
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.gains import Gain
+from rewrites.report.generated import tell_generated
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
 from rewrites.workload.stated import spoken
@@ -61,6 +62,7 @@ class Result:
     number_type: str = "int8"
     busy: str = ""                                          # what was seen of others while programs were timed
     terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
+    generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -106,6 +108,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
         "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
+        "generate": str(result.workload.generation) if result.workload.generation else None,
         **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
@@ -118,7 +121,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
                    "bound": exact.bound, "cut": exact.cut},
         "error": result.error, "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "terms": result.terms, "bound": report_bound(result), "prediction": prediction(result),
+        "generated": result.generated, "terms": result.terms, "bound": report_bound(result),
+        "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
@@ -198,6 +202,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         + tell_goals(found["goals"]) + tell_evaluated(found["terms"]),
         *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
         "programs: * is chosen\n" + table(rows, header),
+        *tell_generated(found["generated"]),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n"
         + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),

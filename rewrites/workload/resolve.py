@@ -18,14 +18,16 @@ from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.graph.layers import Model, check_possible, find_vocabulary, outputs
 from rewrites.lower.mixed import Mix
+from rewrites.lower.phased import Generation, parse_generation
 from rewrites.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
 
-def open_arguments(model: str | Model, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
-                   tokens: int | None, output: str = "pooled",
+def open_arguments(model: str | Model, workload: Workload | Batch | Generation | str | Path | Mix | None,
+                   text: str | None, tokens: int | None, output: str = "pooled",
                    adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, object]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
+    if isinstance(workload, str) and not Path(workload).exists(): workload = parse_generation(workload) or workload
     if not isinstance(model, str):
         if adapter is not None:
             raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
@@ -46,6 +48,8 @@ def open_arguments(model: str | Model, workload: Workload | Batch | str | Path |
     operator = checkpoint.operator(output == "pooled")
     if workload is None or isinstance(workload, str | Path):
         workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
+    elif isinstance(workload, Generation):
+        workload = Workload.of(checkpoint, text, tokens, generation=workload)
     elif not isinstance(workload, Workload | Batch):
         workload = Workload.of(checkpoint, text, tokens, mix=workload)
     return operator, draw_workload(workload, operator), source(checkpoint)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
 from opmatrix.batch import Batch
-from opmatrix.extents import Extents, collect_needs
+from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.measure import Seconds, measure
+from opmatrix.measure import Seconds, measure, peak
+from opmatrix.pipelines.cached import cached_model
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
@@ -23,10 +24,12 @@ from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.sparse_attention import LONG, sparser_patterns
 from rewrites.graph.layers import Model, find_vocabulary, outputs
-from rewrites.lower.mixed import Mix, list_batches
+from rewrites.lower.mixed import Mix, Sized, list_batches
 from rewrites.lower.mixed import describe_mix as said_of
+from rewrites.lower.phased import Generation
 from rewrites.lower.price import TimeModel
 from rewrites.phases import Tell
+from rewrites.workload.decoded import measure_requests, measured_peak, planned_peak
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
@@ -123,6 +126,7 @@ class Workload:
     file: str | None = None
     mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most
                                                             # rows
+    generation: Generation | None = None                    # a request; `timed` is then its prompts
 
     @property
     def shares(self) -> tuple[tuple[float, Batch], ...]:
@@ -136,14 +140,33 @@ class Workload:
         if first.alone or np.diff(first.starts).max() <= LONG: return first
         return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
 
+    @property
+    def lengths_run(self) -> list[Batch]:
+        """The batches whose lengths programs meet: those that are timed, and a request's whole texts."""
+        found = [batch for _, batch in self.shares]
+        if self.generation is None: return found
+        return [*found, Batch([np.resize(self.timed.tokens, self.generation.length)])]
+
     def measured(self, programs: Mapping[str, Program], rounds: int, progress: Tell) -> Seconds:
-        """Seconds of programs, round by round: the mean of the batches by their shares."""
+        """Seconds of programs, round by round: the mean of the batches by their shares; of a request, by sessions."""
+        if self.generation: return measure_requests(programs, self.generation, self.timed.tokens, rounds, progress)
         shares, batches = zip(*self.shares, strict=True)
         return measure(programs, batches, rounds, progress=progress, shares=shares)
 
-    def running(self, machine: TimeModel, held: float = inf) -> TimeModel | Sequence[TimeModel]:
+    def peak_bytes(self, program: Program) -> float:
+        """Bytes that a call needs as it is planned; of a request those of its prompts' step, caches among them."""
+        return planned_peak(program, self.generation) if self.generation else program.peak_bytes(self.timed)
+
+    def peak_measured(self, program: Program, runs: int) -> float:
+        """Bytes that a call holds, at most; of a request those of its prompts' step, caches among them."""
+        if self.generation: return measured_peak(program, self.generation, self.timed.tokens, runs)
+        return peak(program, self.timed, runs)
+
+    def running(self, machine: TimeModel, held: float = inf, cached: bool = True) -> TimeModel | Sequence[TimeModel]:
         """What a machine takes for kernels where the batch runs, of a model whose numbers are so many bytes; where
-        there are several, for each."""
+        there are several, or phases of a request, for each."""
+        if self.generation:
+            return [Running.of(machine, each.starts, held) for each in self.generation.phases((), cached)]
         found = [Running.of(machine, batch.starts, held) for _, batch in self.shares]
         return found if self.mix else found[0]
 
@@ -151,10 +174,11 @@ class Workload:
     def rows(self) -> int:
         return self.timed.rows
 
-    def extents(self, model: Model) -> Extents | Mix:
+    def extents(self, model: Model, cached: bool = True) -> Sized:
         """The sizes of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with
-        their shares."""
+        their shares; of the phases of a request, in sessions unless the program that is sought is of whole texts."""
         seen, ports, relations = collect_needs(*outputs(model).values())
+        if self.generation: return self.generation.phases(seen, cached)
         every = dict.fromkeys([*seen, *(each for one in seen
                                         for each in sparser_patterns(one, np.diff(self.timed.starts)))])
         found = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
@@ -168,15 +192,16 @@ class Workload:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
-           file: str | None = None, mix: Mix | None = None) -> "Workload":
+           file: str | None = None, mix: Mix | None = None, generation: Generation | None = None) -> "Workload":
         """Rows come from the lines of `text`, or of `file`, or the sentences that ship; where what is timed is long,
         and lines are enough, they are joined to texts as long. Timed are the batches of a `mix`, or a batch as `embed`
-        makes of the texts of `file`, or one sentence of `tokens` tokens; without any the whole text, or 128 tokens.
-        Raises InputError for a length that the model has no positions for."""
-        if tokens is not None and (file is not None or mix is not None):
-            given = file if mix is None else "of shares"
+        makes of the texts of `file`, or one sentence of `tokens` tokens, or a request for generated text; without any
+        the whole text, or 128 tokens. Raises InputError for a length that the model has no positions for."""
+        if tokens is not None and (file is not None or mix is not None or generation is not None):
+            given = generation or (file if mix is None else "of shares")
             raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
         limit = checkpoint.positions
+        if generation: check_speaks(checkpoint, generation)
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
             raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
@@ -185,13 +210,16 @@ class Workload:
         lines, like, ours = drawn_from(text, file)
         (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
         like += changed
-        if file is None and text and tokens is None:
+        if generation:
+            timed, said = Batch([np.resize(fit.tokens, length) for length in generation.prompts]), generation.said
+        elif file is None and text and tokens is None:
             timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
             mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
-        probe, longest = Batch([row.tokens for row in islice(choose, PROBE)]), int(np.diff(timed.starts).max())
+        probe = Batch([row.tokens for row in islice(choose, PROBE)])
+        longest = generation.length if generation else int(np.diff(timed.starts).max())
         joined = [*islice(texts(tokenizer, lines, longest), TEXTS)] if file is None and longest >= LONG else []
         if len(joined) >= LINES:
             choose, state = Batch(Parts.of(joined).choose), Batch(Parts.of(joined).state)
@@ -199,14 +227,20 @@ class Workload:
         check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
         return cls(timed, fit, choose, probe, state,
                    next(state.pieces(VERIFY)), said, like,
-                   uncovered(tokenizer, fit, state), text, tokens, file, mixed)
+                   uncovered(tokenizer, fit, state), text, tokens, file, mixed, generation)
 
     @classmethod
-    def drawn(cls, model: Model, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
+    def drawn(cls, model: Model, timed: Batch | Mix | Generation, seed: int = 0, sentences: int = 48) -> "Workload":
         """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and
         bytes count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some
         stands for all."""
         vocabulary = find_vocabulary(model) or 1
+        if isinstance(timed, Generation):
+            for term in outputs(model).values(): cached_model(term)           # which says what no session computes
+            drawn = np.random.default_rng(seed).integers(0, vocabulary, timed.length)
+            found = cls.drawn(model, Batch([drawn]), seed, sentences)
+            prompts = Batch([np.resize(drawn, length) for length in timed.prompts])
+            return replace(found, timed=prompts, generation=timed, name=timed.said)
         if not isinstance(timed, Batch):
             mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
             return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)
@@ -258,6 +292,16 @@ def of_shares(mix: Mix, limit: int | None, model: str,
     return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
 
 
-def draw_workload(workload: Workload | Batch | Mix, model: Model) -> Workload:
-    """A batch, or several with shares, with random rows beside it."""
+def check_speaks(checkpoint: Checkpoint, asked: Generation) -> None:
+    """Raises InputError where a model generates no text, or has no positions for what is asked."""
+    if not checkpoint.speaks:
+        raise InputError(f"workload {asked}: {checkpoint.name} is no language model "
+                         f"({checkpoint.architecture or 'its config names none'}): give sentences, such as 1x16")
+    if asked.length > checkpoint.positions:
+        raise InputError(f"workload {asked}: prompt and answer have {asked.length} tokens: {checkpoint.name} takes 1 "
+                         f"to {checkpoint.positions} tokens (max_position_embeddings)")
+
+
+def draw_workload(workload: Workload | Batch | Mix | Generation, model: Model) -> Workload:
+    """A batch, or several with shares, or a request for generated text, with random rows beside it."""
     return workload if isinstance(workload, Workload) else Workload.drawn(model, workload)

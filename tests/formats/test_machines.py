@@ -14,7 +14,7 @@ from opmatrix.pricing import catalogue, datasheet
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4,
          "S2": 128 * 128,
-         "h": 12, "d": 64, "k": 2, "S": 5, "E": 8}
+         "h": 12, "d": 64, "k": 2, "S": 5, "E": 8, "g": 3}
 PRICES = catalogue()
 MACHINES = [datasheet(name) for name in load_bundled()]
 PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),

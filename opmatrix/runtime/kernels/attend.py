@@ -3,6 +3,7 @@ sequence, and over what sequences have cached. With fewer heads of k and v, or o
 `where` is a pattern within sequences."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from formats import kernels as compiled
 from formats.core.choices import OneOf, Range
 from formats.core.epilogue import gamma
 from formats.core.sizes import S, T
-from formats.machine.prices import S2, Price, Timed, Work, d, h, up
+from formats.machine.host import uncached
+from formats.machine.prices import S2, Price, Timed, Work, d, g, h, up
 from formats.masks import attended
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, pairs
@@ -216,12 +218,42 @@ class attend_once(Arguments):
         return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
 
 
+TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)    # of queries, of keys; columns of one
+TIMED_STEPS = tuple((count, 1, context) for count in (1, 8) for context in (16, 64, 256, 1024, 4096))
+TIMED_PROMPTS = (1, 16, 16), (1, 16, 512), (1, 64, 64), (1, 200, 200), (1, 512, 512), (8, 64, 64)
+TIMED_PRODUCTS = 2 ** 25                                    # of a call that is timed, at most
+
+
+def time_cached(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """New rows of a few sequences, each of one row and of whole prompts, over caches that no cache of the processor
+    holds any more: other layers were read since."""
+    from formats.kernels.mixing.caches import PAGE
+    memory, begun = np.ones(uncached() // 4, np.float32), 0
+    for (heads, shared, cols), (count, rows, context) in product(TIMED_HEADS, TIMED_STEPS + TIMED_PROMPTS):
+        pages = -(-context // PAGE)
+        room, T = count * pages * PAGE * shared * cols, count * rows
+        seen = count * sum(range(context - rows + 1, context + 1))
+        if max(2 * room / len(memory), T * heads * cols / numbers.count, seen * heads * cols / TIMED_PRODUCTS) > 1:
+            continue
+        if begun + 2 * room > len(memory): begun = 0
+        k, v = memory[begun:begun + 2 * room].reshape(2, count * pages * PAGE, shared, cols)
+        begun += 2 * room
+        before = np.where(np.arange(count * pages) % pages, np.arange(count * pages) - 1, -1)
+        slots = np.concatenate([np.arange(context - rows, context) + each * pages * PAGE for each in range(count)])
+        q, out = numbers.some(T, heads, cols), numbers.room(T, heads, cols)
+        yield ({"T": T, "S2": seen, "h": heads, "g": shared, "d": cols},
+               partial(compiled.attention_cached, q, k, v, slots, before, out, 1.0))
+
+
 def cached_slots(a: Arguments) -> Any:
     """The slots of the rows that are asked for: all of the batch, or the last of each sequence."""
     return a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
 
 
-@kernel(launches=True, row_mixing=True, changes_space=True, prices={})
+@kernel(launches=True, row_mixing=True, changes_space=True, price=Price(
+    (S2 * h * d, S2 * g * d, T * h * d), lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h,
+                                                           2 * T * h * d + 2 * S2 / T * g * d), time_cached,
+    common=False))
 class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
     the row itself: chunk by chunk of keys, counted from its first token."""
@@ -260,4 +292,9 @@ class attention_cached(Arguments):
             parts.append(np.einsum("hk,khd->hd", total, abs(v)))
         return np.array(parts)
 
-    cost = by_scores("attention", "q", "v", seen=lambda a: pairs[seen.pattern(a)])
+    def cost(a, out: Heads, extents: Extents) -> Costs:
+        """The scores of its rows; of the last of each sequence theirs, as those that are new see more and more."""
+        rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
+        if a.rows == "last": rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
+        return [("attention_cached", {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads,
+                                      "d": (a.k.cols + a.v.cols) / 2})]

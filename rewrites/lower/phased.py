@@ -1,0 +1,120 @@
+"""A workload of generated text: a request is prompts and the tokens that follow them. Its seconds are those of the
+prompts in one step, and for each token of the answer those of a step of one row, at the mean context.
+
+    optimize(model, workload="generate:512+128x8")
+
+Every step of a program but attention computes a row from that row alone, so one program serves both: it is priced as
+sessions run it, attention over what is cached. A program that is none of sessions computes all of its text anew for
+every token, and is priced so."""
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from opmatrix.extents import Extents, S, T, counted, pairs
+from opmatrix.patterns import Pattern, among
+from opmatrix.relations import HELD
+
+EXAMPLE = "generate:512+128, or generate:512+128x8"
+PREFIX = "generate:"
+WRITTEN = re.compile(r"generate:(\d{1,9})\+(\d{1,9})(?:x(\d{1,6}))?", re.ASCII)
+SEEN = pairs[among(HELD)]                                   # scores of new rows with all that their sequences hold
+MOST_ROWS = 1 << 20                                         # of all prompts and answers of a request
+
+
+class Phase(NamedTuple):
+    """Steps of a request that are alike: how many, the extents of one, where its sequences begin; and whether earlier
+    rows lie in caches."""
+    times: int
+    extents: Extents
+    starts: NDArray[np.int64]
+    cached: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A request: tokens of a prompt, tokens of its answer, and how many such sequences are generated at once."""
+    prompt: int
+    answer: int
+    sequences: int = 1
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.prompt}+{self.answer}" + f"x{self.sequences}" * (self.sequences > 1)
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        at_once = f", {self.sequences} sequences at once" if self.sequences > 1 else ""
+        return f"a prompt of {self.prompt} tokens, {self.answer} generated{at_once}"
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence in the end."""
+        return self.prompt + self.answer
+
+    @property
+    def context(self) -> int:
+        """What a row of the answer sees on average, itself among it."""
+        return self.prompt + (self.answer + 1) // 2
+
+    @property
+    def prompts(self) -> list[int]:
+        return [self.prompt] * self.sequences
+
+    def phases(self, patterns: Iterable[Pattern], cached: bool = True) -> tuple[Phase, ...]:
+        """The prompts in one step, then the steps of the answer. Without caches a step is a run of the whole text."""
+        seen, rows = [*patterns], self.prompts
+        whole = [self.context] * self.sequences
+        later = step(self.context, self.sequences, seen) if cached else Phase(1, counted(whole, seen), begin(whole),
+                                                                             False)
+        first = prefill(self.prompt, self.sequences, seen) if cached else Phase(1, counted(rows, seen), begin(rows),
+                                                                               False)
+        return first, later._replace(times=self.answer)
+
+
+Phases = tuple[Phase, ...]
+
+
+def is_phases(found: object) -> TypeGuard[Phases]:
+    """Whether these are the phases of a request, and no shares."""
+    return isinstance(found, tuple) and bool(found) and all(isinstance(each, Phase) for each in found)
+
+
+def prefill(length: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
+    """The step of so many prompts, each of so many tokens."""
+    return over_caches([length] * sequences, length, sequences * length * (length + 1) // 2, patterns)
+
+
+def step(context: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
+    """The step of one row a sequence, each of which sees so many rows."""
+    return over_caches([1] * sequences, context, sequences * context, patterns)
+
+
+def over_caches(rows: Sequence[int], length: int, scores: int, patterns: Iterable[Pattern]) -> Phase:
+    """A step of so many rows of each sequence, which see so many in all. What no cache serves would compute the scores
+    of whole texts, of this length."""
+    whole = counted([length] * len(rows), patterns)
+    return Phase(1, Extents.made({**whole.numbers, T: sum(rows), S: len(rows), SEEN: scores}), begin(rows), True)
+
+
+def begin(rows: Sequence[int]) -> NDArray[np.int64]:
+    """Where sequences of so many rows begin, and where the last ends."""
+    return np.cumsum([0, *rows], dtype=np.int64)
+
+
+def parse_generation(text: str, where: str = "workload") -> Generation | None:
+    """What `generate:512+128x8` says; None of any other text. Raises InputError for numbers that are none."""
+    if not text.startswith(PREFIX): return None
+    if not (found := WRITTEN.fullmatch(text.strip())):
+        raise InputError(f"{where} {text:.60}: it is no workload of generated text: write generate:PROMPT+ANSWER in "
+                         f"tokens, such as {EXAMPLE}")
+    made = Generation(int(found[1]), int(found[2]), int(found[3] or 1))
+    for what, count in (("prompt", made.prompt), ("answer", made.answer), ("sequences", made.sequences)):
+        if not count: raise InputError(f"{where} {text}: {what} 0: give 1 or more, such as {EXAMPLE}")
+    if (rows := made.length * made.sequences) > MOST_ROWS:
+        raise InputError(f"{where} {text}: {rows:,} tokens in all; a workload may have {MOST_ROWS:,}")
+    return made

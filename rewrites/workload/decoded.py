@@ -1,0 +1,123 @@
+"""Requests for generated text as sessions run them: seconds and bytes of programs, measured and planned. A program that
+no session runs computes all of its text anew for every token."""
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from opmatrix.batch import Batch
+from opmatrix.extents import Extents
+from opmatrix.measure import Seconds, most_held, peak, rotate_order, seconds, undisturbed
+from opmatrix.pipelines.pages import pages_of
+from opmatrix.pipelines.session import HeldSequence, Session
+from opmatrix.program import Program
+from opmatrix.runtime.operands import C
+from opmatrix.runtime.scheme import Running
+from rewrites.lower.phased import Generation, Phase, prefill
+from rewrites.lower.price import Prices, TimeModel
+from rewrites.phases import Tell
+
+STEPS = 4                                                   # that are timed of a session in a round
+Tokens = NDArray[np.integer]
+
+
+def decoder_of(program: Program) -> Program | None:
+    """The program that sessions run: itself where it has state; None where no session computes what it does."""
+    if program.state: return program
+    try: return program.decoder
+    except InputError: return None
+
+
+class Decoding:
+    """A program as it answers requests of so many sequences at once: the step of their prompts, and a step at some
+    context."""
+
+    def __init__(self, program: Program, sequences: int, tokens: Tokens, context: int, prompt: int = 0) -> None:
+        self.program, self.decoder = program, decoder_of(program)
+        self.sequences, self.tokens, self.context = sequences, tokens, context
+        self.prompt = prompt or context
+
+    def texts(self, length: int) -> list[Tokens]:
+        return [np.resize(self.tokens, length) for _ in range(self.sequences)]
+
+    @cached_property
+    def session(self) -> Session:
+        from formats.kernels.mixing.caches import PAGE
+        assert self.decoder is not None
+        return self.decoder.start(PAGE * self.sequences * (pages_of(self.context, PAGE) + pages_of(self.prompt, PAGE)))
+
+    @cached_property
+    def held(self) -> list[HeldSequence]:
+        """Sequences that have one row less than the context."""
+        held = [self.session.join() for _ in range(self.sequences)]
+        if self.context > 1: self.session.step(dict(zip(held, self.texts(self.context - 1), strict=True)))
+        return held
+
+    def first(self) -> float:
+        """Seconds of the prompts in one step, at whose end the first tokens are known."""
+        if self.decoder is None: return seconds(self.program.run, Batch(self.texts(self.prompt)))
+        joined = {self.session.join(): ids for ids in self.texts(self.prompt)}
+        taken = seconds(self.session.step, joined)
+        for each in joined: self.session.leave(each)
+        return taken
+
+    def step(self, count: int = STEPS) -> float:
+        """Seconds of a step at this context: the mean of so many, each of which is taken back."""
+        if self.decoder is None: return seconds(self.program.run, Batch(self.texts(self.context)))
+        new, taken = {each: self.tokens[:1] for each in self.held}, 0.0
+        for _ in range(count):
+            taken += seconds(self.session.step, new)
+            for each in new: self.session.rewind(each, self.context - 1)
+        return taken / count
+
+
+def predict_step(machine: TimeModel, program: Program, phase: Phase) -> float:
+    """Seconds of a step of a program that sessions run, as it is priced."""
+    prices = Prices(cast(TimeModel, Running.of(machine, phase.starts, program.stored_bytes)), phase.extents, True)
+    return prices.beside(program) + prices.spent(program.schedule.cost)
+
+
+def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens: Tokens, rounds: int,
+                     progress: Tell) -> Seconds:
+    """Seconds that each program takes for a request, one number a round: its prompts, and for each token of the answer
+    a step at the mean context. Programs take turns, and a round before is not counted."""
+    runs = {name: Decoding(program, asked.sequences, tokens, asked.context, asked.prompt)
+            for name, program in programs.items()}
+    taken: Seconds = {name: [] for name in runs}
+    with undisturbed():
+        for turn in range(-1, rounds):
+            for name in rotate_order([*runs], turn):
+                found = runs[name].first() + asked.answer * runs[name].step()
+                if turn >= 0: taken[name].append(found)
+            progress(max(0, turn + 1), rounds)
+    return taken
+
+
+def capacity_of(asked: Generation) -> int:
+    """Rows of caches that a request needs."""
+    from formats.kernels.mixing.caches import PAGE
+    return PAGE * asked.sequences * pages_of(asked.length, PAGE)
+
+
+def planned_peak(program: Program, asked: Generation) -> float:
+    """Bytes of caches for a request, and of what the step of its prompts needs beside them."""
+    if (decoder := decoder_of(program)) is None:
+        return program.peak_bytes(Batch([[0] * asked.length] * asked.sequences))
+    found = prefill(asked.prompt, asked.sequences).extents
+    return decoder.peak_bytes(Extents.made({**found.numbers, C: capacity_of(asked)}))
+
+
+def measured_peak(program: Program, asked: Generation, tokens: Tokens, runs: int) -> float:
+    """The most bytes, of so many runs, that a session holds in the step of the prompts, its caches among them."""
+    if (decoder := decoder_of(program)) is None:
+        return peak(program, Batch([np.resize(tokens, asked.length)] * asked.sequences), runs)
+    return most_held(partial(answer, decoder, asked, tokens), decoder.schedule.forget, runs)
+
+
+def answer(decoder: Program, asked: Generation, tokens: Tokens) -> tuple[Session, object]:
+    """A session with room for a request, after the step of its prompts."""
+    session = decoder.start(capacity_of(asked))
+    return session, session.step({session.join(): np.resize(tokens, length) for length in asked.prompts})
