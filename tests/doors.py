@@ -300,19 +300,29 @@ def routing_doors() -> Iterator[tuple[str, Door]]:
         gate = normal(rng, rows, 5)
         gate[np.argsort(gate, 1).argsort(1) > 1] = 0
         return {"x": normal(rng, rows, 35), "gate": gate, **{name: normal(rng, *shape) for name, shape in
-                                                             shapes.items()}, "residual": normal(rng, rows, 20)}
+                                                             shapes.items()},
+                "residual": normal(rng, rows, 20), "bias": normal(rng, 5, 18)}
 
     def mixed(x: np.ndarray, gate: np.ndarray, up: np.ndarray, beside: np.ndarray, down: np.ndarray,
-              residual: np.ndarray) -> Any:
+              residual: np.ndarray, bias: np.ndarray) -> Any:
         def once(of: Callable[[np.ndarray], Any], act: Callable[[Any], Any]) -> Any:
-            x_, gate_, up_, beside_, down_ = (of(each.astype(np.float64)) for each in (x, gate, up, beside, down))
-            return sum(gate_[:, [e]] * ((act(x_ @ up_[e]) * (x_ @ beside_[e])) @ down_[e]) for e in range(5))
+            x_, gate_, up_, beside_, down_, bias_ = (of(each.astype(np.float64)) for each in (
+                x, gate, up, beside, down, bias))
+            return sum(gate_[:, [e]] * ((act(x_ @ up_[e] + bias_[e]) * (x_ @ beside_[e])) @ down_[e]) for e in range(5))
         size = once(np.abs, lambda y: y)
         return once(lambda a: a, lambda y: np.maximum(y, 0)) + residual, gamma(80) * (size + abs(residual))
     yield "experts", Door(operands, lambda x, **_: (len(x), 20),
-                          lambda out, x, gate, up, beside, down, residual: kernels.experts(
-                              x, gate, up, down, out, beside, "relu", 2, residual), mixed,
+                          lambda out, x, gate, up, beside, down, residual, bias: kernels.experts(
+                              x, gate, up, down, out, beside, "relu", 2, residual, bias), mixed,
                           exempt=(("gate", "rows that slide"),))         # such rows name more than two
+
+    def weighed(x: np.ndarray, by: np.ndarray, residual: np.ndarray) -> Any:
+        terms = x.astype(np.float64) * by[:, :, None]
+        return terms.sum(1) + residual, gamma(5) * (abs(terms).sum(1) + abs(residual))
+    yield "weigh_heads", Door(lambda rng, rows: {"x": normal(rng, rows, 3, 20), "by": normal(rng, rows, 3),
+                                                 "residual": normal(rng, rows, 20)},
+                              lambda x, **_: (len(x), 20),
+                              lambda out, x, by, residual: kernels.weigh_heads(x, by, out, residual), weighed)
 
     def kept(x: np.ndarray, by: np.ndarray) -> Any:
         order = np.argsort(-by, -1, kind="stable")

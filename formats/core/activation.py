@@ -78,6 +78,12 @@ def tanh(u: Reals) -> Reals:
     return np.tanh(u)
 
 
+@activation(0.25, 12, vector="sigmoid_of", called=("sigmoid",), keeps_order=True)
+def sigmoid(u: Reals) -> Reals:
+    """The logistic function, 1 / (1 + e^-u)."""
+    return np.asarray(0.5 * (1 + np.tanh(u / 2)))
+
+
 @activation(lambda y, error: (2 * abs(y) + error) * error, 1, vector="square_of", maps_zero_to_zero=True)
 def square(u: Reals) -> Reals:
     """u times u."""

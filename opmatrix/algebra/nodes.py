@@ -154,11 +154,6 @@ def exp(u: Scalars) -> Scalars:
     """e to the power u."""
     return np.exp(u)
 
-@scalar_function(keeps_order=True)
-def sigmoid(u: Scalars) -> Scalars:
-    """The logistic function, 1 / (1 + e^-u)."""
-    return 0.5 * (1 + np.tanh(u / 2))
-
 @scalar_function()
 def reciprocal(u: Scalars) -> Scalars:
     """One over u."""

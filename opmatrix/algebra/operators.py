@@ -34,7 +34,6 @@ from opmatrix.algebra.nodes import (
     reciprocal,
     repeat,
     rotate,
-    sigmoid,
     turn,
     weight,
 )
@@ -62,8 +61,8 @@ sum_heads, transpose = total, turn                          # what numpy's users
 zero: Operator = named("zero", ones * 0.0)                  # as wide as what it meets; linear whatever its number is
 centre: Operator = named("centre", I - mean)
 
-gelu, gelu_tanh, relu, rsqrt, silu, softplus, square, tanh = map(nodes.SCALAR_FUNCTIONS.__getitem__, (
-    "gelu", "gelu_tanh", "relu", "rsqrt", "silu", "softplus", "square", "tanh"))
+gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(nodes.SCALAR_FUNCTIONS.__getitem__, (
+    "gelu", "gelu_tanh", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"))
 globals().update(nodes.SCALAR_FUNCTIONS)                    # and whatever else has a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
 DEFAULT_BASE = 10000.0                                      # of rotations: Su et al. 2021, section 3.2.2

@@ -1,7 +1,6 @@
 """What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is
 claimed measured."""
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 from formats.core.errors import InputError
@@ -14,12 +13,14 @@ from opmatrix.files.fetch import MODELS
 from opmatrix.models.known import find_known
 from opmatrix.pricing import datasheet
 from rewrites.compiler.planned import shapes, weightless
-from rewrites.compiler.search import Structure, search
+from rewrites.compiler.search import SearchSpace, Structure, cheapest
+from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.phases import silence_stdout
 
 NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
                                                              # units the second
+PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)    # by laws, and whether kernels are fused
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
@@ -49,7 +50,14 @@ def open_promised(model: str) -> Operator:
 def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
     """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds
     them."""
-    rows = [row for kind in NUMBER_TYPES for row in predict_rows(model, replace(sheet, activations=kind), tokens)]
+    extents, found, spaces = counted([tokens], patterns(model)), parts(model), dict[str, SearchSpace]()
+    rows = []
+    for kind in NUMBER_TYPES:
+        machine = replace(sheet, activations=kind)
+        for name, laws, fusion in PROGRAMS:
+            spaces[name] = space = SearchSpace(model, laws, machine, extents, fusion, found=found,
+                                               elsewhere=spaces.get(name))
+            rows.append(predicted_row(name, cheapest(space), machine, extents))
     return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
                       "run",
                       f"source: {sheet.source}", "",
@@ -57,14 +65,10 @@ def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
                                    *(f"{unit} bound" for unit in BOTTLENECKS)])])
 
 
-def predict_rows(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
-    """The rows of the table for one number type."""
-    extents = counted([tokens], patterns(model))
-    found = {"imported": search(model, (), machine, extents, fusion=False),
-             "exact": search(model, EXACT_LAWS, machine, extents)}
-    for name, each in found.items():
-        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory),
-               *shares(each, machine, extents)]
+def predicted_row(name: str, structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
+    """The row of the table for one program."""
+    return [name, machine.activations, f"{1e6 * structure.time:.1f}", megabytes(structure.memory),
+            *shares(structure, machine, extents)]
 
 
 def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:

@@ -159,7 +159,8 @@ class SearchSpace:
     """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
     extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it
     share. `found`: the model's parts, where they are at hand; `like`: the space of a model of the same structure and
-    other sizes, whose graphs are shared."""
+    other sizes, whose graphs are shared; `elsewhere`: that of this model, with these laws and parts, on another
+    machine, whose graphs and terms are."""
 
     model: Model
     laws: Sequence[Law]
@@ -170,13 +171,15 @@ class SearchSpace:
     seconds: dict[str, float] = field(default_factory=dict)
     found: Sequence[dict[str, Part]] = ()
     like: "SearchSpace | None" = None
+    elsewhere: "SearchSpace | None" = None
     substitutions: Sequence[BlockSubstitution] = ()         # numbered behind the parts, for searches within budgets
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
         self.found = self.found or parts(self.model)
         self.seconds["flatten"] = time.perf_counter() - start
-        self.explorer: Explorer = Explorer(self.laws) if self.like is None else self.like.explorer
+        graphs = self.like or self.elsewhere
+        self.explorer: Explorer = Explorer(self.laws) if graphs is None else graphs.explorer
         self.prices: Prices | Mean = priced(self.machine, self.extents) if self.like is None else self.like.prices
         self.first: dict[Hashable, Lowering] = {} if self.like is None else self.like.first
 
@@ -211,8 +214,9 @@ class SearchSpace:
         if (number, before) not in self.lowerings:
             part = self.behind(number)[before]
             same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
+            twin = self.elsewhere.lowerings.get((number, before)) if self.elsewhere else None
             made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion,
-                            self.first.get(same), self.first.get(near), frozenset(self.tied))
+                            self.first.get(same), twin or self.first.get(near), frozenset(self.tied))
             for key in (same, near):
                 self.first.setdefault(key, made)
             self.lowerings[number, before] = made

@@ -88,9 +88,26 @@ def mixed(x: Operator, gate: Operator, up: Operator, activation: Operator, down:
 def mixed_gated(x: Operator, gate: Operator, up: Operator, activation: Operator, beside: Operator,
                   down: Operator) -> Operator:
     return (((x @ up @ activation) * (x @ beside)) @ down * gate) @ total
+def mixed_biased(x: Operator, gate: Operator, up: Operator, bias: Operator, activation: Operator,
+                 down: Operator) -> Operator:
+    return (((x @ up + bias) @ activation) @ down * gate) @ total
 def mixed_residual(residual: Operator, **others: Operator) -> Operator: return residual + mixed(**others)
+def mixed_biased_residual(residual: Operator, **others: Operator) -> Operator:
+    return residual + mixed_biased(**others)
 def mixed_gated_residual(residual: Operator, **others: Operator) -> Operator:
     return residual + mixed_gated(**others)
+
+
+def weighed(x: Operator, by: Operator) -> Operator: return x * by
+def weighed_residual(x: Operator, by: Operator, residual: Operator) -> Operator: return residual + x * by
+def weighed_heads(x: Operator, by: Operator) -> Operator: return (x * by) @ total
+def weighed_heads_residual(x: Operator, by: Operator, residual: Operator) -> Operator:
+    return residual + weighed_heads(x, by)
+def activated_heads(x: Operator, activation: Operator) -> Operator: return x @ activation
+def biased_heads(x: Operator, bias: Operator) -> Operator: return x + bias
+def gated_heads(x: Operator, activation: Operator, times: Operator) -> Operator: return (x @ activation) * times
+def biased_activated_heads(x: Operator, bias: Operator, activation: Operator) -> Operator:
+    return (x + bias) @ activation
 
 
 def shares(x: Operator) -> Operator: return x @ share
@@ -113,12 +130,16 @@ SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
 SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
-EXPERTS = dict(x=value[n], gate=replace(value, facts=("act", "column"))[h, 1], up=matrix[h, n, p],
+NUMBER = replace(value, facts=("act", "column"))            # a column, of each head
+IN_HEADS, ACTIVATED, BIAS = dict(x=value[h, p]), dict(activation=entrywise[p]), dict(bias=constant[h, p])
+EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p],
                activation=entrywise[p], down=matrix[h, p, q])
+BIASED = EXPERTS | BIAS
 GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
 KEPT_BY_GATE: dict[str, Any] = {"most": lambda at: at.kept("gate")}
 ROWS_TOGETHER = "rows of one expert together (Shazeer et al. 2017; Gale et al. 2022)"
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
+ONCE, BESIDE = "one pass", "columns of heads side by side, in one pass"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
 GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
@@ -137,9 +158,19 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (linear_to_heads_bias, "linear", PLAIN_PRODUCT | dict(bias=constant[h, p]), False, ""),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (mixed, "experts", EXPERTS, True, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_biased, "experts", BIASED, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_gated, "experts", GATED, True, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_residual, "experts", EXPERTS | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
+    (mixed_biased_residual, "experts", BIASED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
     (mixed_gated_residual, "experts", GATED | RESIDUAL, False, ROWS_TOGETHER, KEPT_BY_GATE),
+    (weighed, "weigh_heads", dict(x=value[p], by=NUMBER[1]), True, ONCE),
+    (weighed_residual, "weigh_heads", dict(x=value[p], by=NUMBER[1], residual=value[p]), False, ONCE),
+    (weighed_heads, "weigh_heads", IN_HEADS | dict(by=NUMBER[h, 1]), False, ONCE),
+    (weighed_heads_residual, "weigh_heads", IN_HEADS | dict(by=NUMBER[h, 1], residual=value[p]), False, ONCE),
+    (biased_heads, "pointwise", IN_HEADS | BIAS, True, BESIDE),
+    (activated_heads, "pointwise", IN_HEADS | ACTIVATED, True, BESIDE),
+    (biased_activated_heads, "pointwise", IN_HEADS | BIAS | ACTIVATED, False, BESIDE),
+    (gated_heads, "pointwise", IN_HEADS | ACTIVATED | dict(times=value[h, p]), False, BESIDE),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
     (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the "
                                                                           "position"),
@@ -202,7 +233,7 @@ def gates() -> Iterator[Implementation]:
                 (shares, {"shares": 1}, dict(x=sort), True),
                 (kept, top, dict(x=sort, by=sort, few=count[few]), True),
                 (best_shares, top | {"shares": 1}, dict(x=sort, few=count[few]), False),
-                (summing_to_one, {"unit": 1}, dict(x=sort), False),
+                (summing_to_one, {"unit": 1}, dict(x=sort), True),
                 (shares_of_best, top | {"shares": 1, "unit": 1}, dict(x=sort, few=count[few]), False))
         for body, attributes, variables, alone in ways:
             yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")

@@ -112,7 +112,8 @@ class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
     of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of
     the same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are:
-    the same patterns match. `tied` are the leaves that the model has in several places."""
+    the same patterns match, and where it is of this very template its terms are the same. `tied` are the leaves that
+    the model has in several places."""
 
     graph: Graph
     template: Template
@@ -123,12 +124,17 @@ class Lowering:
     tied: frozenset[Data] = frozenset()
 
     @cached_property
+    def twin(self) -> "Lowering | None":
+        """The one that is near where it is of this very template."""
+        return self.near if self.near is not None and self.near.template is self.template else None
+
+    @cached_property
     def terms(self) -> dict[int, Operator]:
-        return self.graph.terms(self.template)
+        return self.twin.terms if self.twin else self.graph.terms(self.template)
 
     @cached_property
     def matcher(self) -> KernelMatches:
-        return KernelMatches(self.graph, self.terms, self.template.values)
+        return self.twin.matcher if self.twin else KernelMatches(self.graph, self.terms, self.template.values)
 
     @cached_property
     def calls(self) -> list[tuple[int, KernelCall]]:

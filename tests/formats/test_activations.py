@@ -45,7 +45,8 @@ def by_logistic(x, u):
     return x * np.where(u < 0, e, 1) / (1 + e)
 
 
-EXACT = {"gelu": lambda x: x * ndtr(x), "silu": lambda x: by_logistic(x, x), "tanh": np.tanh,
+EXACT = {"sigmoid": lambda x: by_logistic(1, x),
+         "gelu": lambda x: x * ndtr(x), "silu": lambda x: by_logistic(x, x), "tanh": np.tanh,
          "gelu_tanh": lambda x: by_logistic(x, (8 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3))}
 
 
@@ -105,7 +106,7 @@ def test_activations_over_their_whole_range(activation):
     assert np.isnan(kernels.pointwise(np.full((1, 20), np.nan, np.float32), room(1, 20), alone)).all()
     if activation in EXACT:
         ends = kernels.pointwise(np.array([[-np.inf, np.inf]], np.float32), room(1, 2), alone)[0].tolist()
-        assert ends == ([-1, 1] if activation == "tanh" else [0, np.inf])
+        assert ends == {"tanh": [-1, 1], "sigmoid": [0, 1]}.get(activation, [0, np.inf])
 
 
 @pytest.mark.parametrize("record", ACTIVATIONS.values(), ids=ACTIVATIONS)

@@ -32,15 +32,15 @@ def gate(rng, T, E, k):
     return found
 
 
-def mixed(x, gate, up, beside, down, k, activation="silu", residual=None):
+def mixed(x, gate, up, beside, down, k, activation="silu", residual=None, bias=None):
     out = np.empty((len(x), down.shape[2]), np.float32)
-    return kernels.experts(x, gate, up, down, out, beside, activation, k, residual)
+    return kernels.experts(x, gate, up, down, out, beside, activation, k, residual, bias)
 
 
-def held(found, x, gate, up, beside, down, k, activation="silu", residual=None):
+def held(found, x, gate, up, beside, down, k, activation="silu", residual=None, bias=None):
     """Whether it is within the kernel's own bound of its meaning."""
     given = dict(x=x, gate=gate[:, :, None], up=up, down=down, beside=beside, residual=residual, most=k,
-                 activation=activation)
+                 activation=activation, bias=None if bias is None else bias.reshape(-1))
     exact = meaning(KERNELS["experts"], given, None)
     return abs(found - exact) <= bound(KERNELS["experts"], given)
 
@@ -55,6 +55,17 @@ def test_it_is_what_it_means(rng, name, sizes):
     assert held(mixed(x, routed, up, beside, down, k), x, routed, up, beside, down, k).all()
     plain = mixed(x, routed, up, None, down, k, "", residual)
     assert held(plain, x, routed, up, None, down, k, "", residual).all()
+    bias = rng.standard_normal((E, F), np.float32)
+    for factor in (None, beside):
+        biased = mixed(x, routed, up, factor, down, k, "gelu_tanh", residual, bias)
+        assert held(biased, x, routed, up, factor, down, k, "gelu_tanh", residual, bias).all()
+
+
+def test_its_bound_sees_the_bias_of_another_expert(rng):
+    (up, _, down), x, routed = stacks(rng, "array", 4), rng.standard_normal((9, N), np.float32), gate(rng, 9, 4, 2)
+    bias = rng.standard_normal((4, F), np.float32)
+    wrong = mixed(x, routed, up, None, down, 2, "gelu", bias=np.roll(bias, 1, 0))
+    assert not held(wrong, x, routed, up, None, down, 2, "gelu", bias=bias).any(1).all()
 
 
 @pytest.mark.parametrize("name", ["packed", "int8"])
@@ -71,14 +82,16 @@ def test_its_bound_sees_a_lost_input(rng, name):
 def test_the_same_bits_alone_in_a_batch_and_on_other_threads(rng, name):
     T, E, k = 300, 8, 2
     (up, beside, down), x, routed = stacks(rng, name, E), rng.standard_normal((T, N), np.float32), gate(rng, T, E, k)
+    bias = rng.standard_normal((E, F), np.float32)
     routed[3:290, :2] = 1, 0.5                               # one asked by nearly all, so that its tiles are full
     routed[3:290, 2:] = 0
-    with limit(1): whole = mixed(x, routed, up, beside, down, k)
-    with limit(2): np.testing.assert_array_equal(mixed(x, routed, up, beside, down, k), whole)
     some = rng.permutation(T)[:50]
-    np.testing.assert_array_equal(mixed(x[some], routed[some], up, beside, down, k), whole[some])
-    alone = [mixed(x[[at]], routed[[at]], up, beside, down, k)[0] for at in some[:20]]
-    np.testing.assert_array_equal(np.stack(alone), whole[some[:20]])
+    for given in (dict(beside=beside), dict(beside=None, bias=bias, activation="gelu_tanh")):
+        def mix(at, given=given): return mixed(x[at], routed[at], up, down=down, k=k, **given)
+        with limit(1): whole = mix(slice(None))
+        with limit(2): np.testing.assert_array_equal(mix(slice(None)), whole)
+        np.testing.assert_array_equal(mix(some), whole[some])
+        np.testing.assert_array_equal(np.stack([mix([at])[0] for at in some[:20]]), whole[some[:20]])
 
 
 def test_rows_at_every_border_of_tiles(rng):
@@ -114,6 +127,7 @@ def test_a_row_that_names_more_than_is_promised_is_no_number(rng):
 @pytest.mark.parametrize("change, said", [
     (dict(gate=np.zeros((3, 5), np.float32)), r"up: expected matrices \(5, 72, 100\), got \(4, 72, 100\)"),
     (dict(down=np.zeros((4, 99, 33), np.float32)), r"up: expected matrices \(4, 72, 99\)"),
+    (dict(bias=np.zeros((3, 100), np.float32)), r"bias: expected float32 of shape \(4, 100\), got .* \(3, 100\)"),
     (dict(k=0), "most: a row names one matrix at least, got 0"),
     (dict(up=np.zeros((4, 72, 100))), "up: expected contiguous float32 of three axes, .* got float64")])
 def test_what_does_not_fit_is_refused(rng, change, said):

@@ -35,12 +35,14 @@ __all__ = ["experts"]
 __borders__ = (MAX_ITEM_ROWS,)
 
 # x (places, n) to out (places, p): tile by tile, so many columns at a time, by matrices of `own`, a record of
-# OWN_FIELDS; single: one row of x serves all. after: the words of an epilogue that tiles fill in; beside: the matrices
-# that make its factor; both 0 where there is none. aside: bytes of room before those of the formats' kernels
-TILED = np.dtype(words("tiles x along single out step p cols own after beside aside room apart multiply"))
+# OWN_FIELDS; single: one row of x serves all. after: the words of an epilogue that tiles fill in; bias: rows of p
+# numbers, one for each matrix, bias_row apart; beside: the matrices that make its factor; 0 where there is none. aside:
+# bytes of room before those of the formats' kernels
+TILED = np.dtype(words("tiles x along single out step p cols own after bias bias_row beside aside room apart multiply"))
 RECORD = 128                                                 # bytes of room for the record of a product; of an epilogue
 LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
-AFTER_OUT, AFTER_STEP, AFTER_TIMES, AFTER_BESIDE = map((EPILOGUE.names or ()).index, ("out", "step", "times", "beside"))
+AFTER_OUT, AFTER_STEP, AFTER_BIAS, AFTER_TIMES, AFTER_BESIDE = map((EPILOGUE.names or ()).index, (
+    "out", "step", "bias", "times", "beside"))
 ITEMS_EACH = 4                                                    # items for each worker, where some have little to do
 
 
@@ -70,6 +72,7 @@ def expert_tile(item, worker, arguments):
         given, kept = longs(c.after, AFTER_WORDS), longs(after, AFTER_WORDS)
         for i in range(AFTER_WORDS): kept[i] = given[i]
         kept[AFTER_OUT], kept[AFTER_STEP] = out, c.step
+        if c.bias: kept[AFTER_BIAS] = c.bias + 4 * e * c.bias_row
         if c.beside:
             factor = after + RECORD - 4 * block * c.cols
             multiply_tile(c, c.beside, block, worker, rows, e, x, along, factor, c.cols, 0)
@@ -104,11 +107,12 @@ class ItemCut(NamedTuple):
 
 def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
             beside: MatrixStack | None = None, activation: str = "", most: int = 1,
-            residual: np.ndarray | None = None) -> np.ndarray:
-    """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e]) * (x @ beside[e])) @ down[e]), + residual, for the e
-    at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, of act(x @ up)
-    alone. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each."""
-    check_experts(x, gate, up, down, out, beside, most, residual)
+            residual: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
+    """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e] + bias[e]) * (x @ beside[e])) @ down[e]), + residual,
+    for the e at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, of
+    the activation alone. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each; bias: (E,
+    f)."""
+    check_experts(x, gate, up, down, out, beside, most, residual, bias)
     (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
     if not T: return out
     workers, most = threads(), min(most, E)
@@ -127,11 +131,12 @@ def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack,
     told = [None if each is None else each.record() for each in (first, second, last)]
     with POOL.lock:
         room = ROOM.reserve(cut.aside + max(each.room(cut.rows) for each in (first, second, last) if each), workers)
+        row = address(bias), 0 if bias is None else step(bias)
         ordered = (address(x), 0, 1) if T == 1 else (address(parts), n, 0)
         raising = filled(address(held[5]), *ordered, address(raised), f, f, cut.up, address(told[0]), address(after),
-                         address(told[1]), cut.aside, *room, gemm.address)
+                         *row, address(told[1]), cut.aside, *room, gemm.address)
         lowering = filled(address(held[5]), address(raised), f, T == 1, address(parts), q, q, cut.down,
-                          address(told[2]), 0, 0, cut.aside, *room, gemm.address)
+                          address(told[2]), 0, 0, 0, 0, cut.aside, *room, gemm.address)
         launch(workers, (place_rows, routed, 1), *([(order_rows, routed, -(-T // chunk))] if T > 1 else ()),
                (expert_tile, raising, cut.tiles * -(-f // cut.up)),
                (expert_tile, lowering, cut.tiles * -(-q // cut.down)),
@@ -145,7 +150,8 @@ def word_array(count: int) -> np.ndarray:
 
 
 def check_experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
-                  beside: MatrixStack | None, most: int, residual: np.ndarray | None) -> None:
+                  beside: MatrixStack | None, most: int, residual: np.ndarray | None,
+                  bias: np.ndarray | None) -> None:
     """The door: sizes fit, and out lies apart from what is read. ValueError names what does not."""
     if x.ndim != 2 or gate.ndim != 2:
         raise ValueError(f"x and gate: expected two axes each, got shapes {x.shape} and {gate.shape}")
@@ -159,7 +165,9 @@ def check_experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: Matrix
     if most < 1: raise ValueError(f"most: a row names one matrix at least, got {most}")
     for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
         if array is not None: readable(name, array, (T, columns))
+    if bias is not None: readable("bias", bias, (E, f))
     writable("out", out)
     stacks = {name: each for name, each in (("up", up), ("beside", beside), ("down", down))
               if isinstance(each, np.ndarray)}
-    separate(out, x=x, gate=gate, **stacks, **({} if residual is None else {"residual": residual}))
+    separate(out, x=x, gate=gate, **stacks, **{name: each for name, each in (
+        ("residual", residual), ("bias", bias)) if each is not None})

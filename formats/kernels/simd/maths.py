@@ -116,6 +116,12 @@ def silu_of(x):
 
 
 @njit(forceinline=True, **HELPER)
+def sigmoid_of(x):
+    """1 / (1 + e^-x) within 2 units; from about -87 down it is no normal number."""
+    return logistic(zeros(1, 1) + ONE, negative(x), ZERO)
+
+
+@njit(forceinline=True, **HELPER)
 def gelu_tanh_of(x):
     """x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³), within 2 units: 2z is computed in two
     parts."""

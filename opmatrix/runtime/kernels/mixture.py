@@ -1,15 +1,17 @@
 """Mixtures of experts: each row by the few stacked matrices that its gate names."""
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
 from formats import kernels as compiled
 from formats.core.activation import COMPILED
 from formats.core.choices import OneOf, Range
-from formats.core.epilogue import UNIT, Epilogue, gamma
+from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, n, p, size
+from formats.core.stage import bound as bound_stages
+from formats.core.stage import reference as apply_stages
 from formats.format import SMALLEST
 from formats.machine.prices import Price, Timed, Work
 from formats.stacked import Stacked
@@ -18,7 +20,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, times_experts
 from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack
+from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -33,6 +35,11 @@ k, E = size("k"), size("E")                                 # experts that a row
 def of_columns(gate: Any) -> Any:
     """Heads of one column as columns."""
     return gate[:, :, 0]
+
+
+def rows_of(bias: Any, count: int) -> Any:
+    """The row of each of so many matrices, of these one after another."""
+    return None if bias is None else bias.reshape(count, -1)
 
 
 class Matrices:
@@ -72,6 +79,17 @@ class Matrices:
         return np.asarray(apart + 2 * relative * abs(read))
 
 
+class Raised(NamedTuple):
+    """The stages of an expert's first product: its bias, in whatever precision it comes, and the function."""
+    bias: Doubles | None
+    activation: str
+
+    @classmethod
+    def of(cls, a: Arguments, e: int) -> "Raised":
+        bias = rows_of(a.bias, a.gate.shape[1])
+        return cls(None if bias is None else bias[e], a.activation)
+
+
 def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
     """The matrices that rows name, and the rows of each."""
     for e in range(gate.shape[1]):
@@ -97,12 +115,15 @@ def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 @kernel(launches=True, price=Price((T * E, T * k, k * T * (n + p)), lambda tile: Work(
     vector=T * E + 2 * T * k * p, moved=T * E + T * k * (n + 2 * p)), time_routing, common=False))
 class experts(Arguments):
-    """The sum over the experts e that a row's gate names of gate[e] * (f(x @ up[e]) @ down[e]), + residual, where f is
-    a function of each number, times x @ beside[e] where that is given. The others are not read."""
+    """The sum over the experts e that a row's gate names of gate[e] * (f(x @ up[e] + bias[e]) @ down[e]), + residual,
+    where f is a function of each number, times x @ beside[e] where that is given. The others are not read. bias: the
+    rows of all experts, one after another."""
 
-    def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, beside: Stack | None = None,
-            residual: Rows | None = None, *, most: Most, activation: Activated = "") -> None:
-        compiled.experts(x, of_columns(gate), up, down, out, beside, activation, most, residual)
+    def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, bias: Vector | None = None,
+            beside: Stack | None = None, residual: Rows | None = None, *, most: Most,
+            activation: Activated = "") -> None:
+        by = of_columns(gate)
+        compiled.experts(x, by, up, down, out, beside, activation, most, residual, rows_of(bias, by.shape[1]))
 
     def shape(a) -> Rows:
         (count, rows, hidden), cols = a.up.shape, a.down.shape[2]
@@ -110,6 +131,7 @@ class experts(Arguments):
         same("gate columns of a head", a.gate.cols, 1)
         same("x columns", a.x.cols, rows)
         same("down", a.down.shape[:2], (count, hidden))
+        if a.bias is not None: same("bias", a.bias.shape, (count * hidden,))
         if a.beside is not None: same("beside", a.beside.shape, a.up.shape)
         if a.residual is not None: same("residual columns", a.residual.cols, cols)
         return Rows(cols)
@@ -124,7 +146,7 @@ class experts(Arguments):
         up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
         found = np.zeros((len(a.x), down.stack.shape[2]))
         for e, rows in routed(of_columns(a.gate)):
-            y = Epilogue(activation=a.activation).reference(up.multiply(e, a.x[rows]))
+            y = apply_stages(up.multiply(e, a.x[rows]), Raised.of(a, e))
             if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
             found[rows] += a.gate[rows, e] * down.multiply(e, y)
         if a.residual is not None: found = found + a.residual
@@ -175,8 +197,8 @@ def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int
         read, W = stack.operands(e, x)
         return read @ W, stack.bound(e, x, read, W)
     y, error = product(up)
-    function, rough = Epilogue(activation=a.activation), isinstance(a.up, Stacked) and a.up.rounds
-    y, error = function.reference(y), function.bound(y, error, rough)
+    stages, rough = Raised.of(a, e), isinstance(a.up, Stacked) and a.up.rounds
+    y, error = apply_stages(y, stages), bound_stages(y, error, stages, rough)
     if a.beside is None: return y, error
     v, own = product(beside)
     return y * v, error * abs(v) + own * (abs(y) + error) + UNIT * (abs(y) + error) * (abs(v) + own)

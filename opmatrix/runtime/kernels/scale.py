@@ -1,17 +1,24 @@
-"""Every number times a factor."""
-from typing import Any
+"""Rows times numbers: every number times a factor; each head of a row times a number of its own, summed."""
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, p
-from formats.machine.prices import Price, Work
+from formats.format import SMALLEST
+from formats.machine.prices import Price, Timed, Work, h
+from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import one_pass
-from opmatrix.runtime.fitting import ONE_PASS, passes
+from opmatrix.runtime.costs import Costs, one_pass
+from opmatrix.runtime.fitting import ONE_PASS, passes, same
 from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Rows
+from opmatrix.runtime.operands import Heads, Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
 
 
 @kernel(launches=True, inplace="x", price=Price(
@@ -31,3 +38,51 @@ class scale(Arguments):
         """The factor is rounded, and the product."""
         return np.asarray(gamma(2) * abs(a.exact.x * a.factor))
     cost = one_pass("scale")
+
+
+def in_columns(by: Any) -> Any:
+    """A number of each head as a column."""
+    return by if by.ndim == 2 else by[:, :, 0]
+
+
+def in_heads(x: Any) -> Any:
+    """Rows as those of one head."""
+    return x[:, None] if x.ndim == 2 else x
+
+
+def weigh(x: Doubles, by: Doubles) -> Doubles: return np.asarray((in_heads(x) * in_columns(by)[:, :, None]).sum(1))
+
+
+def time_weighing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    for heads, cols in ((1, 64), (1, 1024), (8, 256)):
+        for rows in (1, 16, 256):
+            x, by, out = numbers.some(rows, heads, cols), numbers.some(rows, heads), numbers.room(rows, cols)
+            yield {"T": rows, "h": heads, "p": cols}, partial(compiled.weigh_heads, x, by, out)
+
+
+@kernel(launches=True, price=Price((T * h * p, T * p), lambda tile: Work(
+    vector=2 * T * h * p, moved=T * h * p + 2 * T * p), time_weighing, common=False))
+class weigh_heads(Arguments):
+    """The sum of a row's heads, each times a number of its own, + residual; rows are one head."""
+
+    def run(out: Any, x: Rows | Heads, by: Rows | Heads, residual: Rows | None = None) -> None:
+        compiled.weigh_heads(in_heads(x), in_columns(by), out, residual)
+
+    def shape(a) -> Rows:
+        same("by heads", getattr(a.by, "heads", 1), getattr(a.x, "heads", 1))
+        same("by columns of a head", a.by.cols, 1)
+        if a.residual is not None: same("residual columns", a.residual.cols, a.x.cols)
+        return Rows(a.x.cols)
+
+    def reference(a) -> Doubles:
+        return weigh(a.x, a.by) if a.residual is None else np.asarray(weigh(a.x, a.by) + a.residual)
+
+    def bound(a) -> Doubles:
+        """A rounding for each product and each sum."""
+        sizes = weigh(abs(a.exact.x), abs(a.exact.by))
+        if a.residual is not None: sizes = sizes + abs(a.exact.residual)
+        return np.asarray(gamma(in_heads(a.x).shape[1] + 1) * sizes + SMALLEST)
+
+    def cost(a, out: Rows, extents: Extents) -> Costs:
+        """By the numbers that are read and given."""
+        return [("weigh_heads", {"T": extents[out.space], "h": getattr(a.x, "heads", 1), "p": out.cols})]
