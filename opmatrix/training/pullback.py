@@ -12,16 +12,17 @@ import numpy as np
 import sympy
 
 from formats.core.errors import InputError, suggest_name
+from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.oracles import ReadInput
-from opmatrix.algebra.shapes import H, Shape
+from opmatrix.algebra.shapes import H, N, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.signature import Port
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.traced import Operation, Trace, TracedValue
 from opmatrix.training.forward_lines import Forward, traced_forward
-from opmatrix.training.keeping import LEAST, DROPOUT_MASK, Keep, Policy, kept_lines, name_units, policy_of
+from opmatrix.training.keeping import DROPOUT_MASK, LEAST, Keep, Policy, kept_lines, name_units, policy_of
 from opmatrix.training.least_kept import least_kept
 from opmatrix.training.line_readings import computed_lines, term_of
 from opmatrix.training.pull_rules import PULLS, refuse, teaches
@@ -232,28 +233,31 @@ def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[st
 
 
 def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep = "units", dropout: float = 0,
-             tokens: bool | None = None, sizes: Mapping[str, int] | None = None, x: Shape | None = None) -> Pulled:
+             tokens: bool = False, sizes: Mapping[str, int] | None = None, x: Shape | int | None = None) -> Pulled:
     """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is computed
     again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart. `keep`: a
     policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of softmax, and what
     is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x is one-hot tokens, so
-    no cotangent of it is wanted; where the term takes a vocabulary, it is so unless it is said. `sizes`: numbers for
-    sizes with names, by which "least" weighs. Raises InputError for a kind that has no pullback, a policy that there
-    is not, and what is read but neither kept nor computed again."""
+    no cotangent of it is wanted. `sizes`: numbers for
+    sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the term takes any. Raises
+    InputError for a kind that has no pullback, a policy that there is not, and what is read but neither kept nor
+    computed again."""
     if not 0 <= dropout < 1: raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
     policy = policy_of(keep)
-    into = x or Shape(1 if term.into.heads is H else term.into.heads, term.into.rows, term.into.cols)
+    into = x if isinstance(x, Shape) else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows,
+                                                term.into.cols if x is None else x)
+    if sympy.sympify(into.cols).has(N):
+        raise InputError(f"pullback: {brief(term)} takes any number of columns: say how many x has, x=64")
     forward = traced_forward(term, into, dropout)
-    known = bool(tokens)
     learned = learning(forward, wrt)
     named = name_units(forward)
     if isinstance(policy, Policy): kept: frozenset[int] | None = kept_lines(forward, policy, named)
     else: kept = None
     if policy == LEAST:
-        first = written_pull(forward, None, learned, not known, known)
-        kept = least_kept(forward, first.reads, named, known, sizes or {})
+        first = written_pull(forward, None, learned, not tokens, tokens)
+        kept = least_kept(forward, first.reads, named, tokens, sizes or {})
         forward = traced_forward(term, into, dropout)
-    return Pulled(written_pull(forward, kept, learned, not known, known), named, policy)
+    return Pulled(written_pull(forward, kept, learned, not tokens, tokens), named, policy)
 
 
 def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
