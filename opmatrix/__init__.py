@@ -23,6 +23,7 @@ What there is; `help(om.NAME)` says more of each:
     programs     load, Program, Batch, cached, schedule
     laws         laws, prove, symbol, substitute
     machines     partition, Mesh, BatchSizes
+    training     pullback, dropout
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, gelu, gelu_tanh, silu, softplus, tanh, sigmoid, magnitude, ACTIVATIONS
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from opmatrix.program import Program as Program
     from opmatrix.split.mesh import Mesh as Mesh
     from opmatrix.split.moving import BatchSizes as BatchSizes
+    from opmatrix.training.backward_kinds import drop as dropout  # noqa: F401
+    from opmatrix.training.pullback import pullback as pullback
     from rewrites.derivations.schedules import schedule as schedule
     from rewrites.extraction import Infeasible as Infeasible
     from rewrites.law import Law as _Law
@@ -82,6 +85,7 @@ DOOR = {                                                    # and by name: the m
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
     "partition": ("opmatrix.partitions.plan", "partition"), "Mesh": ("opmatrix.split.mesh", "Mesh"),
     "BatchSizes": ("opmatrix.split.moving", "BatchSizes"),
+    "pullback": ("opmatrix.training.pullback", "pullback"), "dropout": ("opmatrix.training.backward_kinds", "drop"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
 

@@ -66,13 +66,21 @@ class Fields:
 
     def field(self, name: str, limit: int) -> NDArray[np.int64]:
         """The numbers of a field, all of them in 0..limit-1."""
-        if name not in FIELDS: raise ValueError(f"a batch has no field {name!r}: {', '.join(FIELDS)}")
-        found: NDArray[np.int64] = getattr(self, name)
+        found: NDArray[np.int64] = getattr(self, name) if name in FIELDS else self.numbers_of(name)
         if np.maximum.reduce(found.view(np.uint64), initial=0) >= limit:         # read so, a negative one is huge
             row = int(np.flatnonzero((found < 0) | (found >= limit))[0])
             where = f"sentence {self.sequence[row]}, token {self.positions[row]} (row {row} of the batch)"
             raise ValueError(f"{name}: id {found[row]} of {where} is outside 0..{limit - 1}")
         return found
+
+    def numbers_of(self, name: str) -> NDArray[np.int64]:
+        """The numbers of an input of whole numbers, one a row, such as the targets of a loss. Raises ValueError where
+        the batch gives none of this name."""
+        if name not in self.whole.inputs: raise ValueError(f"a batch has no field {name!r}: {', '.join(FIELDS)}")
+        found = np.asarray(self.whole.inputs[name])
+        if found.dtype.kind not in "iu" or found.size != self.rows:
+            raise ValueError(f"{name}: {found.dtype}{list(found.shape)}: give {self.rows} whole numbers, one a row")
+        return found.reshape(-1).astype(np.int64)
 
     def selection(self, field: str, limit: int) -> csr_array:
         """A one-hot CSR value: row i has a one in the column that the field names."""

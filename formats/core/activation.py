@@ -17,7 +17,8 @@ class Activation(NamedTuple):
     the operator (opmatrix/algebra/properties.py). `vector` names its vector code in
     formats/kernels/rows/activations.py, `rough` one that is no more exact than ROUGH_ERROR; without vector code it
     runs as a term, in float64. `called` are its names in configurations of checkpoints. `everywhere`: it has a value
-    at every number, so laws are tried with it."""
+    at every number, so laws are tried with it. `derivative` is its derivative, of arrays; without one no gradient goes
+    through it."""
     function: Callable[[Any], Any]
     spread: Callable[[Reals, Reals], Reals]
     operations: int
@@ -26,6 +27,7 @@ class Activation(NamedTuple):
     rough: str = ""
     called: tuple[str, ...] = ()
     everywhere: bool = True
+    derivative: Callable[[Any], Any] | None = None
 
     @property
     def name(self) -> str: return self.function.__name__
@@ -38,15 +40,36 @@ def steepest(slope: float) -> Callable[[Reals, Reals], Reals]:
 
 def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, *, vector: str = "",
                rough: str = "", called: tuple[str, ...] = (), everywhere: bool = True,
+               derivative: Callable[[Any], Any] | None = None,
                **properties: bool) -> Callable[[Callable[[Any], Any]], Activation]:
     """Declares a function as an activation: `slope` is the largest size of its derivative, or how it spreads an error;
     the others are fields of Activation."""
     spread = slope if callable(slope) else steepest(slope)
     if isinstance(called, str): raise TypeError(f"activation called {called!r}: give a tuple of names, ({called!r},)")
-    return lambda function: Activation(function, spread, operations, properties, vector, rough, called, everywhere)
+    return lambda function: Activation(function, spread, operations, properties, vector, rough, called, everywhere,
+                                       derivative)
 
 
-@activation(1.13, 12, vector="gelu_of", rough="gelu_rough", called=("gelu", "gelu_python"), maps_zero_to_zero=True)
+# Derivatives, of arrays: `opmatrix/training` asks for them, and no kernel computes them.
+
+def slope_of_gelu(u: Reals) -> Any:
+    from scipy.special import erf
+    return 0.5 * (1 + erf(u / 2 ** 0.5)) + u * np.exp(-u * u / 2) / (2 * np.pi) ** 0.5
+
+
+def slope_of_gelu_tanh(u: Reals) -> Any:
+    c = (2 / np.pi) ** 0.5
+    t = np.tanh(c * (u + 0.044715 * u * u * u))
+    return 0.5 * (1 + t) + 0.5 * u * (1 - t * t) * c * (1 + 3 * 0.044715 * u * u)
+
+
+def slope_of_silu(u: Reals) -> Any:
+    y = 0.5 * (1 + np.tanh(u / 2))
+    return y * (1 + u * (1 - y))
+
+
+@activation(1.13, 12, vector="gelu_of", rough="gelu_rough", called=("gelu", "gelu_python"), maps_zero_to_zero=True,
+            derivative=slope_of_gelu)
 def gelu(u: Reals) -> Any:
     """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
     from scipy.special import erf
@@ -54,31 +77,36 @@ def gelu(u: Reals) -> Any:
 
 
 @activation(1.13, 12, vector="gelu_tanh_of", called=(
-    "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), maps_zero_to_zero=True)
+    "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), maps_zero_to_zero=True,
+            derivative=slope_of_gelu_tanh)
 def gelu_tanh(u: Reals) -> Any:
     """gelu's approximation by a tanh, which some checkpoints were trained with."""
     return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
 
 
-@activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True)
+@activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True,
+            derivative=slope_of_silu)
 def silu(u: Reals) -> Any:
     """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
     return u * 0.5 * (1 + np.tanh(u / 2))
 
 
-@activation(1.0, 1, vector="relu_of", called=("relu",), positively_homogeneous=True, maps_zero_to_zero=True)
+@activation(1.0, 1, vector="relu_of", called=("relu",), positively_homogeneous=True, maps_zero_to_zero=True,
+            derivative=lambda u: np.where(u > 0, 1.0, 0.0))
 def relu(u: Reals) -> Reals:
     """Negative numbers become zero."""
     return np.maximum(u, 0)
 
 
-@activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True, keeps_order=True)
+@activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True, keeps_order=True,
+            derivative=lambda u: 1 - np.tanh(u) ** 2)
 def tanh(u: Reals) -> Reals:
     """The hyperbolic tangent."""
     return np.tanh(u)
 
 
-@activation(lambda y, error: (2 * abs(y) + error) * error, 1, vector="square_of", maps_zero_to_zero=True)
+@activation(lambda y, error: (2 * abs(y) + error) * error, 1, vector="square_of", maps_zero_to_zero=True,
+            derivative=lambda u: 2 * u)
 def square(u: Reals) -> Reals:
     """u times u."""
     return u * u
@@ -90,13 +118,15 @@ def spread_rsqrt(y: Reals, error: Reals) -> Reals:
         return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
 
 
-@activation(spread_rsqrt, 2, vector="rsqrt_of", everywhere=False)
+@activation(spread_rsqrt, 2, vector="rsqrt_of", everywhere=False,
+            derivative=lambda u: -0.5 * u ** -1.5)
 def rsqrt(u: Reals) -> Reals:
     """One over the square root."""
     return 1 / np.sqrt(u)
 
 
-@activation(1.0, 14, keeps_order=True)
+@activation(1.0, 14, keeps_order=True,
+            derivative=lambda u: 0.5 * (1 + np.tanh(u / 2)))
 def softplus(u: Reals) -> Reals:
     """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
     return np.logaddexp(0, u)

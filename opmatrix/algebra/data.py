@@ -27,6 +27,7 @@ class Data:
     are those of its file that its numbers were widened from, where a format holds such."""
     base: Data | None = None                                # what it is the transpose of
     cut_of: Data | None = None                              # what it is rows or columns of
+    cut_at: tuple[int, LiveSize, LiveSize] | None = None    # along which axis, from where to where
     blocks: Numeric | None = None
 
     def __init__(self, array: object, name: str | None = None, blocks: Numeric | None = None) -> None:

@@ -32,8 +32,11 @@ def matrix(shape: Body, dense: Body | None, linear: bool | Body = True,
         return Kind(entry, shape, dense, linear=linear, row_wise=True, uniform=True, **more)   # type: ignore[arg-type]
     return declare
 
-def scalar_function(**properties: bool) -> Callable[[ScalarBody], Operator]:
-    """Declares a diagonal operator: f on the diagonal, nothing elsewhere."""
+DERIVATIVES: dict[str, ScalarBody] = {}                      # of functions of one number, by the names of their kinds
+
+def scalar_function(derivative: ScalarBody | None = None, **properties: bool) -> Callable[[ScalarBody], Operator]:
+    """Declares a diagonal operator: f on the diagonal, nothing elsewhere. Without a derivative no gradient goes through
+    it."""
     def declare(f: ScalarBody) -> Operator:
         def entry(i: int, j: int) -> Cell: return f if i == j else None
         def of_each(u: Scalars) -> Scalars:
@@ -41,7 +44,9 @@ def scalar_function(**properties: bool) -> Callable[[ScalarBody], Operator]:
             raise ShapeError(f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(found))}: a scalar "
                              "function gives one for each entry")
         entry.__name__, entry.__doc__ = f.__name__, f.__doc__
-        return matrix(lambda n: (n, n), of_each, linear=False, entrywise=True, **properties)(entry)()
+        made: Operator = matrix(lambda n: (n, n), of_each, linear=False, entrywise=True, **properties)(entry)()
+        if derivative is not None: DERIVATIVES[made.kind.name] = derivative
+        return made
     return declare
 
 
@@ -146,25 +151,25 @@ def over(i: int, j: int, a: Operator, m: type) -> Cell:
 
 # Functions of one number.
 
-SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(**each.properties)(each.function)
+SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(each.derivative, **each.properties)(each.function)
                                   for name, each in ACTIVATIONS.items()}
 
-@scalar_function(keeps_order=True)
+@scalar_function(np.exp, keeps_order=True)
 def exp(u: Scalars) -> Scalars:
     """e to the power u."""
     return np.exp(u)
 
-@scalar_function(keeps_order=True)
+@scalar_function(lambda u: 0.25 * (1 - np.tanh(u / 2) ** 2), keeps_order=True)
 def sigmoid(u: Scalars) -> Scalars:
     """The logistic function, 1 / (1 + e^-u)."""
     return 0.5 * (1 + np.tanh(u / 2))
 
-@scalar_function()
+@scalar_function(lambda u: -1 / u ** 2)
 def reciprocal(u: Scalars) -> Scalars:
     """One over u."""
     return np.divide(1, u)
 
-@scalar_function(positively_homogeneous=True, maps_zero_to_zero=True)
+@scalar_function(np.sign, positively_homogeneous=True, maps_zero_to_zero=True)
 def magnitude(u: Scalars) -> Scalars:
     """u without its sign; abs(A) is A @ magnitude."""
     return np.abs(u)

@@ -23,10 +23,11 @@ from opmatrix.algebra.nodes import Cell, ScalarBody
 from opmatrix.algebra.routes import LISTENING, keep_taken, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
-from opmatrix.batch import Batch, Fields, Places
-from opmatrix.patterns import Pattern, Truth, everyone
+from opmatrix.batch import Batch, Fields
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
+from opmatrix.visibility import Seeing, SeeingEntries, needed, visible, visible_pairs
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -41,15 +42,6 @@ def reduced(term: Operator) -> tuple[Operator, type[Monoid]]:
     """The matrix of a matrix kind, and the monoid that it reduces over."""
     return term.args if term.kind.name == "over" else (term, monoids.sum)
 
-def needed(batch: Fields | None, what: object) -> Fields:
-    """The batch, where something depends on it."""
-    if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
-    return batch
-
-def visible(where: Pattern, queries: Fields | None, query: Places, keys: Fields | None, key: Places) -> Truth:
-    """Whether these rows see those."""
-    return where.sees(needed(queries, f"the pattern {where}").token(query), needed(keys, where).token(key))
-
 def read_relation(batch: Fields | None, relation: Relation, rows: int | None = None) -> Sparse:
     """The entries of a relation, whose columns are so many rows where that is known."""
     found = needed(batch, f"relation {relation}").relation(relation)
@@ -62,7 +54,7 @@ def unbound(name: str) -> TypeError:
 
 
 @dataclass(frozen=True, eq=False)
-class DenseReading:
+class DenseReading(Seeing):
     """Whole arrays, (heads,) rows x columns, with what the batch says of these rows; a selection stays CSR until it is
     multiplied, and a relation what it is."""
     value: Any
@@ -147,16 +139,8 @@ class DenseReading:
         return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
 
     def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
-        seen, (rows, inner) = None, self.size
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
-        if where is not everyone:
-            queries, keys = (needed(each.batch, f"the pattern {where}") for each in (self, other))
-            if (rows, inner) != (queries.rows, keys.rows):
-                raise ShapeError(f"product where {where}: scores are {rows} × {inner}, but the batch has "
-                                 f"{queries.rows} rows"
-                                 + (f" that see {keys.rows}" if queries is not keys else ""))
-            seen = np.broadcast_to(visible(where, queries, np.arange(rows)[:, None], keys, np.arange(inner)),
-                                   (rows, inner))
+        seen = visible_pairs(where, self.batch, other.batch, self.size)
         if isinstance(self.value, Sparse): return self.of(self.gathered(other, over, seen))
         return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
 
@@ -199,7 +183,7 @@ class ExactData:
 
 
 @dataclass(frozen=True, eq=False)
-class Entrywise:
+class Entrywise(SeeingEntries):
     """One entry at a time, in Python scalars: out[r, j] = finish of the merged lifts over i. `number` makes the
     scalars: float, Fraction for the polynomial fragment, or any class of a field that takes a float."""
     value: NDArray[np.object_]                              # always heads x rows x columns

@@ -233,6 +233,15 @@ class Shape(NamedTuple):
             raise ShapeError(f"@ repeat({h}): {self} has {self.heads} heads, which do not divide {h}")
         return Shape(h, self.rows, self.cols)
 
+    def fold(self, h: LiveSize) -> Shape:
+        """So many heads, each the sum of a group."""
+        if self.heads is not H and (certain(h < 1) or not divides(h, self.heads)):
+            raise ShapeError(f"@ fold({h}): {self} has {self.heads} heads, which {h} groups do not divide")
+        return Shape(h, self.rows, self.cols)
+
+    def shares(self, where: object) -> Shape: return self
+    def dropped(self, name: str, rate: float) -> Shape: return self
+
     def join(self, h: LiveSize) -> Shape:
         """Heads side by side."""
         agree(self.heads, h, "heads", self, f"join({h})", "@", f"join({h})")

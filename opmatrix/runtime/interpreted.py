@@ -13,13 +13,14 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import is_known
-from opmatrix.algebra.oracles import DenseReading, needed
+from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import Arguments, Doubles
 from opmatrix.runtime.terms import measured, parse_operator
+from opmatrix.visibility import needed
 
 MAX_OPERANDS = 8                                            # values of a step, and arrays
 UNWRITABLE = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"

@@ -31,6 +31,9 @@ def asked_of(data: Data, cuts: Mapping[str, str]) -> str | None:
     return next((how for pattern, how in cuts.items() if fnmatch(name, pattern)), None)
 
 
+PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped"
+
+
 @dataclass(frozen=True)
 class Grain:
     """Heads that a value's were split into; fewer than it has where groups share them."""
@@ -113,8 +116,7 @@ class Cuttable:
             return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else own
         if self.gathers(line): return self.opened[line.args[-1]]
         if line.op in ("add", "mul"): return any(self.opened[a] for a in line.args)
-        return line.op in ("split", "join", "repeat", "turn", "product", "beside", "keep_top") and all(
-            self.opened[a] for a in line.args)
+        return line.op in PASSING and all(self.opened[a] for a in line.args)
 
     def passes(self, reader: Operation, at: int, of: int) -> bool:
         """Whether a reader takes a line cut."""
@@ -132,8 +134,8 @@ class Cuttable:
                 if beside.level or beside.shape.cols == 1: return on
                 if heads != self.headed(other): return on and heads
                 return on and self.opened[other]
-            case "split" | "join" | "repeat": return on
-            case "turn": return on and heads
+            case "split" | "join" | "repeat" | "dropped": return on
+            case "turn" | "shares": return on and heads
             case "beside" | "keep_top": return on and heads and all(self.opened[a] for a in reader.args)
             case "product": return on and heads and all(map(self.headed, reader.args))
             case "total": return True

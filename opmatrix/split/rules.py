@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.oracles import reduced
+from opmatrix.algebra.shapes import divides
 from opmatrix.split.axis_states import AxisState, Cut, Partial, mergeable
 from opmatrix.split.carrying import contracts, divisible
 from opmatrix.split.mesh import Axis
@@ -163,6 +164,64 @@ def split_total(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
     [own] = states_on(split, k, args)
     if isinstance(own, Cut) and own.role == "heads": return [own], Partial(monoids.sum), None, "sum of heads"
     return [own], own, None, pass_rule(own)
+
+
+@rule("fold")
+def split_fold(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """The sum of each group of heads, where a rank has whole groups. Raises InputError for groups that ranks share."""
+    own = split.merged_on(k, args[0])
+    if isinstance(own, Cut) and own.role == "heads" and (own.copied or not divides(own.units, line.more[0])):
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks for {line.more[0]} heads of keys, which ranks "
+                         f"would copy: gradients go back to at most {line.more[0]} ranks")
+    return [own], own, None, pass_rule(own)
+
+
+@rule("shares")
+def split_shares(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Rows one by one, in every head: the sum of a row is known where all of its columns are."""
+    own = split.merged_on(k, args[0])
+    if role_of(own) == "cols": own = split.home(k, args[0])
+    return [own], own, None, pass_rule(own)
+
+
+@rule("dropped", "kept")
+def split_alike(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Entry by entry, however a value is cut."""
+    own = split.merged_on(k, args[0])
+    return [own], own, None, "entry by entry"
+
+
+@rule("summed")
+def split_summed(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """The sum of all rows, of which a rank has some."""
+    own = split.merged_on(k, args[0])
+    if role_of(own) in ("batch", "rows"): return [own], Partial(monoids.sum), None, "contraction"
+    return [own], own, None, pass_rule(own)
+
+
+@rule("outer")
+def split_outer(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Rows of one times rows of the other, summed over all: columns and heads stay cut, rows are a part of a sum."""
+    u, v = (split.merged_on(k, a) for a in args)
+    if split.steps[args[0]].selects: return outer_of_table(split, k, axis, args, v)
+    if not axis.strategy.cuts_weights:                      # columns that attention has cut go home first
+        u, v = (split.home(k, a) if role_of(s) == "cols" else s for a, s in zip(args, (u, v), strict=True))
+    match role_of(u), role_of(v):
+        case ("heads", _) | (_, "heads"): return [cut := u or v, cut], cut, None, "heads"
+        case "cols", _:
+            assert isinstance(u, Cut)
+            return [u, None], u._replace(role="rows"), None, "rows of a matrix"
+        case _, "cols": return [None, v], v, None, "columns of a matrix"
+        case None, None: return [None, None], None, None, ""
+    return [cut := u or v, cut], Partial(monoids.sum), None, "contraction"
+
+
+def outer_of_table(split: Ground, k: int, axis: Axis, args: Sequence[int], v: AxisState) -> Ruling:
+    """Rows of a table that are summed for the ids of rows: those that a rank has, where it is cut by them."""
+    rows = split.steps[args[0]].dims.cols
+    if axis.strategy.vocabulary: return [Cut("cols", rows), None], Cut("rows", rows), None, "rows of a table"
+    if role_of(v) in ("batch", "rows"): return [v, v], Partial(monoids.sum), None, "contraction"
+    return [None, v], v, None, pass_rule(v)
 
 
 @rule("pick")

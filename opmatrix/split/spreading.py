@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, WaitingScores
+from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.relating import check_pattern
 from opmatrix.split.ringed import computed, deferred
@@ -78,8 +78,7 @@ class Split(Ground):
         outs: dict[int, AxisState] = {}
         rules: list[tuple[int, str]] = []
         for k in self.turns(line, args):
-            axis = self.mesh.axes[k]
-            demand, out, kept, said = RULES[line.op](self, k, axis, at, line, args)
+            demand, out, kept, said = self.ruling(k, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, kept), why or said
             if any(state is not None for state in (*demand, out, kept)): rules.append((k, said))
@@ -90,6 +89,10 @@ class Split(Ground):
         where = self.scored.get(at)
         return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where,
                                  rules=tuple(rules)))
+
+    def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+        """What the rule of an operation says on an axis."""
+        return RULES[line.op](self, k, self.mesh.axes[k], at, line, args)
 
     def turns(self, line: Operation, args: Sequence[int]) -> list[int]:
         """Axes in the order in which they are ruled: those that cut heads of a product before those that shall."""

@@ -81,6 +81,21 @@ class TracedValue:
     def repeat(self, h: LiveSize) -> TracedValue:
         return self if self.shape.heads == h else self.then("repeat", more=(h,), shape=self.shape.repeat(h))
     def total(self) -> TracedValue: return self.then("total", shape=self.shape.total())
+    def fold(self, h: LiveSize) -> TracedValue:
+        return self if self.shape.heads == h else self.then("fold", more=(h,), shape=self.shape.fold(h))
+    def shares(self, where: Pattern) -> TracedValue: return self.then("shares", more=(where,), shape=self.shape)
+    def dropped(self, name: str, rate: float) -> TracedValue:
+        return self.then("dropped", more=(name, rate), shape=self.shape)
+
+    # What backward lines are made of beside these: sums over all rows, of all sequences, and what forward keeps.
+
+    def kept(self) -> TracedValue: return self.then("kept", shape=self.shape)
+    def summed(self) -> TracedValue: return self.then("summed", shape=self.shape._replace(rows=1))
+    def outer(self, other: TracedValue) -> TracedValue:
+        """Of each row its numbers times those of the other's row, summed over all rows."""
+        shape = self.shape.turn().product(other.shape, "sum", None)
+        return self.then("outer", other, shape=shape)
+
     def spread(self, rows: LiveSize, cols: LiveSize) -> TracedValue: return self
     def pick(self, relation: Relation) -> TracedValue:
         return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
@@ -90,7 +105,9 @@ class TracedValue:
     def related(self, relation: Relation) -> TracedValue:
         return self.trace.write("related", (), (relation,), self.shape.related(relation))
     def entered(self, port: Port) -> TracedValue:
-        return self.trace.write("entered", (), (port,), self.shape.entered(port))
+        return self.entered_as(port, self.shape.entered(port))
+    def entered_as(self, port: Port, shape: Shape) -> TracedValue:
+        return self.trace.write("entered", (), (port,), shape)
     def symbol(self, name: str, into: Shape, out: Shape) -> TracedValue:
         return self.then("symbol", more=(name, into, out), shape=self.shape.symbol(name, into, out))
     def product(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
@@ -122,7 +139,9 @@ def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     else:
         found = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
         found.key = f"{data.key}[{axis}:{lo}:{hi}]"         # another array of these numbers is no part of this one
-    found.cut_of = data.cut_of or data
+    found.cut_of, inside = data.cut_of or data, 0
+    if data.cut_at is not None and data.cut_at[0] == axis - len(data.shape): inside = data.cut_at[1]
+    found.cut_at = axis - len(data.shape), inside + lo, inside + hi
     return found
 
 

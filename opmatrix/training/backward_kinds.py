@@ -1,0 +1,68 @@
+"""Node kinds that backward terms are made of, and dropout: adjoints that no forward operator is, derivatives of
+functions of one number, the shares of softmax as a value of its own."""
+from __future__ import annotations
+
+from formats.core.errors import InputError
+from opmatrix.algebra.monoid import Scalars
+from opmatrix.algebra.nodes import DERIVATIVES, Cell, ReadAt, ScalarBody, combinator, every, matrix, ones
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.term import KINDS, Operator
+from opmatrix.patterns import Pattern, everyone
+
+
+def derivative_of(f: Operator) -> ScalarBody:
+    """The derivative that is declared beside a function of one number. Raises InputError where none is."""
+    if f.kind.name in DERIVATIVES: return DERIVATIVES[f.kind.name]
+    raise InputError(f"pullback: {f} declares no derivative: @scalar_function(derivative), or `derivative=`")
+
+
+def slope_at(x: Scalars, f: Operator) -> Scalars: return derivative_of(f)(x)
+
+
+@matrix(lambda n, f: (n, n), slope_at, linear=False, entrywise=True)
+def derivative(i: int, j: int, f: Operator) -> Cell:
+    """The derivative of a function of one number, entry by entry."""
+    return derivative_of(f) if i == j else None
+
+
+def repeat_column(x: Scalars, n: int) -> Scalars: return x.repeat(n, -1)
+
+
+@matrix(lambda k, n: (1, n), repeat_column, adjoint=lambda k, n: ones())
+def spread(i: int, j: int, n: int) -> Cell:
+    """One column as n equal ones: the adjoint of the sum of a row."""
+    return 1
+
+
+@combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: KINDS["repeat"](h))
+def fold(x: ReadAt, h: int) -> ReadAt:
+    """So many heads, each the sum of a group of neighbours: the adjoint of heads that groups share."""
+    return x.fold(h)
+
+
+@combinator(at_x=1, **every("constant", "row_wise"))
+def shares(x: ReadAt, z: Operator, where: Pattern = everyone) -> ReadAt:
+    """What softmax gives each row to the rows that it sees, by their scores: shares of 1, and 0 for what it does not
+    see. A product of them with values is attention."""
+    return z(x).shares(where)
+
+
+@combinator(row_linear=True, diagonal=True)
+def dropout(x: ReadAt, name: str, rate: float) -> ReadAt:
+    """Entries times a mask of zeros and ones that the batch gives by its name, over the share 1 - rate of those that
+    stay (Srivastava et al. 2014). Its adjoint is itself."""
+    return x.dropped(name, rate)
+
+
+def drop(name: str, rate: float) -> Operator:
+    """Dropout by the mask of that name. Raises InputError for a rate that drops all, or less than none."""
+    if not (isinstance(rate, int | float) and 0 <= rate < 1):
+        raise InputError(f"dropout {name!r}: rate {rate!r}: it is from 0 to below 1, such as 0.1")
+    made: Operator = dropout(name, rate)
+    return made
+
+
+def width_of(n: LiveSize) -> Operator:
+    """One column as so many."""
+    made: Operator = spread(n)
+    return made

@@ -1,0 +1,130 @@
+"""Forward and backward on a mesh: backward lines are split by the rules that forward's are, so what crosses backward
+follows, and no table of duals is needed. Weights lie as forward has them."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from formats.core.errors import InputError
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import Shape
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
+from opmatrix.split.carrying import Cuttable, asked_of, contracts
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import TURNED_ROLES, BatchSizes, Ground, RankStep, Ruling, WaitingScores
+from opmatrix.split.placement import Placement, pass_rule, role_of
+from opmatrix.split.rules import RULES
+from opmatrix.split.spreading import Split, patterns_of_scores
+from opmatrix.split.traced import Operation, renumber
+from opmatrix.training.pullback import Phase, Pulled
+
+REFUSED = "ring", "keys"                                    # how attention meets rows, of which there is no pullback
+
+
+class BackwardSplit(Split):
+    """The steps of a pullback on a mesh. `places`: the step of each line; `step_phases`: of each step, whether it is
+    forward's. Raises InputError as a split does, and for attention that goes round in a ring."""
+    def __init__(self, pulled: Pulled, mesh: Mesh, sizes: BatchSizes, *, selects: bool = False,
+                 cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
+        for axis in mesh:
+            if axis.strategy.mixing in REFUSED:
+                raise InputError(f"mesh: {axis.name}: attention over {axis.strategy.name} has no pullback yet: give "
+                                 "ulysses or gathered")
+        self.pulled, self.selects, self.last, self.cuts = pulled, selects, last, dict(cuts or {})
+        self.every, self.result = pulled.lines, pulled.result
+        own = self.every[:len(pulled.forward.values)]
+        self.x: Shape = own[0].shape
+        carried = Cuttable(own)
+        Ground.__init__(self, mesh, sizes, carried, carried.spread({
+            at: how for at, line in enumerate(own) if line.op == "act" and contracts(line.more[0])
+            and (how := asked_of(line.more[0].args[0], self.cuts))}))
+        more = len(self.every) - len(own)
+        carried.carry += [False] * more
+        carried.units += [None] * more
+        carried.grain += [carried.grain[self.scores()]] * more
+        self.place: dict[int, int | WaitingScores] = {}
+        self.scored = patterns_of_scores(self.every)
+        self.stored_as: dict[str, Placement] = {}
+        self.step_phases: list[Phase] = []
+        self.phase: Phase = "forward"
+        for at, line in enumerate(self.every):
+            self.phase = pulled.phases[at]
+            self.place[at] = self.split(at, line, selects)
+            self.note_phases()
+        self.places = self.finish()
+
+    @property
+    def lines(self) -> Sequence[Operation]: return self.every
+
+    def scores(self) -> int:
+        """A line of forward that has as many heads as attention; the input where none has."""
+        found = (at for at, line in enumerate(self.every[:len(self.pulled.forward.values)]) if line.op == "shares")
+        return next(found, 0)
+
+    def note_phases(self) -> None:
+        self.step_phases += [self.phase] * (len(self.steps) - len(self.step_phases))
+
+    def finish(self) -> dict[int, int]:
+        """The step of each line that something is asked of: the result, the cotangent of x, gradients, what is kept.
+        The first two lie as forward's values between operators do."""
+        pulled, found = self.pulled, {at: self.settled(each) for at, each in self.place.items()}
+        for at, phase in ((pulled.result, "forward"), (pulled.x, "backward")):
+            if at is None: continue
+            self.phase = "forward" if phase == "forward" else "backward"
+            for k in range(len(self.mesh)):
+                if not self.last or isinstance(self.steps[found[at]].placement.on(k), Partial):
+                    found[at] = self.want(found[at], k, self.home(k, found[at]))
+            self.note_phases()
+        asked = [pulled.result, *([] if pulled.x is None else [pulled.x]), *pulled.gradients.values(),
+                 *pulled.pull.kept.values(), *pulled.masks]
+        place = renumber(self.steps, {found[at] for at in asked})
+        steps = [self.steps[at]._replace(args=tuple(place[a] for a in self.steps[at].args)) for at in place]
+        self.step_phases = [self.step_phases[at] for at in place]
+        self.steps, self.out = steps, place[found[pulled.result]]
+        return {at: place[found[at]] for at in asked}
+
+    def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
+        """Ids of tokens are kept by the batch: they are no value of their own."""
+        if line.op == "kept":
+            found = self.settled(self.place[line.args[0]])
+            if self.steps[found].selects: return found
+        return super().split(at, line, selects)
+
+    def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
+        """As forward; a stored matrix that forward has read lies as it does there."""
+        found = super().ruled(at, line, dims, args)
+        step = self.steps[found]
+        if line.op == "act" and self.phase == "forward":
+            for data in line.more[0].args:
+                if isinstance(data, Data): self.stored_as[stored_once(data).key] = in_base(data, step.stored)
+        return found
+
+    def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+        matrix = line.more[0] if line.op == "act" else None
+        if matrix is not None and self.phase != "forward" and contracts(matrix) and not matrix.diagonal:
+            data = matrix.args[0]
+            if len(data.shape) == 2 and not self.steps[args[0]].selects:
+                return self.lying(k, in_base(data, self.stored_as[stored_once(data).key]).on(k), args)
+        return RULES[line.op](self, k, self.mesh.axes[k], at, line, args)
+
+    def lying(self, k: int, stored: AxisState, args: Sequence[int]) -> Ruling:
+        """The states of x @ W for a W that lies so."""
+        own = self.merged_on(k, args[0])
+        if isinstance(stored, Cut) and stored.role == "rows":
+            return [stored._replace(role="cols")], Partial(monoids.sum), stored, "rows of a matrix"
+        if isinstance(stored, Cut): return [None], stored, stored, "columns of a matrix"
+        if role_of(own) == "cols": own = self.home(k, args[0])
+        return [own], own, None, pass_rule(own)
+
+
+def stored_once(data: Data) -> Data: return data.base or data
+
+
+def in_base(data: Data, stored: Placement) -> Placement:
+    """How an array lies as it is stored, or the other way round, where it is read turned."""
+    return stored if data.base is None else stored.turned(TURNED_ROLES)
+
+
+def step_of(split: BackwardSplit, line: int) -> RankStep:
+    """The step of a line that was asked for."""
+    return split.steps[split.places[line]]

@@ -1,0 +1,82 @@
+"""What forward keeps for backward: a policy that is stated. A policy names units, values of a kind that are kept;
+what it does not keep is computed again from what it keeps."""
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, TypeAlias
+
+from formats.core.errors import InputError, suggest_name
+from opmatrix.split.carrying import contracts
+from opmatrix.training.forward_lines import Forward
+
+LAYER_IN, NORM_IN, WEIGHT_IN, ACTIVATION_IN, PRODUCT_IN, FACTOR_IN, SOFTMAX_OUT, DROPOUT_MASK = KEPT_UNITS = (
+    "input", "norm in", "weight in", "activation in", "product in", "factor in", "softmax out", "dropout mask")
+
+
+class Policy(NamedTuple):
+    """The units that are kept, and whether those that have a number for each pair of tokens are, too."""
+    units: frozenset[str]
+    between_tokens: bool = True
+
+
+POLICIES: dict[str, Policy] = {
+    "units": Policy(frozenset(KEPT_UNITS)),                      # of Korthikanti et al. 2022, section 4.1
+    "selective": Policy(frozenset(KEPT_UNITS), False),           # ... section 5: scores, shares and their masks again
+    "full": Policy(frozenset({LAYER_IN}))}                     # the input of a layer alone
+READS, LEAST = "reads", "least"                             # all that is read as it is; the fewest bytes
+NAMED_POLICIES = *POLICIES, READS, LEAST
+
+Keep: TypeAlias = "str | Collection[str] | Policy"
+
+
+def policy_of(keep: Keep) -> Policy | str:
+    """A policy by its name, or of the units that are named. Raises InputError for a policy and a unit that there is
+    not."""
+    if isinstance(keep, Policy): return keep
+    if isinstance(keep, str):
+        if keep in POLICIES: return POLICIES[keep]
+        if keep in NAMED_POLICIES: return keep
+        raise InputError(f"keep {keep!r}: {suggest_name(keep, NAMED_POLICIES)}it is one of "
+                         f"{', '.join(NAMED_POLICIES)}, or a list of units: {', '.join(KEPT_UNITS)}")
+    if unknown := sorted({*keep} - {*KEPT_UNITS}):
+        raise InputError(f"keep: {unknown[0]!r} is no unit: {suggest_name(unknown[0], KEPT_UNITS)}units are "
+                         f"{', '.join(KEPT_UNITS)}")
+    return Policy(frozenset(keep))
+
+
+def name_units(forward: Forward) -> dict[int, str]:
+    """The lines that are units, by what reads them."""
+    found: dict[int, str] = {0: LAYER_IN}
+
+    def name(at: int, unit: str) -> None:
+        at = forward.source(at)
+        if at not in forward.inside and not forward.free(at): found.setdefault(at, unit)
+    for at in forward.unit_inputs: name(at, NORM_IN)
+    for at, value in enumerate(forward.values):
+        line = value.line
+        match line.op:
+            case "act" if line.args and contracts(line.more[0]) and not line.more[0].diagonal:
+                name(line.args[0], WEIGHT_IN)
+            case "act" if line.args and line.more[0].entrywise and not line.more[0].linear and at not in forward.inside:
+                name(line.args[0], ACTIVATION_IN)
+            case "product":
+                for arg in line.args: name(arg, PRODUCT_IN)
+            case "shares": name(at, SOFTMAX_OUT)
+            case "mul" if at not in forward.inside and not any(map(forward.free, line.args)):
+                if any(forward.line(arg).level for arg in line.args): continue
+                for arg in line.args:
+                    if not is_function(forward, arg): name(arg, FACTOR_IN)
+            case "keep_top": name(line.args[1], FACTOR_IN)
+    return found
+
+
+def is_function(forward: Forward, at: int) -> bool:
+    """Whether a line is a function of single numbers, which is computed again from what it was given."""
+    line = forward.line(at)
+    return line.op == "act" and line.more[0].entrywise
+
+
+def kept_lines(forward: Forward, policy: Policy, named: Mapping[int, str]) -> frozenset[int]:
+    """The lines that a policy keeps where backward reads them."""
+    return frozenset(at for at, unit in named.items() if unit in policy.units and (
+        policy.between_tokens or not forward.between_tokens(at)))

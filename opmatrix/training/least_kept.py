@@ -1,0 +1,64 @@
+"""The fewest bytes that can be kept: a minimum cut between what is dear to compute and what backward reads."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import sympy
+
+from opmatrix.split.carrying import contracts
+from opmatrix.split.moving import BatchSizes
+from opmatrix.training.forward_lines import VIEWS, Forward
+
+PROBED = 8192                                               # for a size with a name that has no number
+SMALL = dict(b=1, s=2048, a=32)
+
+
+def least_kept(forward: Forward, reads: Mapping[int, Sequence[int]], named: Mapping[int, str], selects: bool,
+               sizes: Mapping[str, int]) -> frozenset[int]:
+    """The lines that are kept so that everything read is kept, or computed again without a product, in the fewest bytes
+    (Chen et al. 2016 and others choose so). Products are never computed again. Sizes without numbers are weighed as a
+    large model's."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    count = len(forward.values)
+    weights = [numbers(forward, at, sizes) for at in range(count)]
+    ends: list[tuple[int, int, int]] = []                   # lines are two nodes, in and out; a source, a sink
+    source, sink, endless = 2 * count, 2 * count + 1, 2 * sum(weights) + 1
+    for at in range(count):
+        line = forward.line(at)
+        if at == 0 and selects: continue
+        if not line.args and line.op != "input": continue
+        if forward.free(at): continue
+        ends.append((2 * at, 2 * at + 1, endless if line.op in VIEWS else weights[at]))
+        if at == 0 or is_dear(forward, at): ends.append((source, 2 * at, endless))
+        else: ends += [(2 * arg + 1, 2 * at, endless) for arg in line.args]
+    ends += [(2 * at + 1, sink, endless) for at in {at for each in reads.values() for at in each}]
+    rows, cols, sizes_of = (np.array(each) for each in zip(*ends, strict=True))
+    scale = max(1, int(sizes_of.max()) // 2 ** 30 + 1)      # capacities are 32 bits
+    capacity = csr_array((np.maximum(sizes_of // scale, 1).astype(np.int32), (rows, cols)), shape=(sink + 1, sink + 1))
+    flow = maximum_flow(capacity, source, sink)
+    left = capacity - flow.flow
+    reached, todo = {source}, [source]
+    while todo:
+        here = todo.pop()
+        for k in range(left.indptr[here], left.indptr[here + 1]):
+            if left.data[k] > 0 and int(left.indices[k]) not in reached:
+                reached.add(int(left.indices[k]))
+                todo.append(int(left.indices[k]))
+    return frozenset(at for at in range(count) if 2 * at in reached and 2 * at + 1 not in reached)
+
+
+def is_dear(forward: Forward, at: int) -> bool:
+    """Whether a line multiplies matrices."""
+    line = forward.line(at)
+    if line.op == "product": return True
+    return line.op == "act" and bool(line.args) and contracts(line.more[0]) and not line.more[0].diagonal
+
+
+def numbers(forward: Forward, at: int, sizes: Mapping[str, int]) -> int:
+    """How many numbers a line has, at the sizes that are given."""
+    line = forward.line(at)
+    found = sympy.sympify(BatchSizes().dims(line.shape, line.level).numbers)
+    return int(found.subs({each: sizes.get(str(each), SMALL.get(str(each), PROBED)) for each in found.free_symbols}))

@@ -1,0 +1,104 @@
+"""Backward lines read as numbers, one after the other, and as terms."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.nodes import add, const, given, keep_top, mul, product, row, symbol, turn
+from opmatrix.algebra.oracles import DenseReading, ReadInput, check_input
+from opmatrix.algebra.term import KINDS, Operator
+from opmatrix.batch import Batch
+from opmatrix.split.traced import Operation
+from opmatrix.training.backward_kinds import dropout, fold, shares
+
+if TYPE_CHECKING:
+    from opmatrix.training.pullback import Pulled
+
+
+def computed_lines(pulled: Pulled, x: ReadInput, batch: Batch | None,
+                   cotangent: Numeric | None) -> tuple[Numeric, dict[int, Numeric]]:
+    """The result of forward and the lines of gradients, in float64; a line is held as long as another reads it."""
+    lines = pulled.lines
+    x, batch = check_input(pulled.term(pulled.result), x, batch)
+    start = DenseReading(x.astype(np.float64) if hasattr(x, "toarray") else np.asarray(x, np.float64), batch)
+    wanted = {pulled.result, *pulled.gradients.values(), *(() if pulled.x is None else (pulled.x,))}
+    lasts = {arg: at for at, line in enumerate(lines) for arg in line.args}
+    held: dict[int, DenseReading] = {}
+    g = None if cotangent is None else np.asarray(cotangent, np.float64)
+    for at, line in enumerate(lines):
+        args = [held[a] for a in line.args]
+        if at == 0: held[at] = start
+        elif line.op == "entered" and line.more[0].name == "cotangent":
+            value = held[pulled.result].array
+            if g is not None and g.shape != value.shape:
+                raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")
+            held[at] = held[pulled.result].of(np.ones_like(value) if g is None else g)
+        elif line.op == "act" and not args: held[at] = start.of(np.atleast_2d(line.more[0].args[0].array))
+        elif line.op in SUMS: held[at] = SUMS[line.op](*args)
+        else: held[at] = getattr(args[0] if args else start, METHODS.get(line.op, line.op))(*args[1:], *line.more)
+        for arg in {*line.args} - wanted - {0}:
+            if lasts[arg] == at and arg != pulled.result: del held[arg]
+    return held[pulled.result].array, {at: held[at].array for at in wanted}
+
+
+METHODS = {"add": "__add__", "mul": "__mul__"}
+
+
+def sum_rows(x: DenseReading) -> DenseReading: return x.of(x.array.sum(-2, keepdims=True))
+def sum_outer(x: DenseReading, g: DenseReading) -> DenseReading:
+    left = x.value.T if hasattr(x.value, "toarray") else x.array.swapaxes(-1, -2)
+    return g.of(left @ g.array)
+def same(x: DenseReading) -> DenseReading: return x
+
+
+SUMS: dict[str, Callable[..., DenseReading]] = {"summed": sum_rows, "outer": sum_outer, "kept": same}
+
+
+def term_of(lines: Sequence[Operation], at: int) -> Operator:
+    """A line as a term in x."""
+    made: dict[int, Operator] = {}
+    todo = [at]
+    while todo:
+        here = todo[-1]
+        missing = [a for a in lines[here].args if a not in made]
+        if missing: todo += missing
+        else: made[todo.pop()] = as_term(lines[here], *(made[a] for a in lines[here].args))
+    return made[at]
+
+
+def as_term(line: Operation, *args: Operator) -> Operator:
+    """What an operation makes of terms."""
+    made: Operator
+    match line.op:
+        case "input": made = KINDS["I"]()
+        case "act" if not args: made = line.more[0]
+        case "act": made = through(args[0], line.more[0])
+        case "add": made = add(*args)
+        case "mul": made = mul(*args)
+        case "turn": made = turn(*args)
+        case "beside": made = row(*args)
+        case "product": made = product(*args, *line.more)
+        case "keep_top": made = keep_top(*args, *line.more)
+        case "shares": made = shares(*args, *line.more)
+        case "outer": made = product(turn(args[0]), args[1], monoids.sum)
+        case "summed": made = product(turn(const(1.0)), args[0], monoids.sum)
+        case "kept": [made] = args
+        case "given": made = given(*line.more)
+        case "related" | "entered": made = KINDS[line.op](*line.more)
+        case "symbol": made = through(args[0], symbol(*line.more, ()))
+        case "dropped": made = through(args[0], dropout(*line.more))
+        case "fold": made = through(args[0], fold(*line.more))
+        case _: made = through(args[0], KINDS[{"split": "heads"}.get(line.op, line.op)](*line.more))
+    return made
+
+
+def through(x: Operator, operator: Operator) -> Operator:
+    """An operator behind a value, whatever its rows are."""
+    if "I" in (operator.kind.name, x.kind.name): return x if operator.kind.name == "I" else operator
+    made: Operator = KINDS["compose"](x, operator)
+    return made

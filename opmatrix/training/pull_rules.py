@@ -1,0 +1,211 @@
+"""How a cotangent goes back through each operation: what it gives each operand, what it teaches a stored array, and
+what that reads. Linear matrices go back by the adjoint that their kind declares, functions of one number by the
+derivative that stands beside them."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from formats.core.errors import InputError
+from opmatrix.algebra import monoids
+from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.nodes import cols, const, diag, ones, over, weight
+from opmatrix.algebra.operators import share
+from opmatrix.algebra.shapes import LiveSize, Shape, Space
+from opmatrix.algebra.term import Operator, adjoint, read
+from opmatrix.patterns import everyone
+from opmatrix.split.traced import Operation, TracedValue
+from opmatrix.training.backward_kinds import derivative, derivative_of, spread
+
+if TYPE_CHECKING:
+    from opmatrix.training.pullback import Pull
+
+PullRule: TypeAlias = Callable[["Pull", int, Operation, TracedValue], None]
+PULLS: dict[str, PullRule] = {}
+
+
+def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
+    """Declares how cotangents go back through operations."""
+    def enter(rule: PullRule) -> PullRule:
+        for op in ops: PULLS[op] = rule
+        return rule
+    return enter
+
+
+def refuse(what: object) -> InputError:
+    return InputError(f"pullback: {brief(what)} has no pullback: leave it out, or declare one "
+                      "(opmatrix/training/pull_rules.py)")
+
+
+def fitted_to(g: TracedValue, shape: Shape) -> TracedValue:
+    """The cotangent of what was spread over heads or columns: their sum."""
+    if shape.heads == 1 and g.shape.heads != 1: g = g.total()
+    return g.act(ones()) if shape.cols == 1 and g.shape.cols != 1 else g
+
+
+def negative(g: TracedValue) -> TracedValue:
+    minus: Operator = const(-1.0)
+    return g * g.act(minus)
+
+
+@pulls("input", "given", "related", "entered")
+def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """What comes from outside ends here."""
+
+
+@pulls("act")
+def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    matrix = line.more[0]
+    if not line.args:
+        pull.learn(matrix, lambda: fitted_to(g, Shape(stacked(matrix), 1, matrix.args[0].shape[-1])).summed())
+        return
+    x, kind = line.args[0], matrix.kind
+    if matrix.entrywise and not matrix.linear:
+        derivative_of(matrix)
+        pull.give(x, lambda: g * pull.value(x, at).act(derivative(matrix)))
+    elif kind is weight:
+        pull.give(x, lambda: fitted_to(g.act(weight(matrix.args[0].T)), pull.shape(x)))
+        pull.learn(matrix, lambda: fitted_heads(pull.value(x, at).outer(g), stacked(matrix)))
+    elif kind is diag:
+        pull.give(x, lambda: g.act(matrix))
+        pull.learn(matrix, lambda: fitted_heads((pull.value(x, at) * g).summed(), 1))
+    elif kind is over: pull_over(pull, x, at, matrix, g)
+    elif matrix.kind.name == "ones": pull.give(x, lambda: g.act(spread(pull.shape(x).cols)))
+    elif kind.adjoint is not None: pull.give(x, lambda: adjoined(pull, x, matrix, g))
+    else: raise refuse(matrix)
+
+
+def stacked(matrix: Operator) -> int:
+    """The heads of a stored array."""
+    return matrix.args[0].shape[0] if len(matrix.args[0].shape) == 3 else 1
+
+
+def fitted_heads(g: TracedValue, heads: int) -> TracedValue:
+    return g.total() if heads == 1 and g.shape.heads != 1 else g
+
+
+def adjoined(pull: Pull, x: int, matrix: Operator, g: TracedValue) -> TracedValue:
+    found: TracedValue = read(adjoint(matrix, pull.shape(x).cols), g, {})
+    return found
+
+
+def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> None:
+    """Rows that were reduced by a monoid: by its adjoint where it is linear; the first of the largest; shares."""
+    a, m = matrix.args
+    n = pull.shape(x).cols
+    if m is monoids.logsumexp and a.kind.name == "ones":
+        pull.give(x, lambda: read(share, pull.value(x, at), {}) * g)
+    elif m is monoids.max and a.kind.name == "ones":
+        pull.give(x, lambda: g.act(spread(n)).keep_top(pull.value(x, at), 1))
+    elif m.scale is not None and a.kind.name == "ones":
+        mean_of = const(m.scale(n))
+        pull.give(x, lambda: g.act(spread(n)) * g.act(mean_of))
+    elif m.ordinary: pull.give(x, lambda: adjoined(pull, x, a, g))
+    else: raise refuse(matrix)
+
+
+@pulls("add")
+def pull_add(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    for each in line.args: pull.give(each, partial(fitted_to, g, pull.shape(each)))
+
+
+@pulls("mul")
+def pull_mul(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    u, v = line.args
+    pull.give(u, lambda: fitted_to(g * pull.value(v, at), pull.shape(u)))
+    pull.give(v, lambda: fitted_to(g * pull.value(u, at), pull.shape(v)))
+
+
+@pulls("keep_top")
+def pull_keep_top(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """What was kept. Which entries are the largest is no smooth choice and learns nothing."""
+    s, by = line.args
+    pull.give(s, lambda: fitted_to(g.keep_top(pull.value(by, at), line.more[0]), pull.shape(s)))
+
+
+@pulls("turn")
+def pull_turn(pull: Pull, at: int, line: Operation, g: TracedValue) -> None: pull.give(line.args[0], g.turn)
+
+@pulls("beside")
+def pull_beside(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    p, q = (pull.shape(a).cols for a in line.args)
+    for arg, (lo, hi) in zip(line.args, ((0, p), (p, p + q)), strict=True):
+        pull.give(arg, partial(columns_of, g, lo, hi, p + q, pull.shape(arg)))
+
+def columns_of(g: TracedValue, lo: LiveSize, hi: LiveSize, n: LiveSize, shape: Shape) -> TracedValue:
+    return fitted_to(g.act(cols(lo, hi, n)), shape)
+
+@pulls("split")
+def pull_split(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.give(line.args[0], lambda: g.join(line.more[0]))
+
+@pulls("join")
+def pull_join(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.give(line.args[0], lambda: g.split(line.more[0]))
+
+@pulls("repeat")
+def pull_repeat(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.give(line.args[0], lambda: g.fold(pull.shape(line.args[0]).heads))
+
+@pulls("fold")
+def pull_fold(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.give(line.args[0], lambda: g.repeat(pull.shape(line.args[0]).heads))
+
+@pulls("total")
+def pull_total(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.give(line.args[0], lambda: g.repeat(pull.shape(line.args[0]).heads))
+
+@pulls("dropped")
+def pull_dropped(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.mask(at)
+    pull.give(line.args[0], lambda: g.dropped(*line.more))
+
+
+@pulls("pick")
+def pull_pick(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Rows go back to where they were picked."""
+    pull.give(line.args[0], lambda: g.related(line.more[0]).turn().product(g, monoids.sum, everyone))
+
+
+@pulls("shares")
+def pull_shares(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """P (g - the sum of a row of P g)."""
+    def back() -> TracedValue:
+        P = pull.value(at, at)
+        return P * (g + negative((P * g).act(ones())))
+    pull.give(line.args[0], back)
+
+
+@pulls("product")
+def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Over a sum: each operand's from the other's, turned. Tokens are merged within sequences where forward does so."""
+    (u, v), over_ = line.args, line.more[0]
+    if over_ is not monoids.sum: raise refuse(f"a product over {name_of(over_)}")
+    if pull.forward.line(u).op != "related" and line.more[1] is not everyone and not pull.forward.masked(u):
+        raise refuse(f"a product over sum where {line.more[1]}")
+    pairs = all(isinstance(n, Space) for n in g.shape.size)
+    within = pull.forward.within
+    pull.give(u, lambda: fitted_heads(g.product(pull.value(v, at).turn(), monoids.sum, within if pairs else everyone),
+                                      pull.shape(u).heads))
+
+    def right() -> TracedValue:
+        if pairs: found = g.turn().product(pull.value(u, at), monoids.sum, within).turn()
+        else:
+            left = pull.value(u, at).turn()
+            both = all(isinstance(n, Space) for n in left.shape.size) and pull.forward.line(u).op != "related"
+            found = left.product(g, monoids.sum, within if both else everyone)
+        return fitted_heads(found, pull.shape(v).heads)
+    pull.give(v, right)
+
+
+def name_of(over_: type[Monoid]) -> str: return over_.__name__
+
+
+def teaches(matrix: Operator) -> Data | None:
+    """The stored array of an operator that learns: one number, such as a scale, does not."""
+    if matrix.kind not in (weight, diag, const): return None
+    data: Data = matrix.args[0]
+    return data if data.shape != (1,) else None

@@ -1,0 +1,288 @@
+"""`pullback`: a term in, terms out. Backward lines stand behind forward's: what forward keeps, what is computed again
+of it, cotangents, gradients of stored arrays. Any reading takes them one by one, so they are terms, numbers, and
+steps on a mesh."""
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import sympy
+
+from formats.core.errors import InputError, suggest_name
+from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.oracles import ReadInput
+from opmatrix.algebra.shapes import H, N, Shape
+from opmatrix.algebra.term import Operator
+from opmatrix.batch import Batch
+from opmatrix.signature import Port
+from opmatrix.split.moving import BatchSizes
+from opmatrix.split.traced import Operation, Trace, TracedValue
+from opmatrix.training.forward_lines import Forward, traced_forward
+from opmatrix.training.keeping import DROPOUT_MASK, LEAST, Keep, Policy, kept_lines, name_units, policy_of
+from opmatrix.training.least_kept import least_kept
+from opmatrix.training.line_readings import computed_lines, term_of
+from opmatrix.training.pull_rules import PULLS, refuse, teaches
+
+Phase: TypeAlias = Literal["forward", "kept", "again", "backward"]
+COTANGENT = "cotangent"                                     # the input by which backward begins
+
+
+class Gradients(NamedTuple):
+    """Numbers of a step backward: what forward gave, the cotangent of x where it was asked for, and of each stored
+    array by name."""
+    value: Numeric
+    x: Numeric | None
+    arrays: dict[str, Numeric]
+
+
+class Pull:
+    """The lines of one pullback, while they are written."""
+    def __init__(self, forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
+                 selects: bool) -> None:
+        self.forward, self.kept_lines, self.learned, self.wants_x = forward, kept, learned, wants_x
+        self.selects = selects
+        self.live = [False] * len(forward.values)
+        self.waiting: dict[int, TracedValue] = {}
+        self.back: dict[int, TracedValue] = {}
+        self.kept: dict[int, int] = {}                      # line of forward: line that keeps it
+        self.masks: list[int] = []
+        self.reads: dict[int, list[int]] = {}
+        self.gradients: dict[Data, TracedValue] = {}
+        self.phases: list[Phase] = ["forward"] * len(forward.values)
+        self.phase: Phase = "backward"
+        for at, value in enumerate(forward.values):
+            line = value.line
+            own = line.op == "act" and teaches(line.more[0]) in learned
+            self.live[at] = own or (at == 0 and wants_x) or any(self.live[a] for a in line.args)
+
+    @property
+    def trace(self) -> Trace: return self.forward.trace
+
+    def shape(self, at: int) -> Shape: return self.forward.line(at).shape
+
+    def written(self, write: Callable[[], TracedValue], phase: Phase) -> TracedValue:
+        """What is written is of that phase."""
+        self.mark()
+        before, self.phase = self.phase, phase
+        found = write()
+        self.mark()
+        self.phase = before
+        return found
+
+    def mark(self) -> None: self.phases += [self.phase] * (len(self.trace.lines) - len(self.phases))
+
+    def run(self, g: TracedValue) -> None:
+        """From the result to whatever is live."""
+        self.mark()
+        self.waiting[self.forward.result] = g
+        for at in range(len(self.forward.values) - 1, -1, -1):
+            if at not in self.waiting or not self.live[at]: continue
+            line = self.forward.line(at)
+            if line.op not in PULLS: raise refuse(line.more[0] if line.op == "symbol" else line.op)
+            PULLS[line.op](self, at, line, self.waiting[at])
+        self.mark()
+
+    def give(self, at: int, make: Callable[[], TracedValue]) -> None:
+        """A part of the cotangent of a line, where anything needs it."""
+        if not self.live[at]: return
+        found = make()
+        self.waiting[at] = self.waiting[at] + found if at in self.waiting else found
+
+    def learn(self, matrix: Operator, make: Callable[[], TracedValue]) -> None:
+        """A part of the gradient of a stored array."""
+        data = teaches(matrix)
+        if data is None or data not in self.learned: return
+        found = make()
+        self.gradients[data] = self.gradients[data] + found if data in self.gradients else found
+
+    def mask(self, at: int) -> None:
+        self.masks.append(at)
+
+    def value(self, at: int, reader: int) -> TracedValue:
+        """A value of forward as backward has it; `reader` is the line whose pullback reads it."""
+        read_lines = self.reads.setdefault(reader, [])
+        if at not in read_lines: read_lines.append(at)
+        return self.recalled(at)
+
+    def recalled(self, at: int) -> TracedValue:
+        """A value that was kept, or is computed again of what was."""
+        if at in self.back: return self.back[at]
+        line, forward = self.forward.line(at), self.forward
+        known = at == 0 and self.selects
+        if known: found = self.written(forward.values[0].kept, "kept")      # ids, which the batch holds anyway
+        elif not line.args and line.op != "input": found = forward.values[at]
+        elif self.keeps(at):
+            found = self.written(forward.values[at].kept, "kept")
+            self.kept[at] = found.at
+        elif at == 0:
+            raise InputError("pullback: x is read, and neither kept nor computed again: keep 'input', too")
+        else:
+            args = [self.recalled(a) for a in line.args]
+            found = self.written(lambda: self.trace.write(
+                line.op, tuple(a.at for a in args), line.more, line.shape, line.level), "again")
+        self.back[at] = found
+        return found
+
+    def keeps(self, at: int) -> bool:
+        if self.forward.free(at): return False
+        if self.kept_lines is None: return self.forward.source(at) == at
+        return at in self.kept_lines
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A pullback. `lines`: forward's, and behind them backward's; `phases`: whether each is forward, kept, computed
+    again or backward. `kept`: the unit of each line of forward that is kept, `gradients`: the line of each stored
+    array's gradient, `reads`: lines of forward that each line's pullback reads."""
+    pull: Pull
+    named: Mapping[int, str]
+    policy: Policy | str
+
+    @property
+    def forward(self) -> Forward: return self.pull.forward
+    @property
+    def lines(self) -> list[Operation]: return self.pull.trace.lines
+    @property
+    def phases(self) -> list[Phase]: return self.pull.phases
+    @property
+    def gradients(self) -> dict[Data, int]: return {data: each.at for data, each in self.pull.gradients.items()}
+    @property
+    def reads(self) -> dict[int, list[int]]: return self.pull.reads
+    @property
+    def result(self) -> int: return self.forward.result
+
+    @property
+    def x(self) -> int | None:
+        """The line of the cotangent of x."""
+        found = self.pull.waiting.get(0) if self.pull.wants_x else None
+        return None if found is None else found.at
+
+    @cached_property
+    def kept(self) -> dict[int, str]:
+        return {at: self.named.get(at, "read") for at in self.pull.kept}
+
+    @property
+    def masks(self) -> list[int]:
+        """The lines whose masks are kept; others are drawn again from their seeds."""
+        policy = self.policy
+        if not isinstance(policy, Policy): return self.pull.masks
+        return [at for at in self.pull.masks if DROPOUT_MASK in policy.units
+                and (policy.between_tokens or not self.forward.between_tokens(at))]
+
+    @property
+    def again(self) -> list[int]:
+        """The lines that run once more in backward."""
+        return [at for at, phase in enumerate(self.phases) if phase == "again"]
+
+    def kept_bytes(self, sizes: BatchSizes = BatchSizes(), number: float = 2, mask: float = 1,
+                   ) -> dict[str, sympy.Expr]:
+        """Bytes that are kept for backward, by unit."""
+        found: dict[str, sympy.Expr] = {}
+        for lines, size in ((self.kept, number), (dict.fromkeys(self.masks, DROPOUT_MASK), mask)):
+            for at, unit in lines.items():
+                line = self.forward.line(at)
+                dims = sizes.dims(line.shape, line.level)
+                found[unit] = found.get(unit, sympy.Integer(0)) + sympy.nsimplify(size) * dims.numbers
+        return {unit: sympy.expand(each) for unit, each in found.items()}
+
+    def term(self, at: int) -> Operator:
+        """A line as a term: backward reads x, and the cotangent as an input of that name."""
+        return term_of(self.lines, at)
+
+    @property
+    def cotangent(self) -> Operator:
+        """The cotangent of x as a term. Raises InputError where it was not asked for."""
+        if self.x is None: raise InputError("pullback: the cotangent of x was not asked for: tokens=False")
+        return self.term(self.x)
+
+    def gradient(self, name: str) -> Operator:
+        """The gradient of a stored array as a term, by the name of the array. Raises InputError for a name that no
+        array has, and for one that is read in parts."""
+        found = {str(data): at for data, at in self.gradients.items()}
+        if name not in found:
+            raise InputError(f"pullback: no array {name!r} learns: {suggest_name(name, found)}arrays are "
+                             f"{', '.join([*found][:6])}")
+        return self.term(found[name])
+
+    def at(self, x: ReadInput, batch: Batch | None = None, cotangent: Numeric | None = None) -> Gradients:
+        """Forward's value and all gradients in float64, at x, and at ones where no cotangent is given. Parts of an
+        array are put where they belong."""
+        value, found = computed_lines(self, x, batch, cotangent)
+        return Gradients(value, None if self.x is None else found[self.x], assembled_gradients(self, found))
+
+
+def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[str, Numeric]:
+    """Gradients by the names of whole arrays, as they are stored: parts put in place, turned ones turned back."""
+    made: dict[str, Numeric] = {}
+    for data, at in pulled.gradients.items():
+        part, whole = found[at], data.cut_of or data
+        stored = whole.base or whole
+        name = stored.name or str(stored)
+        target = made.setdefault(name, np.zeros(stored.shape))
+        target = target if whole.base is None else target.swapaxes(-1, -2)
+        if data.cut_at is not None:
+            axis, lo, hi = data.cut_at
+            inside: tuple[Any, ...] = (..., slice(int(lo), int(hi)), *[slice(None)] * (-1 - axis))
+            target = target[inside]
+        target += part.reshape(target.shape)
+    return made
+
+
+def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep = "units", dropout: float = 0,
+             tokens: bool = False, sizes: Mapping[str, int] | None = None, x: Shape | int | None = None) -> Pulled:
+    """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is computed
+    again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart. `keep`: a
+    policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of softmax, and what
+    is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x is one-hot tokens, so
+    no cotangent of it is wanted. `sizes`: numbers for
+    sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the term takes any. Raises
+    InputError for a kind that has no pullback, a policy that there is not, and what is read but neither kept nor
+    computed again."""
+    if not 0 <= dropout < 1: raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
+    policy = policy_of(keep)
+    into = x if isinstance(x, Shape) else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows,
+                                                term.into.cols if x is None else x)
+    if sympy.sympify(into.cols).has(N):
+        raise InputError(f"pullback: {brief(term)} takes any number of columns: say how many x has, x=64")
+    forward = traced_forward(term, into, dropout)
+    learned = learning(forward, wrt)
+    named = name_units(forward)
+    if isinstance(policy, Policy): kept: frozenset[int] | None = kept_lines(forward, policy, named)
+    else: kept = None
+    if policy == LEAST:
+        first = written_pull(forward, None, learned, not tokens, tokens)
+        kept = least_kept(forward, first.reads, named, tokens, sizes or {})
+        forward = traced_forward(term, into, dropout)
+    return Pulled(written_pull(forward, kept, learned, not tokens, tokens), named, policy)
+
+
+def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
+                 selects: bool) -> Pull:
+    """The pullback of forward lines, written behind them."""
+    pull = Pull(forward, kept, learned, wants_x, selects)
+    shape = forward.line(forward.result).shape
+    pull.run(forward.values[0].entered_as(Port(COTANGENT, str(shape.rows), shape.cols, shape.heads), shape))
+    return pull
+
+
+def learning(forward: Forward, wrt: Collection[str] | None) -> list[Data]:
+    """The arrays that learn. Raises InputError for a name that none has."""
+    found = [data for value in forward.values if value.line.op == "act"
+             for data in [teaches(value.line.more[0])] if data is not None and data not in forward.tables]
+    if wrt is None: return found
+    names = {name_of_array(data) for data in found}
+    if unknown := sorted({*wrt} - names):
+        raise InputError(f"pullback: wrt {unknown[0]!r}: no array is called so: {suggest_name(unknown[0], names)}"
+                         f"arrays are {', '.join(sorted(names)[:6])}")
+    return [data for data in found if name_of_array(data) in wrt]
+
+
+def name_of_array(data: Data) -> str:
+    """The name of the whole stored array that an operator reads, or reads a part of."""
+    whole = data.cut_of or data
+    stored = whole.base or whole
+    return stored.name or str(stored)

@@ -1,0 +1,183 @@
+"""What a step of training costs a partition, layer by layer: operations forward, again and backward, what crosses
+backward, what is kept for each micro-batch, how gradients are summed over ranks. All are formulas of the same lines."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from formats.core.errors import InputError
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up
+from opmatrix.partitions.factor_chain import joined, layers
+from opmatrix.partitions.formulas import busiest
+from opmatrix.partitions.plan import Partition
+from opmatrix.split.axis_states import Partial, piece
+from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
+from opmatrix.training.pullback import Phase, pullback
+
+BACKWARD: tuple[Phase, ...] = ("kept", "again", "backward")
+
+
+class BackwardBooked(Booked):
+    """The formulas of forward and backward steps."""
+    split: BackwardSplit
+
+    def __init__(self, split: BackwardSplit) -> None:
+        super().__init__(split.steps, split.mesh, split.out)
+        self.split = split
+
+    def flops(self, at: int) -> sympy.Expr:
+        """Products of rows that are summed over all rows, too; ids of tokens multiply nothing."""
+        step = self.steps[at]
+        if step.op != "outer": return super().flops(at)
+        if self.steps[step.args[0]].selects: return NONE
+        u, own = self.held_dims[step.args[0]], self.held_dims[at]
+        return sympy.sympify(2 * u.batch * u.rows * own.heads * own.rows * own.cols)
+
+    def flops_of(self, *phases: Phase) -> sympy.Expr:
+        """Operations of the steps of some phases."""
+        return add_up(self.flops(at) for at, phase in enumerate(self.split.step_phases) if phase in phases)
+
+    def crossings_of(self, *phases: Phase) -> Iterator[Crossing]:
+        """What crosses in the steps of some phases."""
+        for at, phase in enumerate(self.split.step_phases):
+            if phase in phases and (found := self.crossing(at)) is not None: yield found
+
+    def kept(self, number: float = 2, mask: float = 1) -> dict[str, sympy.Expr]:
+        """Bytes that a rank keeps for backward, by unit."""
+        pulled, found = self.split.pulled, dict[str, sympy.Expr]()
+        values = {line: (pulled.kept[at], number) for at, line in pulled.pull.kept.items() if at in pulled.kept}
+        values |= {line: (DROPOUT_MASK, mask) for line in pulled.masks}
+        for line, (unit, size) in values.items():
+            held = self.numbers(self.split.places[line])
+            found[unit] = found.get(unit, NONE) + sympy.nsimplify(size) * held
+        return found
+
+    def summed_over(self) -> Iterator[tuple[sympy.Expr, list[int]]]:
+        """Of each gradient its numbers, and the axes over which ranks have parts of it."""
+        for line in self.split.pulled.gradients.values():
+            at = self.split.places[line]
+            parts = [k for k, state in self.steps[at].placement.cuts if isinstance(state, Partial)]
+            yield sympy.sympify(self.held_dims[at].numbers), parts
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Layers that are alike, or what stands before or behind them: their formulas, and how many they are."""
+    booked: BackwardBooked
+    count: int
+
+    @cached_property
+    def forward_flops(self) -> sympy.Expr: return self.booked.flops_of("forward")
+    @cached_property
+    def backward_flops(self) -> sympy.Expr: return self.booked.flops_of("kept", "backward")
+    @cached_property
+    def again_flops(self) -> sympy.Expr: return self.booked.flops_of("again")
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """Formulas of one micro-batch, forward and backward, of a rank of a stage, by its coordinates."""
+    plan: Partition
+    stages: Sequence[Sequence[Chunk]]
+
+    def kept(self, stage: int = 0, number: float = 2, mask: float = 1) -> dict[str, sympy.Expr]:
+        """Bytes that a rank keeps between forward and backward of a micro-batch, by unit."""
+        found: dict[str, sympy.Expr] = {}
+        for chunk in self.stages[stage]:
+            for unit, size in chunk.booked.kept(number, mask).items():
+                found[unit] = found.get(unit, NONE) + chunk.count * size
+        return found
+
+    def flops(self, stage: int = 0) -> dict[str, sympy.Expr]:
+        """Operations forward, again (what was not kept), and backward."""
+        return {name: add_up(chunk.count * getattr(chunk, f"{name}_flops") for chunk in self.stages[stage])
+                for name in ("forward", "again", "backward")}
+
+    def crossings(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
+        """What crosses backward, and what crosses again where forward runs again, and how often; what a stage hands to
+        the one before it."""
+        for chunk in self.stages[stage]:
+            for found in chunk.booked.crossings_of(*BACKWARD): yield chunk.count, found
+        for count, found in self.plan.crossings(stage):
+            if found.of == "weights": yield count, found    # stored in pieces: they are gathered again
+        if stage and self.plan.mesh.stages is not None:
+            sent = self.plan.handed(stage - 1)
+            yield 1, Crossing("send", self.plan.mesh.stages.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1),
+                              "stage")
+
+    def gradients(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
+        """How gradients are summed over ranks, once a step: as pieces where an axis stores the optimiser's state once,
+        whose new weights are then gathered, unless weights are stored in pieces, too."""
+        for chunk in self.stages[stage]:
+            totals: dict[tuple[int, ...], sympy.Expr] = {}
+            for numbers, parts in chunk.booked.summed_over():
+                totals[tuple(parts)] = totals.get(tuple(parts), NONE) + numbers
+            for over, numbers in totals.items():
+                for k in over: yield from ((chunk.count, each) for each in self.reduced(k, numbers))
+
+    def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
+        """The sum of a gradient over an axis."""
+        axis = self.plan.mesh.flat.axes[k]
+        n, stored = sympy.sympify(axis.ranks), axis.strategy.stored
+        own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
+        one = sympy.Integer(1)
+        if not stored:
+            wire = 2 * (numbers - own)
+            yield Crossing("all_reduce", axis.name, numbers, wire, numbers, 2 * (n - 1), 2 * one, "weights")
+            return
+        yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
+        if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
+
+
+def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropout: float = 0,
+                  sizes: Mapping[str, int] | None = None) -> TrainingStep:
+    """The formulas of a step of training on a partition. `keep`: a policy for all layers, or a list of one for each
+    layer, by which what is not kept is computed again. Raises InputError for a policy that there is not, for as many as
+    there are no layers, and for what has no pullback."""
+    found = layers(plan.chain)
+    policies = [keep] * len(found) if isinstance(keep, str) or not by_layer(keep) else [*keep]
+    if len(policies) != len(found):
+        raise InputError(f"keep: {len(policies)} policies for {len(found)} layers: give one, or one for each layer")
+    known: dict[Any, BackwardBooked] = {}
+    made: list[list[Chunk]] = []
+    for start, end in plan.cuts:
+        groups: dict[Any, int] = {}
+        for lo, hi in spans(start, end, found):
+            layer = next((n for n, (a, _) in enumerate(found) if a == lo), None)
+            policy: Any = policies[layer] if layer is not None else "units"
+            last, split = hi == len(plan.chain), plan.splits[lo]
+            key = (tuple(each.signature for each in plan.chain[lo:hi]), split.x, split.selects, last, str(policy))
+            if key not in known:
+                term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
+                pulled = pullback(term, keep=policy, dropout=dropout if layer is not None else 0,
+                                  tokens=split.selects, x=split.x, sizes=sizes)
+                known[key] = BackwardBooked(BackwardSplit(pulled, split.mesh, plan.sizes, selects=split.selects,
+                                                          cuts=split.cuts, last=last))
+            groups[key] = groups.get(key, 0) + 1
+        made.append([Chunk(known[key], count) for key, count in groups.items()])
+    return TrainingStep(plan, made)
+
+
+def by_layer(keep: Any) -> bool:
+    """Whether a list is of policies, one a layer, and not of the units of one."""
+    return isinstance(keep, list | tuple) and all(not isinstance(each, str) or each in NAMED_POLICIES for each in keep)
+
+
+def spans(start: int, end: int, found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """From which factor to which each chunk of a stage is: layers, and single factors before and behind them."""
+    at, ends = start, dict(found)
+    while at < end:
+        stop = min(ends.get(at, at + 1), end)
+        yield at, stop
+        at = stop
+
+
+def busiest_kept(step: TrainingStep, stage: int, number: float = 2) -> LiveSize:
+    """Bytes that the busiest rank of a stage keeps for one micro-batch."""
+    return busiest(add_up(step.kept(stage, number).values()))

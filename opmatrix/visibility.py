@@ -1,0 +1,111 @@
+"""Who sees whom in a batch, as readings of numbers ask: visible pairs of rows, shares of the rows that are seen,
+entries that a mask of the batch drops."""
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.shapes import ShapeError
+from opmatrix.batch import Fields, Places
+from opmatrix.patterns import Pattern, Truth, everyone
+
+if TYPE_CHECKING:
+    from opmatrix.algebra.oracles import Entrywise
+
+Seen: TypeAlias = "NDArray[np.bool_] | None"
+
+
+def needed(batch: Fields | None, what: object) -> Fields:
+    """The batch, where something depends on it."""
+    if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
+    return batch
+
+
+def visible(where: Pattern, queries: Fields | None, query: Places, keys: Fields | None, key: Places) -> Truth:
+    """Whether these rows see those."""
+    return where.sees(needed(queries, f"the pattern {where}").token(query), needed(keys, where).token(key))
+
+
+def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, size: tuple[int, int]) -> Seen:
+    """Which of so many rows see which; None where everyone sees all. Raises ShapeError where the batch has others."""
+    if where is everyone: return None
+    queries, keys = (needed(each, f"the pattern {where}") for each in (left, right))
+    if size != (queries.rows, keys.rows):
+        raise ShapeError(f"product where {where}: scores are {size[0]} × {size[1]}, but the batch has {queries.rows} "
+                         "rows" + (f" that see {keys.rows}" if queries is not keys else ""))
+    pairs = visible(where, queries, np.arange(size[0])[:, None], keys, np.arange(size[1]))
+    return np.broadcast_to(pairs, size)
+
+
+def shares_of(z: Numeric, seen: Seen) -> Numeric:
+    """Softmax of each row among what it sees; 0 for what it does not see, and everywhere where it sees nothing."""
+    z = z if seen is None else np.where(seen, z, -np.inf)
+    top = z.max(-1, keepdims=True, initial=-np.inf)
+    found = np.exp(z - np.where(top > -np.inf, top, 0))
+    mass = found.sum(-1, keepdims=True)
+    return np.asarray(found / np.where(mass == 0, 1, mass))
+
+
+def mask_of(batch: Fields | None, name: str, shape: tuple[int, ...]) -> Numeric:
+    """The mask of a name that the batch gives, rows × columns or heads × rows × columns, as large as a value. Raises
+    ValueError where it gives none, or one of another shape."""
+    given = needed(batch, f"dropout {name!r}").whole.inputs
+    if name not in given:
+        raise ValueError(f"dropout {name!r}: the batch gives no mask of this name: Batch(.., inputs={{{name!r}: "
+                         "mask}})")
+    found = np.asarray(given[name])
+    if found.shape[-2:] != shape[-2:] or found.size not in (np.prod(shape[-2:]), np.prod(shape)):
+        raise ValueError(f"dropout {name!r}: the mask has shape {found.shape}, and the value {shape}")
+    return found
+
+
+class Seeing:
+    """What a dense reading does of rows that see rows."""
+    value: Any
+    batch: Fields | None
+    if TYPE_CHECKING:
+        @property
+        def array(self) -> Numeric: ...
+        def of(self, value: object) -> Self: ...
+
+    def shares(self, where: Pattern) -> Self:
+        rows, cols = self.array.shape[-2:]
+        return self.of(shares_of(self.array, visible_pairs(where, self.batch, self.batch, (rows, cols))))
+    def dropped(self, name: str, rate: float) -> Self:
+        return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
+    def fold(self, h: int) -> Self:
+        own = self.array.reshape(-1, *self.array.shape[-2:])
+        return self.of(own.reshape(h, -1, *own.shape[-2:]).sum(1))
+
+
+class SeeingEntries:
+    """What an entrywise reading does of rows that see rows."""
+    value: NDArray[np.object_]
+    batch: Fields | None
+
+    def shares(self: Entrywise, where: Pattern) -> Entrywise:                   # type: ignore[misc]    # mixed into it
+        if self.number is not float: raise TypeError("shares has no exact value: it is no polynomial of its input")
+
+        def at(h: int, r: int, j: int) -> object:
+            def sees(i: int) -> bool: return where is everyone or bool(visible(where, self.batch, r, self.batch, i))
+            seen = [i for i in range(self.size[1]) if sees(i)]
+            if j not in seen: return 0.0
+            top = max(self.value[h, r, i] for i in seen)
+            return exp(self.value[h, r, j] - top) / sum(exp(self.value[h, r, i] - top) for i in seen)
+        return self.of(self.value.shape, at)
+
+    def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:          # type: ignore[misc]    # mixed into it
+        mask = np.broadcast_to(mask_of(self.batch, name, self.value.shape), self.value.shape)
+        scale = self.number(1.0) / self.number(1 - rate)
+        found = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
+        return replace(found)
+
+    def fold(self: Entrywise, h: int) -> Entrywise:                             # type: ignore[misc]    # mixed into it
+        own, rows, cols = self.value.shape
+        def at(k: int, r: int, j: int) -> object: return sum(self.value[k * (own // h):(k + 1) * (own // h), r, j])
+        return self.of((h, rows, cols), at)
