@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
+from opmatrix.display.timeline import Bar
 from opmatrix.microbatches.tasks import Task, TaskGraph
 
 Links: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from a stage to another
@@ -140,3 +141,9 @@ def split_bubble(graph: TaskGraph, works: Sequence[ChunkWork], links: Links = 0)
 def balanced(works: Sequence[ChunkWork]) -> ChunkWork:
     """What a chunk takes on the mean."""
     return ChunkWork(*(sum(each) / len(works) for each in zip(*works, strict=True)))
+
+
+def bars_of(ran: Simulated) -> list[Bar]:
+    """The tasks of a pipeline as bars, a lane for each stage; the later of two that ran at once is drawn over."""
+    return [Bar(stage, ran.begins[task], ran.ends[task], task.kind, str(task))
+            for stage, slots in enumerate(ran.graph.slots) for slot in slots for task in slot]
