@@ -346,14 +346,11 @@ def partition_model(
     pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
-    zero_ranks: Annotated[int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such "
-                                                               "groups again")] = None,
-    offload: Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2 gradients, too, 3 weights, "
-                                              "too")] = 0,
+    zero_ranks: options.ZeroRanks = None,
+    offload: options.Offload = 0,
     context: options.ContextKind = "ring",
     sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
-    vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
-                                                                  "tp")] = False,
+    vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
     cut: options.Cuts = None,
     batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
@@ -362,6 +359,13 @@ def partition_model(
     weights: options.WeightType = "bf16",
     crossing: options.CrossingType = None,
     training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
+    train: options.Train = False,
+    schedule: options.Schedule = "1f1b",
+    micro_batches: options.MicroBatches = 1,
+    recompute: options.Recompute = "none",
+    dropout: options.Dropout = 0,
+    state: options.StateBytes = "16",
+    timeline: options.Timeline = None,
     symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
     machine: options.Elsewhere = None,
@@ -370,11 +374,12 @@ def partition_model(
     """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
     The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.split.mesh import usual_mesh
-    from rewrites.cli.partitions import check_asked, told
+    from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
                       sequence=sequence, vocabulary=vocabulary)
-    given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form)
+    wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
+    given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
     with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
     say(text)
 

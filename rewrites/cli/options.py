@@ -83,5 +83,22 @@ CrossingType = Annotated[str | None, typer.Option(
 Cuts = Annotated[list[str] | None, typer.Option(
     "--cut", metavar="NAMES=WAY", help="weights of these names are cut by columns or by rows over tp, or whole; what "
                                        "meets them follows (may be given again)")]
+ZeroRanks = Annotated[int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such "
+                                                           "groups again")]
+Offload = Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2 gradients, too, 3 weights, too")]
+Vocabulary = Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over tp")]
+Train = Annotated[bool, typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; "
+                                                     "--batch is of a step")]
+Schedule = Annotated[str, typer.Option("--schedule", metavar="NAME", help="of a step of training: 1f1b, gpipe, "
+                                                                         "interleaved:V with V chunks a stage, zb-h1 "
+                                                                         "or dualpipe")]
+MicroBatches = Annotated[int, typer.Option("--micro-batches", min=1, help="that a step's batch is cut into")]
+Recompute = Annotated[str, typer.Option(help="what backward computes again: none, selective (scores and their softmax) "
+                                             "or full (all but a layer's input)")]
+Dropout = Annotated[float, typer.Option(help="the share that training drops, whose masks are kept")]
+StateBytes = Annotated[str, typer.Option("--state", help="bytes a parameter of weights, gradients and Adam: 16, 18 or "
+                                                         "20")]
+Timeline = Annotated[Path | None, typer.Option(metavar="OUT.svg|OUT.json", help="where to draw a step of training, as "
+                                                                                "a picture or a Chrome trace")]
 Form = Annotated[str, typer.Option(help="table; latex; python: a function of the sizes; derivation: which rule "
                                           "splits what")]

@@ -1,26 +1,33 @@
 """A model on a mesh, printed: what the command `partition` says."""
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
+from opmatrix.display.timeline import check_timeline
 from opmatrix.files.checkpoint import open_model
+from opmatrix.microbatches.named import PipelineKind, pipeline_kind
 from opmatrix.models import name_sizes, promised
 from opmatrix.models.config import Settings
+from opmatrix.partitions.factor_chain import chain, layers
 from opmatrix.partitions.overview import Overview
 from opmatrix.partitions.plan import WAYS, Partition, partition
 from opmatrix.partitions.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
+from opmatrix.training.step_costs import training_step
+from opmatrix.training.step_overview import StepOverview
+from opmatrix.training.step_time import STATES, TrainedPipeline
 from rewrites.cli.predict import named_sheet, open_promised
 from rewrites.compiler.planned import configured, weightless
 from rewrites.derivations.partitioned import derivation_of
 
 FORMS = "table", "latex", "python", "derivation"
 VALUES = "bf16", "float16", "float32"
+RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
 
 
 @dataclass(frozen=True)
@@ -36,14 +43,47 @@ class PartitionWish:
     training: bool = False
     sheet: Datasheet | None = None
     form: str = "table"
+    train: "TrainWish | None" = None
+
+
+@dataclass(frozen=True)
+class TrainWish:
+    """A step of training: its schedule, micro-batches, what is computed again, bytes of state, where it is drawn."""
+    kind: PipelineKind
+    micro_batches: int
+    recompute: str
+    dropout: float
+    state: str
+    timeline: Path | None
+
+    def mesh(self, mesh: Mesh, count: int) -> Mesh:
+        """A stage for each chunk of the pipeline. Raises InputError for chunks that layers do not divide into."""
+        along = mesh.stages
+        if self.kind.chunks == 1: return mesh
+        if along is None:
+            raise InputError(f"--schedule {self.kind}: chunks are of stages, of which there is one: give --pp")
+        self.kind.check_layers(count, along.count)
+        return replace(mesh, axes=tuple(replace(axis, ranks=axis.count * self.kind.chunks) if axis is along else axis
+                                        for axis in mesh.axes))
+
+    def sequences(self, batch: int | None) -> int | None:
+        """The sequences of a micro-batch. Raises InputError for a batch that is not cut into as many."""
+        if batch is None: return None
+        if self.micro_batches > batch:
+            raise InputError(f"--micro-batches {self.micro_batches}: a batch of {batch} sequences has at most {batch}")
+        if batch % self.micro_batches:
+            raise InputError(f"--micro-batches {self.micro_batches}: {batch} sequences are not cut into as many: give "
+                             f"a divisor of {batch}")
+        return batch // self.micro_batches
 
 
 def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str,
                 weights: str, crossing: str | None, training: bool, machine: str | None,
-                form: str) -> PartitionWish:
+                form: str, train: TrainWish | None = None) -> PartitionWish:
     """What the options say, before anything is opened. Raises InputError for an option that says nothing that there
     is."""
     check_among("--form", form, FORMS)
+    if train is not None and form != "table": raise InputError(f"--form {form}: a step of training is a table alone")
     check_among("--values", values, VALUES)
     if (batch is None) != (tokens is None):
         missing = "--tokens" if tokens is None else "--batch"
@@ -52,7 +92,7 @@ def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts:
         if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
     sheet = None if machine is None else named_sheet(machine)
     return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights),
-                         crossing_of(crossing), training, sheet, form)
+                         crossing_of(crossing), training, sheet, form, train)
 
 
 def check_among(option: str, given: str, names: Sequence[str]) -> None:
@@ -90,9 +130,13 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
         raise InputError(f"--crossing {unknown[0]}: the mesh has no such axis: it has "
                          f"{', '.join([*(axis.name for axis in mesh), 'weights'])}")
     live, plain, sizes = opened(model, symbolic, scores)
+    if ask.train is not None:
+        mesh = ask.train.mesh(mesh, len(layers(chain(live))))
+        ask = replace(ask, sequences=ask.train.sequences(ask.sequences))
     plan, exact = planned_partitions(live, plain, mesh, name_of(model), ask)
     at = sizes | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
     view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet, ask.crossing)
+    if ask.train is not None: return f"{view.text()}\n\n{told_training(plan, exact, ask, ask.train)}"
     if ask.form == "table": return view.text()
     if ask.form == "derivation": return str(derivation_of(plan))
     return "\n\n".join(each.latex() if ask.form == "latex" else each.python() for each in view.formulas)
@@ -170,3 +214,36 @@ def stored_of(kind: str, parameters: Sequence[str]) -> float | str | StoredIn:
 def name_of(model: str) -> str:
     """What a model is called in what is printed."""
     return Path(model).stem if model.endswith(".json") else Path(model).name
+
+
+def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, dropout: float, state: str,
+                timeline: Path | None, batch: int | None) -> TrainWish | None:
+    """What the options of a step of training say, where there is one. Raises InputError for an option that says nothing
+    that there is, and for one without a step."""
+    own = {"--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1), "--recompute": (recompute, "none"),
+           "--dropout": (dropout, 0), "--state": (state, "16"), "--timeline": (timeline, None)}
+    if not train:
+        for option, (given, usual) in own.items():
+            if given != usual: raise InputError(f"{option} {given}: it is of a step of training: give --train, too")
+        return None
+    check_among("--recompute", recompute, [*RECOMPUTED])
+    check_among("--state", state, [*STATES])
+    if timeline is not None and batch is None:
+        raise InputError("--timeline: it is drawn at numbers: give --batch and --tokens")
+    if timeline is not None: check_timeline(timeline)
+    return TrainWish(pipeline_kind(schedule), micro_batches, recompute, dropout, state, timeline)
+
+
+def told_training(plan: Partition, exact: Partition | None, ask: PartitionWish, train: TrainWish) -> str:
+    """The text of a step of training of a partition, whose timeline is drawn where that is asked for."""
+    stages = len(plan.stages) // train.kind.chunks
+    train.kind.tasks(stages, train.micro_batches)           # refuses what there is no order of, before anything is read
+    keep, state = RECOMPUTED[train.recompute], STATES[train.state]
+    at = None if exact is None else TrainedPipeline(
+        training_step(exact, keep, train.dropout), train.kind, train.micro_batches, ask.number, ask.storage, state,
+        ask.crossing, sheet=ask.sheet)
+    view = StepOverview(training_step(plan, keep, train.dropout), train.kind, train.micro_batches, ask.number, state,
+                        train.recompute, at)
+    text = view.text()
+    if train.timeline is not None: text += f"\n\ndrawn in {view.draw(train.timeline)}"
+    return text

@@ -1,0 +1,78 @@
+"""The tasks of a pipeline: for each stage in which order it runs forward, backward and gradients of weights of each
+micro-batch, and which values it waits for."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+Pass: TypeAlias = Literal["F", "B", "W"]                    # forward, backward, gradients of weights
+PASSES: tuple[Pass, ...] = ("F", "B", "W")
+
+
+class Task(NamedTuple):
+    """One pass of a micro-batch through a chunk. A chunk is the layers that a stage runs without a stop between."""
+    kind: Pass
+    micro: int
+    chunk: int
+
+    def __str__(self) -> str: return f"{self.kind}{self.micro} of chunk {self.chunk}"
+
+
+Slot: TypeAlias = tuple[Task, ...]                          # tasks that run at once, as one
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """What each stage runs, slot by slot. `places`: the stage of each chunk. `reads`: the chunks whose values a chunk
+    takes. `deferred`: gradients of weights are tasks of their own for some, else B computes them, too."""
+    name: str
+    slots: Sequence[Sequence[Slot]]
+    places: Sequence[int]
+    reads: Sequence[Sequence[int]]
+
+    @property
+    def stages(self) -> int: return len(self.slots)
+
+    @property
+    def order(self) -> list[list[Task]]:
+        """The tasks of each stage, one after the other."""
+        return [[task for slot in each for task in slot] for each in self.slots]
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """The chunks that take the value of each."""
+        found: list[list[int]] = [[] for _ in self.places]
+        for chunk, sources in enumerate(self.reads):
+            for source in sources: found[source].append(chunk)
+        return found
+
+    @cached_property
+    def deferred(self) -> set[tuple[int, int]]:
+        """Micro-batches and chunks whose gradients of weights are tasks of their own."""
+        return {(task.micro, task.chunk) for slots in self.slots for slot in slots for task in slot if task.kind == "W"}
+
+    @cached_property
+    def micro_batches(self) -> int:
+        return len({task.micro for slots in self.slots for slot in slots for task in slot})
+
+    def needs(self, task: Task) -> Iterator[Task]:
+        """What must be done before a task."""
+        kind, micro, chunk = task
+        match kind:
+            case "F": yield from (Task("F", micro, source) for source in self.reads[chunk])
+            case "B":
+                yield Task("F", micro, chunk)
+                yield from (Task("B", micro, reader) for reader in self.readers[chunk])
+            case "W": yield Task("B", micro, chunk)
+
+
+def chain(chunks: int) -> list[list[int]]:
+    """Each chunk reads the one before it."""
+    return [[chunk - 1] if chunk else [] for chunk in range(chunks)]
+
+
+def alone(tasks: Sequence[Task]) -> list[Slot]:
+    """Each task is a slot."""
+    return [(task,) for task in tasks]
