@@ -42,11 +42,12 @@ def model(name): return build(FAMILIES[name], random_arrays())
 
 
 def drawn_mesh(rng):
-    """Data, context and tensor axes in any order, with an axis of experts over them."""
+    """Data and context axes in any order, a tensor axis, and one of experts over them."""
     axes = dict(dp=(int(rng.integers(1, 4)), str(rng.choice(["data", "zero1", "zero3"]))))
     if rng.random() < 0.4: axes["cp"] = 2, str(rng.choice(["ulysses", "gathered"]))
     if rng.random() < 0.6: axes["tp"] = 2, str(rng.choice(["tensor", "sequence", "tensor-vocabulary"]))
     axes = {name: axes[name] for name in rng.permutation([*axes])}
+    if "tp" in axes: axes["tp"] = axes.pop("tp")            # rows that two axes cut nest in one order
     whole = "tp" in axes and rng.random() < 0.4
     over = prod(n for name, (n, _) in axes.items() if name != "tp" or whole)
     fits = [n for n in (1, 2, 4) if over % n == 0]
@@ -67,7 +68,7 @@ def off(term, plan):
     return float(np.abs(run(plan, Feed(ids)).value - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_meshes(seed):
     rng = np.random.default_rng(seed)
     term, mesh = model([*FAMILIES][seed % 4]), drawn_mesh(rng)
@@ -156,7 +157,7 @@ def test_the_payload_is_k_rows_a_token():
     assert str(sympy.expand(sent.wire)) == str(2 * 2 * rows * sizes["n"] * 3 / 4)
     whole = om.partition(model("mixtral"), Mesh.of(dp=(4, "data"))).formulas()
     experts = 2 * 3 * sizes["E"] * sizes["n"] * sizes["f"]
-    assert whole.weights - formulas.weights == experts * 3 / 4
+    assert whole.weights - formulas.weights == experts * 3 // 4
     assert str(whole.flops) == str(formulas.flops)
 
 
@@ -250,8 +251,8 @@ def test_an_axis_of_experts_is_the_last():
     (lambda: usual_mesh(2, whole_experts=True), "whole experts: of no ranks of experts: give ep$"),
     (lambda: planned(model("mixtral"), Mesh.of(dp=(2, "data"), tp=(11, "tensor"), ep=(2, "experts"))),
      "tp has 11 ranks, and "),
-    (lambda: om.partition(model("mixtral"), usual_mesh(6, cp=4, ep=6, zero=2)).formulas(training=True).state,
-     "mesh: ep has 6 ranks, which end within cp and go on beyond it: give a multiple of 4, or a divisor"),
+    (lambda: om.partition(model("mixtral"), usual_mesh(2, cp=6, ep=4, zero=2)).formulas(training=True).state,
+     "mesh: ep has 4 ranks, which end within cp and go on beyond it: give a multiple of 6, or a divisor"),
 ], ids=["experts", "none", "axes", "divisor", "no axis", "twice", "ranks", "load", "no load", "whole", "units", "ends"])
 def test_meshes_that_do_not_fit(make, said):
     with pytest.raises(InputError, match=said) as found: make()

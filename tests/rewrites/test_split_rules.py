@@ -75,7 +75,8 @@ def test_what_is_proved_and_what_is_checked():
         ("split", "heads"), ("join", "heads"), ("repeat", "heads"), ("repeat", "copied heads"), ("repeat", "columns"),
         ("total", "columns"), ("keep_top", "rows one by one"), ("keep_top", "heads"), ("pick", "picked rows"),
         ("product", "sequences"), ("ring", "ring of keys"),
-        ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked")}
+        ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked"),
+        ("dispatch", "rows to their experts")}
     assert all(each.reason for each in VERDICTS if each.how == CHECKED)
     assert written(VERDICTS).count("\n") == len(VERDICTS) + 1 and "columns of a matrix" in written(VERDICTS)
 
