@@ -2,6 +2,7 @@
 reach each other by its link; a unit of the next level is several of these units.
 
 A group of ranks is described by how many of them meet at each level: (8, 2) are 8 in each of 2 nodes."""
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, starmap
 from math import inf, prod
@@ -86,6 +87,28 @@ def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> 
     if counts[-1] < n:
         raise InputError(f"a group of {n} ranks, {stride} apart, is larger than {links[-1].name!r} of "
                          f"{links[-1].devices} devices: take a smaller group, or a machine with one level more")
+    return tuple(far // near for near, far in pairwise(counts))
+
+
+def levels_among(devices: Sequence[int], links: Sequence[Link]) -> tuple[int, ...]:
+    """How many ranks of a group meet at each level, where they are these devices; their product is how many they are.
+    InputError where they lie over units unevenly.
+
+        >>> node = [Link("node", 4, 3e11, 1e-6), Link("network", inf, 25e9, 3e-6)]
+        >>> levels_among([0, 2, 4, 6], node), levels_among([0, 4, 8], node)
+        ((2, 2), (1, 3))"""
+    counts = [1]
+    for link in links:
+        units = Counter(0 if link.devices == inf else device // int(link.devices) for device in devices)
+        if len({*units.values()}) > 1:
+            raise InputError(f"a group of {len(devices)} ranks, {devices[0]} to {devices[-1]}, straddles units of "
+                             f"{link.name!r}: as many of them must lie in each of its {link.devices:g} devices")
+        counts.append(len(devices) // len(units))
+    if counts[-1] < len(devices):
+        raise InputError(f"a group of {len(devices)} ranks, {devices[0]} to {devices[-1]}, is not within "
+                         f"{links[-1].name!r}: take a smaller group, or a machine with one level more" if links else
+                         f"a group of {len(devices)} ranks needs links, and the machine states none: add `links` to "
+                         "its data sheet (docs/add_a_machine.md)")
     return tuple(far // near for near, far in pairwise(counts))
 
 

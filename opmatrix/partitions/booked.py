@@ -11,6 +11,8 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
+from opmatrix.partitions.asked_rows import AskedRows
+from opmatrix.split.asking import ASKED
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Largest, Needed, Partial, carried_columns, piece
 from opmatrix.split.carrying import contracts
 from opmatrix.split.haloed import HALO_ROWS, HeldEntries, Receivers, SentRows
@@ -59,12 +61,14 @@ class Booked:
     def __init__(self, steps: Sequence[RankStep], mesh: Mesh, out: int) -> None:
         self.steps, self.mesh, self.out = steps, mesh, out
         self.held_dims = [local(step.dims, step.placement, mesh) for step in steps]
+        self.asked = AskedRows(steps, self.held_dims, mesh, ByRank)
 
     def numbers(self, at: int) -> sympy.Expr:
         """Numbers that a rank holds of a value: of one-hot rows a number each, of a part the carrier."""
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
         if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
+        if step.op in ("dispatch", "experts"): return self.asked.numbers(at)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def entries(self, at: int) -> sympy.Expr:
@@ -86,6 +90,7 @@ class Booked:
         """Multiplications and additions of the products of a step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_flops(at)
+        if step.op == "experts": return self.asked.flops(at)
         if step.op == "among": return self.entry_scores(at) * 2 * self.entry_columns(at)
         if not step.args or step.op not in ("act", "product"): return NONE
         x, own = self.held_dims[step.args[0]], self.held_dims[at]
@@ -135,6 +140,7 @@ class Booked:
         """What a step sends; None for one that stays."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_crossing(at)
+        if step.op in ASKED: return self.rows_crossing(at)
         if step.op != "move": return None
         k, _, state = step.more
         axis, n = self.mesh.axes[k], sympy.sympify(self.mesh.axes[k].ranks)
@@ -152,6 +158,12 @@ class Booked:
             case "reduce_scatter":
                 return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
         return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
+
+    def rows_crossing(self, at: int) -> Crossing | None:
+        """Rows to the experts that they ask, or answers to who asked."""
+        found, axis = self.asked.exchanged(at), self.mesh.experts
+        if found is None or axis is None: return None
+        return Crossing("all_to_all", axis.name, *found, sympy.sympify(axis.ranks) - 1, sympy.Integer(1))
 
     def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
         """To each rank the rows that its entries name, and to none where they name none."""
@@ -220,15 +232,20 @@ class Booked:
             for j in range(n) if seen[r][j])) for r in range(n)))
 
 
-ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores)        # what a step holds beside its operands and value
+def asked_room(booked: Booked, at: int) -> sympy.Expr: return booked.asked.room(at)
+
+
+ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores,          # what a step holds beside operands and value
+            **dict.fromkeys(ASKED, asked_room))
 
 
 def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), NONE)
 
 
 def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, RankStep]]:
-    """Every array that steps read, by what it is stored as, with the step."""
+    """Every array that steps read, by what it is stored as, with the step, which may be one of an expert."""
     for step in steps:
+        if step.op == "experts": yield from stored_arrays(step.more[0])
         for data in step.more[0].args if step.op == "act" else ():
             if isinstance(data, Data): yield stored_key(data, step.stored), data, step
 

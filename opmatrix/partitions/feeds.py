@@ -32,11 +32,13 @@ class OneHot(NamedTuple):
 class Feed:
     """`x`: what a term is read at, sequences x rows x columns, or sequences x rows of token ids. `fields`: ids by the
     names of fields, positions counted from 0 unless they are there. `inputs`: heads x rows x columns by name.
-    `relations`: matrices by name, of scipy or arrays whose zeros are absent."""
+    `relations`: matrices by name, of scipy or arrays whose zeros are absent. `even`: rows ask experts in turn, whatever
+    their gates say, so that every expert is asked as often; what comes out is then no model's."""
     x: Numeric
     fields: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     inputs: Mapping[str, Numeric] = field(default_factory=dict)
     relations: Mapping[str, object] = field(default_factory=dict)
+    even: bool = False
 
     def ids(self, name: str) -> NDArray[np.int64]:
         """Sequences x rows of a field."""

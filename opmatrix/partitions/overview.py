@@ -42,11 +42,19 @@ class Overview:
 
     def heading(self) -> str:
         mesh, sizes = self.plan.mesh, self.plan.sizes
-        axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in mesh) or "one rank"
-        return (f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {axes}\n"
+        axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in mesh.devices) or "one rank"
+        return (f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {axes}{self.experts()}\n"
                 f"{sizes.sequences} sequences of {sizes.tokens} tokens, values in {self.number}"
                 + self.training * ", trained in mixed precision with Adam"
                 + (f"; {OFFLOADED[mesh.offload]} in the memory of the host" if mesh.offload else ""))
+
+    def experts(self) -> str:
+        """Over which axes experts lie, and how uneven they are asked."""
+        mesh = self.plan.mesh
+        if mesh.experts is None: return ""
+        over = " × ".join(mesh.axes[k].name for k in mesh.folded)
+        load = "" if mesh.load == 1 else f", the busiest with {mesh.load} times the mean"
+        return f"; {mesh.experts.name} {mesh.experts.ranks} ({mesh.experts.strategy.name}) over {over}{load}"
 
     @cached_property
     def formulas(self) -> list[Formulas]:

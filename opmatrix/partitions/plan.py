@@ -84,11 +84,11 @@ class Partition:
         """The coordinates of a rank within its stage."""
         return tuple(r for axis, r in zip(self.mesh.axes, place, strict=True) if not axis.strategy.layers)
 
-    def split_of(self, at: int) -> Split:
-        """The split of one factor with its own arrays."""
+    def split_of(self, at: int, routed: bool = True) -> Split:
+        """The split of one factor with its own arrays; where it is `routed`, experts answer who asks them alone."""
         known = self.splits[at]
         return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
-                     last=known.last)
+                     last=known.last, routed=routed)
 
     def formulas(self, stage: int = 0, **how: Any) -> Any:
         """The formulas of the busiest rank of a stage, as `opmatrix.partitions.formulas.Formulas`: `how` says number
@@ -105,14 +105,15 @@ class Partition:
         """What crosses, and how often."""
         for part in self.stages[stage]:
             for found in part.crossings: yield part.count, found
-            arrays = part.stored
+            arrays = [each for each in part.stored if not self.by_expert(each)]
+            experts = add_up(each for each in part.stored if self.by_expert(each))
             for axis in self.stored_over(3) if arrays else ():
                 whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
                 own = add_up(arrays)
                 yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
                                            sympy.sympify(axis.ranks) - 1, sympy.Integer(1), "weights")
-            if arrays and self.mesh.offload > 2:
-                own = add_up(arrays)
+            if part.stored and self.mesh.offload > 2:
+                own = add_up(arrays) + experts
                 yield part.count, Crossing("fetch", HOST, own, own, own, sympy.Integer(1), sympy.Integer(0), "weights")
         if stage < len(self.stages) - 1:
             sent, along = self.handed(stage), self.mesh.stages
@@ -154,15 +155,24 @@ class Partition:
         return found
 
     def share(self, numbers: LiveSize, level: int) -> LiveSize:
-        """What a rank stores of an array that a stage of ZeRO stores once over its axes."""
-        for axis in self.stored_over(level): numbers = piece(numbers, axis.ranks, axis.at)
+        """What a rank stores of an array that a stage of ZeRO stores once over its axes; of experts, once over those of
+        their copies, but for their weights, which stay where rows are sent to them."""
+        for axis in self.stored_over(level):
+            if not self.by_expert(numbers): numbers = piece(numbers, axis.ranks, axis.at)
+            elif level < 3: numbers = piece(numbers, self.mesh.copies(axis), 0)
         return numbers
+
+    def by_expert(self, numbers: LiveSize) -> bool:
+        """Whether numbers are of an array that ranks share expert by expert."""
+        axis = self.mesh.experts
+        return axis is not None and axis.at in sympy.sympify(numbers).free_symbols
 
     def gathered(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of the weights of a factor, which are there whole while it runs where they are stored in pieces or by
         the host."""
         if not self.stored_over(3) and self.mesh.offload < 3: return []
-        return [*dict.fromkeys(add_up(part.stored) for part in self.stages[stage])]
+        return [*dict.fromkeys(add_up(each for each in part.stored if self.mesh.offload > 2 or not self.by_expert(each))
+                               for part in self.stages[stage])]
 
     def held(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of values that a rank holds at a time, step by step: the largest is the peak."""
@@ -221,6 +231,7 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
             known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
     check_positions(known.values(), sizes.tokens)
+    check_asked(mesh, known.values(), name)
     if not any(is_other(line.shape.rows) for split in known.values() for line in split.lines): check_batch(mesh, sizes)
     made: list[list[FactorGroup]] = []
     for lo, hi in bounds:
@@ -258,6 +269,13 @@ def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
             axis.strategy.home or "", (None, ""))
         if count == 1 and isinstance(axis.ranks, int) and axis.ranks > 1:
             raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
+
+
+def check_asked(mesh: Mesh, splits: Iterable[Split], name: str) -> None:
+    """Raises InputError for ranks of experts where a model has none."""
+    if mesh.experts is None or mesh.experts.ranks == 1 or any(split.mixtures for split in splits): return
+    raise InputError(f"mesh: {mesh.experts.name} has {mesh.experts.ranks} ranks of experts, and {name} has no experts: "
+                     f"leave {mesh.experts.name} out")
 
 
 def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:

@@ -14,18 +14,20 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
+from opmatrix.partitions.asked_experts import AskingRank, ByExpert
 from opmatrix.partitions.booked import stored_arrays, stored_dims, stored_key
 from opmatrix.partitions.feeds import Feed, OneHot, window
 from opmatrix.partitions.related import HeldRows, dense_window, locate, merge_entries, pick_held
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation, Sparse
+from opmatrix.split.asking import ASKED
 from opmatrix.split.axis_states import ROLES, Bounds, Cut, Dims, Needed, Partial, Role, bounds, widths
 from opmatrix.split.carrying import contracts
 from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
 from opmatrix.split.mesh import HOST, Mesh
 from opmatrix.split.moving import RankStep, last_reads
 from opmatrix.split.placement import Coordinates, Placement, found_at
-from opmatrix.split.traced import sliced
+from opmatrix.split.traced import sliced_at
 from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
 
 Carriers: TypeAlias = tuple[Numeric, ...]
@@ -73,7 +75,10 @@ def count_held(held: Held) -> int:
     return held.size if isinstance(held, np.ndarray) else sum(int(each.size) for each in held)
 
 
-class Rank:
+WAITING = "ring", *ASKED                                     # steps that yield what crosses while they run
+
+
+class Rank(AskingRank):
     """The steps of a term at one place of a mesh."""
     def __init__(self, steps: Sequence[RankStep], out: int, mesh: Mesh, place: Coordinates, feed: Feed, meter: Meter,
                  start: Numeric | None, kept: dict[Any, Data]) -> None:
@@ -88,7 +93,7 @@ class Rank:
         for at, step in enumerate(self.steps):
             room = 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
-            elif step.op == "ring": self.values[at], room = yield from self.ring(at, step)
+            elif step.op in WAITING: self.values[at], room = yield from getattr(self, step.op)(at, step)
             elif step.op == "among": self.values[at], room = self.among(step)
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             held = sum(map(count_held, self.values.values())) + room
@@ -102,11 +107,11 @@ class Rank:
         """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores
         once it stores a piece of each, and gathers the rest; what lies by the host it fetches."""
         found: dict[Any, Data] = {}
-        large: list[Any] = []                               # more than a number, however it is cut
+        large, apart = list[Any](), list[Any]()             # more than a number, however it is cut; of experts
         for key, each, _ in stored_arrays(self.steps):
             if key in found: continue
             found[key] = self.own(each.base or each, key[1])
-            if stored_dims(each).numbers != 1: large.append(key)
+            if stored_dims(each).numbers != 1: (apart if self.by_expert(key[1]) else large).append(key)
         flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
         over = [k for k, axis in reversed([*enumerate(self.mesh.axes)]) if axis.strategy.stored > 2 and large]
@@ -115,8 +120,11 @@ class Rank:
             levels.append([*map(len, flat)])
             flat = [each[slice(*bounds(len(each), int(self.mesh.axes[k].ranks), self.place[k]))] for each in flat]
         self.meter.stored += sum(len(each) for each, new in zip(flat, fresh, strict=True) if new)
-        if large and self.mesh.offload > 2: self.meter.sent(("fetch", HOST), own := sum(map(len, flat)), own, 1)
-        if over or self.mesh.offload > 2: self.meter.gathered = max(self.meter.gathered, sum(whole))
+        self.meter.stored += sum(found[key].array.size for key in apart if key not in self.kept)
+        more = sum(found[key].array.size for key in apart) if self.mesh.offload > 2 else 0
+        own = sum(map(len, flat)) + more
+        if own and self.mesh.offload > 2: self.meter.sent(("fetch", HOST), own, own, 1)
+        if over or self.mesh.offload > 2: self.meter.gathered = max(self.meter.gathered, sum(whole) + more)
         for k, sizes in zip(reversed(over), reversed(levels), strict=True):
             n = int(self.mesh.axes[k].ranks)
             came = yield Message("all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k,
@@ -125,16 +133,16 @@ class Rank:
             parts = iter(np.split(came, ends))
             by_rank = [[next(parts) for _ in sizes] for _ in range(n)]
             flat = [np.concatenate([ranks[at] for ranks in by_rank]) for at in range(len(sizes))]
-        assert [*map(len, flat)] == whole
         for key, numbers in zip(large, flat, strict=True): found[key] = Data.of(numbers.reshape(found[key].shape))
         self.kept.update(found)
 
     def own(self, data: Data, stored: Placement) -> Data:
         """What a rank stores of an array."""
-        places = found_at(stored_dims(data), stored, self.mesh, self.place)
-        for role, axis in MATRIX_AXES:
-            if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])
-        return data
+        return sliced_at(data, found_at(stored_dims(data), stored, self.mesh, self.place))
+
+    def worked(self, flops: int) -> None: self.meter.flops += flops
+    def exchanged(self, at: int, axis: int, arrays: ByExpert) -> Generator[Message, Any, ByExpert]:
+        return (yield Message("exchange", axis, arrays, at))      # type: ignore[no-any-return]
 
     def array(self, at: int) -> Numeric:
         held = self.values[at]
@@ -234,9 +242,7 @@ class Rank:
         """From where to where this rank has a dimension of a value."""
         own = self.window(step.dims, step.placement)[ROLES.index(role)]
         return own.start, own.stop
-    def heads(self, step: RankStep) -> int:
-        lo, hi = self.span(step, "heads")
-        return hi - lo
+    def heads(self, step: RankStep) -> int: return len(range(*self.span(step, "heads")))
     def split(self, step: RankStep, x: Numeric) -> Held:
         b, _, s, c = x.shape
         h = self.heads(step)
@@ -371,7 +377,6 @@ def each_of(x: Numeric | Carriers, change: Callable[[Numeric], Numeric]) -> Nume
 def unit_size(dims: Dims, state: Cut) -> int: return int(getattr(dims, state.role)) // int(state.units)
 
 
-MATRIX_AXES: tuple[tuple[Role, int], ...] = ("cols", -1), ("rows", -2), ("heads", -3)
 AXES = {"batch": 0, "heads": 1, "rows": 2, "cols": 3}
 
 

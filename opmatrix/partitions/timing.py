@@ -12,7 +12,7 @@ import sympy
 from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from formats.network.collectives import collective_seconds
-from formats.network.links import Link, levels_of
+from formats.network.links import Link, levels_among, levels_of
 from opmatrix.partitions.booked import Crossing, add_up, stored_arrays, stored_dims
 from opmatrix.partitions.formulas import Formulas, busiest
 from opmatrix.partitions.plan import FactorGroup, Partition
@@ -75,12 +75,29 @@ class Timing:
         ranks = [axis.ranks for axis in self.plan.mesh]
         if not all(isinstance(n, int) for n in ranks):
             raise InputError(f"partition: ranks {', '.join(map(str, ranks))} on {self.sheet.name}: give numbers")
-        stride, n = prod(ranks[at + 1:]), 2 if crossing.of == "stage" else ranks[at]
-        group = levels_of(int(stride), int(n), self.sheet.links, float(prod(ranks)))
+        group = self.group(at, 2 if crossing.of == "stage" else int(ranks[at]))
         value = size * busiest(crossing.payload if crossing.op == "send" else crossing.whole)
         found = collective_seconds(crossing.op, value, group, self.sheet.links)
         times = busiest(crossing.messages) if crossing.op == "send" else 1
         for name, moved, waits in zip(*found, strict=True): yield name, moved, times * waits
+
+    def group(self, at: int, n: int) -> tuple[int, ...]:
+        """How many of n ranks of an axis meet at each level of links."""
+        mesh, devices = self.plan.mesh, [axis.count for axis in self.plan.mesh.devices]
+        if mesh.axes[at] is not mesh.experts:
+            return levels_of(prod(devices[at + 1:]), n, self.sheet.links, float(prod(devices)))
+        strides = [prod(devices[k + 1:]) for k in range(len(devices))]
+        first = mesh.located((0,) * len(devices))
+        return levels_among([sum(map(prod, zip(place, strides, strict=False))) for place in mesh.group(first, at)],
+                            self.sheet.links)
+
+    @staticmethod
+    def read_share(group: FactorGroup, at: int) -> sympy.Expr:
+        """The share of the experts of a rank that are asked, where fewer rows come than it has."""
+        dispatch, axis = group.booked.steps[group.booked.asked.dispatched(at)], group.booked.asked.axis(at)
+        here = sympy.sympify(dispatch.more[0]) / (1 if axis is None else axis.ranks)
+        came = busiest(group.booked.asked.came(at))
+        return sympy.Min(1, came / here) if (came / here).is_number else sympy.Integer(1)
 
     def computation(self, stage: int, formulas: Formulas) -> sympy.Expr:
         """Each product takes what its operations or its bytes take, whichever is more; functions of single numbers
@@ -94,8 +111,9 @@ class Timing:
             if work == 0: continue
             touched = [*step.args, at] if step.op != "ring" else [*step.args[:3], at]
             values = add_up(booked.numbers(each) for each in touched if not self.scores(group, each))
-            weights = add_up(busiest(sympy.sympify(local(stored_dims(data), step.stored, booked.mesh).numbers))
-                             for _, data, _ in stored_arrays([step]))
+            weights = add_up(busiest(sympy.sympify(local(stored_dims(data), own.stored, booked.mesh).numbers))
+                             for _, data, own in stored_arrays([step]))
+            if step.op == "experts": weights *= self.read_share(group, at)
             size = BYTES[self.number] * busiest(values) + formulas.weight_size * weights
             found += sympy.Max(work / self.sheet.product_rate(self.number)[0], size / self.sheet.memory[-1][2])
         return found

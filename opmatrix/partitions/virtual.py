@@ -124,9 +124,10 @@ def alike(one: Message, other: Message) -> bool:
 
 
 def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordinates, ...]:
-    """The ranks that take part: those that differ in one coordinate alone, in order, or two neighbours."""
+    """The ranks that take part: those that meet on an axis, in order, or two neighbours."""
     axis, here = message.axis, place[message.axis]
-    along = {"give": (here, here + 1), "take": (here - 1, here)}.get(message.op, range(int(mesh.axes[axis].ranks)))
+    along = {"give": (here, here + 1), "take": (here - 1, here)}.get(message.op)
+    if along is None: return mesh.group(place, axis)
     return tuple((*place[:axis], r, *place[axis + 1:]) for r in along)
 
 
@@ -201,6 +202,15 @@ def exchange_halo(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -
     return [np.concatenate([m.arrays[r] for m in sent], AXES["rows"]) for r in range(len(sent))]
 
 
+def exchange(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
+    """To each rank its share of the arrays of every rank, in order of ranks; what a rank hands itself stays."""
+    share = len(sent[0].arrays) // len(sent)
+    own = [[m.arrays[r * share:(r + 1) * share] for m in sent] for r in range(len(sent))]
+    for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
+        meter.sent(("all_to_all", axis), m.numbers, m.numbers - sum(each.size for each in own[r][r]), len(sent) - 1)
+    return [tuple(each for arrays in came for each in arrays) for came in own]
+
+
 def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
     """Each rank's to its right neighbour."""
     for m, meter in zip(sent, meters, strict=True):
@@ -216,7 +226,8 @@ def give(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Ca
 
 MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
     give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
-    all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+    all_to_all=all_to_all, send=hand_on, halo=exchange_halo,
+    exchange=exchange)
 
 
 def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:

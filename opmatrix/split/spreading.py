@@ -8,9 +8,11 @@ from typing import Any
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import Shape, Space, T
 from opmatrix.algebra.term import Operator
+from opmatrix.split.asking import ask_experts
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
+from opmatrix.split.mixtures import find_mixtures
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.relating import check_pattern
@@ -20,9 +22,11 @@ from opmatrix.split.traced import Operation, renumber, trace
 
 
 class Split(Ground):
-    """The steps of a term on a mesh. Raises InputError naming the operation that no rule splits."""
+    """The steps of a term on a mesh; where it is `routed`, experts answer the rows alone that ask them. Raises
+    InputError naming the operation that no rule splits."""
     def __init__(self, term: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, selects: bool = False,
-                 x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
+                 x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True,
+                 routed: bool = True) -> None:
         self.x, self.selects, self.last = x or Shape(1, term.into.rows, term.into.cols), selects, last
         lines, self.result = trace(term, self.x)
         self.cuts = dict(cuts or {})
@@ -32,7 +36,10 @@ class Split(Ground):
             and (how := asked_of(line.more[0].args[0], self.cuts))}))
         self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.lines)
-        for at, line in enumerate(self.lines): self.place[at] = self.split(at, line, selects)
+        self.mixtures = find_mixtures(lines) if routed else {}
+        inside = frozenset[int]().union(*(each.inside for each in self.mixtures.values()))
+        for at, line in enumerate(self.lines):
+            if at not in inside: self.place[at] = self.split(at, line, selects)
         found = self.settled(self.place[self.result])
         for k in range(len(mesh)):
             if not last or isinstance(self.steps[found].placement.on(k), Partial):
@@ -54,6 +61,9 @@ class Split(Ground):
                                  selects=selects if line.op == "input" else line.op == "given",
                                  rules=tuple((k, "slice") for k, _ in placement.cuts)))
         if line.op == "act" and not line.args: return self.add(RankStep("act", (), line.more, dims, Placement()))
+        if (mixture := self.mixtures.get(at)) is not None:
+            rows, gate = (self.settled(self.place[a]) for a in (mixture.rows, mixture.gate))
+            return ask_experts(self, mixture, dims, rows, gate)
         if line.op == "product": check_pattern(line, self.lines[line.args[0]])
         later = deferred(self, [self.place[a] for a in line.args], line, dims, self.scored.get(at))
         if later is not None: return later

@@ -2,7 +2,7 @@
 out. Any other reading can take the lines one by one, so a term is split, counted and run from them."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.signature import Port
+from opmatrix.split.axis_states import Bounds, Role
 
 
 class Operation(NamedTuple):
@@ -143,6 +144,16 @@ def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     if data.cut_at is not None and data.cut_at[0] == axis - len(data.shape): inside = data.cut_at[1]
     found.cut_at = axis - len(data.shape), inside + lo, inside + hi
     return found
+
+
+MATRIX_AXES: tuple[tuple[Role, int], ...] = ("cols", -1), ("rows", -2), ("heads", -3)
+
+
+def sliced_at(data: Data, places: Mapping[Role, Bounds]) -> Data:
+    """What lies at some columns, rows and heads of an array, where it has these."""
+    for role, axis in MATRIX_AXES:
+        if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])
+    return data
 
 
 class Reads(Protocol):

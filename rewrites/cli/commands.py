@@ -341,10 +341,15 @@ def verify(
 @app.command("partition")
 def partition_model(
     model: options.ModelName,
-    dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
+    dp: Annotated[int | None, typer.Option(min=1, help="ranks that share the sequences; 1, or as many as --ep "
+                                                       "needs")] = None,
     tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="ranks of dp and cp that share the experts")] = 1,
+    whole_experts: Annotated[bool, typer.Option("--whole-experts", help="tp cuts no expert: they lie over its ranks, "
+                                                                        "too")] = False,
+    load: Annotated[float, typer.Option(min=1, help="times the mean that the busiest rank of experts is asked")] = 1,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     zero_ranks: options.ZeroRanks = None,
     offload: options.Offload = 0,
@@ -376,8 +381,8 @@ def partition_model(
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.phases import silence_stdout
-    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
-                      sequence=sequence, vocabulary=vocabulary)
+    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
+                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load)
     wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
     given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
     with silence_stdout(): text = told(model, mesh, symbolic, scores, given)

@@ -10,7 +10,7 @@ import sympy
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.partitions.booked import Booked, Crossing
+from opmatrix.partitions.booked import Booked, Crossing, stored_arrays
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.axis_states import Partial
@@ -142,6 +142,8 @@ def merged_over(split: Split, step: RankStep) -> type[Monoid]:
 def name_of_step(step: RankStep) -> str:
     """The stored matrix of a step, or its product."""
     if step.op == "act": return next((str(each) for each in step.more[0].args if isinstance(each, Data)), "")
+    if step.op == "experts":
+        return ", ".join(dict.fromkeys(str(data) for _, data, _ in stored_arrays([step])))
     if step.op in ("product", "ring"):
         over, where = step.more[-2:]
         return f"{over.__name__} where {where}"

@@ -18,6 +18,7 @@ from opmatrix.algebra.operators import I, cols, gelu, heads, keep_top, product, 
 from opmatrix.algebra.shapes import LiveSize, Shape, T, size
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import causal
+from opmatrix.split.asking import AT, BACK, CUT, TO
 from opmatrix.split.axis_states import all_bounds
 from rewrites.kinds import left, right, with_heads
 from rewrites.law import FunctionDeclaration
@@ -55,7 +56,8 @@ UNPROVED: dict[RuleKey, str] = {
     ("product", "halo"): "[R1; ..; Rn] · v over {M} = [R1 · v1; ..; Rn · vn], vi the rows that entries of Ri name",
     ("among", "halo"): "z · v over {M} at entries = [z1 · v1; ..; zn · vn], vi the rows that entries of rank i name",
     ("pick", "halo"): "x @ pick = [x1 @ pick; ..; xn @ pick], xi the rows that rank i picks",
-    ("move", "halo"): "rows that entries name = own ones and those of others, in order"}
+    ("move", "halo"): "rows that entries name = own ones and those of others, in order",
+    ("dispatch", TO): "sum of answers times gates = sum of those alone whose gate is not 0, row by row"}
 
 
 def equation(*rules: RuleKey, says: str, exact: bool = False) -> Callable[
@@ -130,7 +132,8 @@ def rows_of_a_table(n: int) -> list[Pair]:
 
 
 @equation(("act", "rows one by one"), ("split", "rows one by one"), ("join", "rows one by one"),
-          ("repeat", "rows one by one"), ("total", "rows one by one"), says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
+          ("repeat", "rows one by one"), ("total", "rows one by one"), ("dispatch", "rows one by one"),
+          ("experts", "rows one by one"), ("combine", "rows one by one"), says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
 def rows_one_by_one(n: int) -> list[Pair]:
     """What goes through each row by itself goes through the rows of each rank."""
     xs, f = some_values("x", n, "m", K), symbol("f", K, P, row_wise=True, uniform=True)
@@ -234,6 +237,34 @@ def sum_of_heads(n: int) -> list[Pair]:
     """The sum of all heads is that of what each rank sums."""
     xs = some_values("x", n, T, K, 1)
     return [(compose(grouped(xs), total), summed(each(total, xs)))]
+
+
+# ---- experts: their answers, a head each, times their columns of a gate, summed
+
+def mixed(answers: Sequence[Operator], gates: Sequence[Operator]) -> Operator:
+    """Answers of some experts, or of some groups of them, times their gates, summed."""
+    found: Operator = compose(grouped(answers) * grouped(gates), total)
+    return found
+
+
+@equation(("experts", AT), ("combine", BACK),
+          says="sum of heads(a1, .., an) * heads(g1, .., gn) = sum of a1 * g1 + .. + sum of an * gn")
+def experts_by_rank(n: int) -> list[Pair]:
+    """Each rank has the answers of some experts, and the sum of all is that of what each rank's come to."""
+    answers, gates = some_values("a", n, T, K, 1), some_values("g", n, T, K, 1)
+    return [(mixed(answers, gates), summed([compose(a * g, total) for a, g in zip(answers, gates, strict=True)]))]
+
+
+@equation(("experts", CUT), ("combine", CUT),
+          says="f(x @ [U1 .. Un]) @ [D1; ..; Dn] * g = f(x @ U1) @ D1 * g + .. + f(x @ Un) @ Dn * g")
+def units_of_experts(n: int) -> list[Pair]:
+    """Each rank has some hidden units of an expert, and so a part of its answer, which a gate may be multiplied by
+    before parts are summed."""
+    x, g = value("x", M, K), value("g", M, P)
+    up, down = some_values("U", n, K, "f"), some_values("D", n, "f", P)
+    parts = [product(compose(product(x, U), gelu), D) for U, D in zip(up, down, strict=True)]
+    return [(product(compose(product(x, abreast(up)), gelu), piled(down)), summed(parts)),
+            (summed(parts) * g, summed([part * g for part in parts]))]
 
 
 # ---- what moves

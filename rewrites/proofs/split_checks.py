@@ -17,9 +17,13 @@ from opmatrix.algebra.operators import gelu, given, pick, product, relation, tur
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
+from opmatrix.partitions.asked_experts import combined, rows_asked, whom
+from opmatrix.partitions.ranks import Message, Meter
 from opmatrix.partitions.related import merge_entries, pick_held
+from opmatrix.partitions.virtual import exchange
 from opmatrix.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.relations import Sparse
+from opmatrix.split.asking import TO
 from opmatrix.split.axis_states import all_bounds, mergeable
 from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
 from opmatrix.split.visible import visibility
@@ -33,6 +37,7 @@ THIN, CLOSE = 1e-9, 1e-12                                 # relative: of interva
 MERGED = tuple(over for over in monoids.MONOIDS if mergeable(over))
 UNEQUAL = "no operator gives what a monoid carries"
 BATCHES = "who sees whom is said by the batch"
+GATES = "whom a row asks is said by the numbers of its gate"
 LINKS = relation("links", "T", "T")
 
 
@@ -241,3 +246,27 @@ def rows_that_others_have(over: type[Monoid], n: int, rng: np.random.Generator) 
         compare_pieces("rows_that_others_have", "halos", np.concatenate([x[each] for each in sent]), x[wanted])
         parts = [pick_held(x[lo:hi], np.arange(lo, hi), wanted) for lo, hi in all_bounds(MANY, n)]
         compare_pieces("rows_that_others_have", "picked rows", reduce(lambda a, b: a + b, parts), x[wanted])
+
+
+# ---- experts
+
+@try_parts(("dispatch", TO), reason=GATES, over=(monoids.sum,))
+def rows_that_ask(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Rows of each rank go to the ranks that have the experts whom their gates name, and the answers back; a row whose
+    gate is 0 adds nothing. Of whole numbers, so that nothing is rounded."""
+    experts, ends = 2 * n, uneven(MANY, n, rng)
+    x, gate = (rng.integers(-9, 10, (MANY, each)).astype(np.float64) for each in (3, experts))
+    gate *= rng.random(gate.shape) < 0.4
+    matrices = rng.integers(-9, 10, (experts, 3, 2)).astype(np.float64)
+    asked = [whom(gate[lo:hi], 0, False) for lo, hi in ends]
+    came = swapped([rows_asked(x[lo:hi], mine) for (lo, hi), mine in zip(ends, asked, strict=True)])
+    back = swapped([tuple(rows @ matrices[2 * r + at % 2] for at, rows in enumerate(own))
+                    for r, own in enumerate(came)])
+    found = [combined(own, gate[lo:hi], mine) for own, (lo, hi), mine in zip(back, ends, asked, strict=True)]
+    compare_pieces("rows_that_ask", "ranks of experts", np.concatenate(found),
+                   np.einsum("ti,eij,te->tj", x, matrices, gate))
+
+
+def swapped(arrays: Sequence[tuple[NDArray[np.float64], ...]]) -> list[tuple[NDArray[np.float64], ...]]:
+    """To each rank its share of the arrays of every rank."""
+    return exchange([Message("exchange", 0, each, 0) for each in arrays], [Meter() for _ in arrays], "ep")

@@ -12,7 +12,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import Held, Message, Meter
+from opmatrix.partitions.ranks import WAITING, Held, Message, Meter
 from opmatrix.partitions.virtual import Ran, run_ranks, with_mesh_axes
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Coordinates
@@ -76,7 +76,7 @@ class ProgramRank(LocalNumbers):
         step = self.steps[at]
         for arg in step.args: self.require(arg)
         if step.op == "move": return (yield self.message(at, step))     # type: ignore[no-any-return]
-        if step.op == "ring": return (yield from self.ring(at, step))[0]
+        if step.op in WAITING: return (yield from getattr(self, step.op)(at, step))[0]  # type: ignore[no-any-return]
         return self.interpreted(step)
 
     def interpreted(self, step: RankStep) -> Held:

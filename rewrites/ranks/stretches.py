@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from opmatrix.algebra.nodes import weight
 from opmatrix.partitions.plan import Partition
+from opmatrix.split.asking import ASKED
 from opmatrix.split.axis_states import Cut, Partial
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
 from opmatrix.split.spreading import replaced
 
-APART = "move", "ring", "slice", "pick", "related", "entered", "symbol"     # of no stretch
+APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED     # of no stretch
 
 
 class Stretch(NamedTuple):
@@ -40,7 +41,7 @@ class StageSteps:
         lo, hi = plan.cuts[stage]
         steps, factor, entry, out = list[RankStep](), list[int](), dict[int, int](), -1
         for at in range(lo, hi):
-            split, place = plan.split_of(at), dict[int, int]()
+            split, place = plan.split_of(at, routed=plan.mesh.experts is not None), dict[int, int]()
             for k, step in enumerate(split.steps):
                 if step.op == "input" and at > lo:
                     place[k] = entry[at] = out

@@ -75,7 +75,8 @@ def test_what_is_proved_and_what_is_checked():
         ("split", "heads"), ("join", "heads"), ("repeat", "heads"), ("repeat", "copied heads"), ("repeat", "columns"),
         ("total", "columns"), ("keep_top", "rows one by one"), ("keep_top", "heads"), ("pick", "picked rows"),
         ("product", "sequences"), ("ring", "ring of keys"),
-        ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked")}
+        ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked"),
+        ("dispatch", "rows to their experts")}
     assert all(each.reason for each in VERDICTS if each.how == CHECKED)
     assert written(VERDICTS).count("\n") == len(VERDICTS) + 1 and "columns of a matrix" in written(VERDICTS)
 
@@ -101,6 +102,9 @@ def small(family, **more):
     return build(dict(model_type=family, vocab_size=20, **sizes) | more, at)
 
 
+MIXTRAL = dict(model_type="mixtral", vocab_size=20, hidden_size=16, intermediate_size=12, max_position_embeddings=16,
+               num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1, num_local_experts=4,
+               num_experts_per_tok=2, rms_norm_eps=1e-5)
 MESHES = [Mesh.of(tp=(2, name)) for name in ("data", "tensor", "sequence-vocabulary", "vocabulary", "ring", "ulysses",
                                              "keys", "gathered")] + [
     Mesh.of(tp=(4, "tensor")), Mesh.of(dp=(2, "data"), tp=(2, "sequence"), cp=(2, "ring"))]
@@ -113,6 +117,10 @@ def splits():
         for mesh in MESHES:
             plan = partition(model, mesh, BatchSizes(4, 12))
             yield from {id(split): split for split in plan.splits.values()}.values()
+    experts = build(MIXTRAL, at)
+    for tensor, kind in (("tensor", "experts"), ("sequence", "whole-experts")):
+        plan = partition(experts, Mesh.of(dp=(2, "data"), tp=(2, tensor), ep=(2, kind)), BatchSizes(4, 12))
+        yield from {id(split): split for split in plan.splits.values()}.values()
     data, tensor = Mesh.of(dp=(2, "data")), Mesh.of(tp=(2, "tensor"))
     summed = I @ weight(at("W", 6, 8)) @ heads(4) @ weight(at("H", 4, 2, 3)) @ total
     both = row(I @ weight(at("A", 6, 3)), I @ weight(at("B", 6, 3)))

@@ -1,0 +1,140 @@
+"""A rank's part of a mixture: rows go to the ranks that have the experts that they ask, one array for each expert, and
+their answers come back to who asked. Nothing is known of a gate before it is there: whom a row asks is where its gate
+is not 0."""
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.oracles import DenseReading
+from opmatrix.algebra.term import Operator
+from opmatrix.partitions.asked_rows import live_lines
+from opmatrix.partitions.feeds import Feed
+from opmatrix.split.carrying import contracts
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import Placement
+
+ByExpert: TypeAlias = tuple[Numeric, ...]                   # an array of rows for each expert, or for each and sender
+Asked: TypeAlias = NDArray[np.bool_]                        # rows x experts
+Count: TypeAlias = Callable[[int], None]                    # of multiplications and additions
+
+
+def whom(gate: Numeric, asked: int, even: bool) -> Asked:
+    """Which experts the rows of a gate ask: where it is not 0, or, where routing is forced to be `even`, so many each
+    in turn."""
+    if not even: return np.asarray(gate != 0)
+    found, turn = np.zeros(gate.shape, bool), np.arange(len(gate) * asked)
+    found[turn // asked, turn % gate.shape[1]] = True
+    return found
+
+
+def rows_asked(x: Numeric, asked: Asked) -> ByExpert:
+    """The rows of x that ask each expert, in order."""
+    rows = x.reshape(-1, x.shape[-1])
+    return tuple(rows[mine] for mine in asked.T)
+
+
+def combined(answers: ByExpert, gate: Numeric, asked: Asked) -> Numeric:
+    """The answers to each row times its gate, summed in ascending order of experts."""
+    found: Numeric = np.zeros((len(gate), answers[0].shape[-1]))
+    for e, answer in enumerate(answers): found[asked[:, e]] += gate[asked[:, e], e, None] * answer
+    return found
+
+
+def answered(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, experts: int,
+             count: Count) -> tuple[ByExpert, int]:
+    """What experts answer to rows, which are those of each sender one after the other; beside these, the most numbers
+    that are held of what they make. `narrowed` are matrices with the numbers that are here."""
+    values: list[list[Numeric]] = [[rows for rows in came]]
+    room, live = 0, live_lines(body)
+    for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True)):
+        if not at: continue
+        made = []
+        for place in range(len(came)):
+            taken = [values[a][place] for a in step.args]
+            made.append(entry(step, expert_of(matrix, place % experts) if matrix else None, taken, count))
+        values.append(made)
+        room = max(room, sum(each.size for k in live[at - 1] for each in values[k]))
+    return tuple(values[-1]), room - sum(each.size for each in values[-1])
+
+
+def entry(step: RankStep, matrix: Operator | None, taken: Sequence[Numeric], count: Count) -> Numeric:
+    """What one step of an expert makes of rows."""
+    if matrix is None:
+        one, other = taken
+        return one + other if step.op == "add" else one * other
+    if not taken: return np.atleast_2d(matrix.args[0].array)[-1:].astype(np.float64)
+    found: Numeric = DenseReading(taken[0]).act(matrix).array
+    if contracts(matrix): count(2 * found.size * taken[0].shape[-1])
+    return found
+
+
+def expert_of(matrix: Operator, e: int) -> Operator:
+    """The matrix of one expert."""
+    def own(each: Any) -> Any:
+        return Data.of(each.array[e]) if isinstance(each, Data) and len(each.shape) == 3 else each
+    found: Operator = matrix.kind(*map(own, matrix.args))
+    return found
+
+
+class AskingRank:
+    """What a rank does for mixtures, beside all else that it does."""
+    values: dict[int, Any]
+    steps: Sequence[RankStep]
+    mesh: Mesh
+    feed: Feed
+
+    def exchanged(self, at: int, axis: int, arrays: ByExpert) -> Generator[Any, Any, ByExpert]:
+        """To each rank of an axis its share of the arrays, in order; what came, in the order of senders."""
+        raise NotImplementedError
+
+    def narrowed(self, step: RankStep) -> Operator:
+        """The matrix of a step with the numbers that are here."""
+        raise NotImplementedError
+
+    def by_expert(self, stored: Placement) -> bool:
+        """Whether an array lies expert by expert."""
+        return any(self.mesh.axes[k].strategy.experts for k, _ in stored.cuts)
+
+    def worked(self, flops: int) -> None:
+        """Counts multiplications and additions."""
+        raise NotImplementedError
+
+    def gate(self, at: int, asked: int) -> tuple[Numeric, Asked]:
+        """The rows of a gate, and whom they ask."""
+        rows = self.values[at].reshape(-1, self.values[at].shape[-1])
+        return rows, whom(rows, asked, self.feed.even)
+
+    def dispatch(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
+        """Rows to the experts that they ask; what is held meanwhile."""
+        _, asked, axis = step.more
+        _, mine = self.gate(step.args[1], asked)
+        sent = rows_asked(self.values[step.args[0]], mine)
+        if axis is None: return sent, 0
+        return (yield from self.exchanged(at, axis, sent)), sum(each.size for each in sent)
+
+    def experts(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
+        """Rows that came through the experts that are here."""
+        yield from ()
+        [body], came = step.more, self.values[step.args[0]]
+        count, _, axis = self.steps[step.args[0]].more
+        here = len(came) if axis is None else int(count) // self.mesh.axes[axis].count
+        matrices = [self.narrowed(each) if each.op == "act" else None for each in body]
+        return answered(body, matrices, came, here, self.worked)
+
+    def combine(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric, int]]:
+        """Answers back to who asked, and their sum; what is held meanwhile."""
+        _, asked, axis = step.more
+        gate, mine = self.gate(step.args[1], asked)
+        answers, room = self.values[step.args[0]], 0
+        if axis is not None:
+            answers = yield from self.exchanged(at, axis, answers)
+            room = sum(each.size for each in answers)
+        found = combined(answers, gate, mine)
+        return found.reshape(*self.values[step.args[1]].shape[:-1], -1), room
+

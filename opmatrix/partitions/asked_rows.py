@@ -1,0 +1,131 @@
+"""What rows that ask experts cost, as formulas: how many come to a rank, what their answers take, what crosses. Each
+asks as many experts as its gate keeps, and each expert is asked as often as any other, but for the load that the mesh
+says: so many times the mean on the busiest rank. Where routing is even the formulas are exact."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sympy
+
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.split.asking import ASKED
+from opmatrix.split.axis_states import Coordinate, Dims, Largest, Piece, even
+from opmatrix.split.carrying import contracts
+from opmatrix.split.mesh import Axis, Mesh
+from opmatrix.split.moving import RankStep, last_reads
+from opmatrix.split.placement import local
+
+NONE = sympy.Integer(0)
+ByRanks = Callable[..., sympy.Expr]                         # one of several expressions, by the coordinate of a rank
+
+
+class Exchanged(NamedTuple):
+    """What a rank hands over to those that its rows ask, or that asked it, in numbers; what of it leaves the rank; and
+    what it hands over where it has the load of the busiest."""
+    payload: sympy.Expr
+    wire: sympy.Expr
+    whole: sympy.Expr
+
+
+@dataclass(frozen=True)
+class AskedRows:
+    """The formulas of the steps of mixtures, among others, on a mesh. `held` are the sizes that a rank holds of the
+    value of each; `by_rank` makes one expression of those of several ranks."""
+    steps: Sequence[RankStep]
+    held: Sequence[Dims]
+    mesh: Mesh
+    by_rank: ByRanks
+
+    def dispatched(self, at: int) -> int:
+        """The step that sends the rows of a mixture, of any of its three."""
+        return at if self.steps[at].op == "dispatch" else self.dispatched(self.steps[at].args[0])
+
+    def sent(self, at: int) -> sympy.Expr:
+        """Rows that a rank sends, one for each expert that a row of its own asks."""
+        at = self.dispatched(at)
+        return sympy.sympify(self.steps[at].more[1] * self.held[at].batch * self.held[at].rows)
+
+    def came(self, at: int) -> sympy.Expr:
+        """Rows that come to a rank: its share of what its group sends, times the load."""
+        at, sent = self.dispatched(at), self.sent(at)
+        if self.axis(at) is None: return sent
+        return self.load * self.group_rows(sent) / sympy.sympify(self.axis(at).ranks)      # type: ignore[union-attr]
+
+    def axis(self, at: int) -> Axis | None:
+        """The axis of experts, where rows of a mixture cross it."""
+        number = self.steps[self.dispatched(at)].more[2]
+        return None if number is None else self.mesh.axes[number]
+
+    @property
+    def load(self) -> sympy.Expr: return sympy.nsimplify(self.mesh.load)
+
+    def group_rows(self, own: sympy.Expr) -> sympy.Expr:
+        """Rows of all ranks that have all experts together, from those of one."""
+        assert self.mesh.experts is not None
+        whole, count = evened(own), self.mesh.experts.ranks
+        folded = [self.mesh.axes[k] for k in self.mesh.folded]
+        if not whole.atoms(Coordinate) or not all(isinstance(n, int) for n in (count, *(a.ranks for a in folded))):
+            return even(whole) * count
+        places = range(sympy.prod([axis.ranks for axis in folded]))
+        each = [whole.xreplace(dict(zip((axis.at for axis in folded), coordinates(at, folded), strict=True)))
+                for at in places]
+        groups = [sum(each[at - at % count:at - at % count + count], NONE) for at in places]
+        for axis in reversed(folded):
+            groups = [self.by_rank(axis.at, *groups[at:at + axis.count]) for at in range(0, len(groups), axis.count)]
+        return groups[0]
+
+    def numbers(self, at: int) -> sympy.Expr:
+        """Numbers that a rank holds of rows that came, or of their answers, which may be parts of sums."""
+        return self.came(at) * self.held[at].cols
+
+    def flops(self, at: int) -> sympy.Expr:
+        """Multiplications and additions of the rows that came, each through one expert."""
+        widths = self.widths(at)
+        pairs = [(widths[step.args[0]], own) for step, own in zip(self.steps[at].more[0], widths, strict=True)
+                 if step.op == "act" and step.args and contracts(step.more[0])]
+        return self.came(at) * sum((sympy.sympify(2 * rows * cols) for rows, cols in pairs), NONE)
+
+    def widths(self, at: int) -> list[LiveSize]:
+        """Columns that a rank has of each value within an expert."""
+        return [local(step.dims, step.placement, self.mesh).cols for step in self.steps[at].more[0]]
+
+    def room(self, at: int) -> sympy.Expr:
+        """What is held beside the operands and the value: rows on their way, or what an expert makes of them."""
+        step = self.steps[at]
+        if step.op != "experts":
+            return NONE if self.axis(at) is None else self.sent(at) * self.held[at].cols
+        made = [sympy.sympify(sum((self.widths(at)[k] for k in live), NONE)) for live in live_lines(step.more[0])]
+        return self.came(at) * (Largest(*made) - self.held[at].cols)
+
+    def exchanged(self, at: int) -> Exchanged | None:
+        """What a step sends; None where all experts are here."""
+        step, axis = self.steps[at], self.axis(at) if self.steps[at].op in ASKED else None
+        if step.op not in ("dispatch", "combine") or axis is None: return None
+        own = self.sent(at) * self.held[at].cols
+        if step.op == "dispatch": return Exchanged(own, own - own / axis.ranks, self.load * own)
+        handed = self.came(at) * self.held[at].cols
+        return Exchanged(handed, handed - self.load * own / axis.ranks, handed)
+
+
+def evened(e: sympy.Expr) -> sympy.Expr:
+    """An expression in which cuts that divide are numbers, whatever the rank."""
+    return e.xreplace({cut: cut.even() for cut in e.atoms(Piece)
+                       if all(each.is_Integer for each in cut.args[:2]) and cut.args[0] % cut.args[1] == 0})
+
+
+def coordinates(number: int, axes: Sequence[Axis]) -> list[sympy.Integer]:
+    """The coordinates of a rank by its number, the last axis fastest."""
+    found = []
+    for axis in reversed(axes):
+        number, r = divmod(number, axis.count)
+        found.append(sympy.Integer(r))
+    return found[::-1]
+
+
+def live_lines(body: Sequence[RankStep]) -> list[list[int]]:
+    """What is held of what an expert makes while each of its steps runs: its rows are not, nor rows that are the same
+    for all."""
+    lasts = last_reads(body, len(body) - 1)
+    return [[k for k in range(1, at + 1) if body[k].args and lasts[k] >= at] for at in range(1, len(body))]

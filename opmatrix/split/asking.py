@@ -1,0 +1,85 @@
+"""Rows that ask experts: sent to the ranks that have those whom their gates name, answered there, sent back and summed
+in ascending order of experts. On an axis of experts each rank has some of them, for the rows of its whole group."""
+from __future__ import annotations
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
+from opmatrix.split.axis_states import AxisState, Cut, Dims
+from opmatrix.split.mesh import Axis, nearest_divisor
+from opmatrix.split.mixtures import BodyStates, Mixture, cut_body, stacks
+from opmatrix.split.moving import Ground, RankStep
+from opmatrix.split.placement import Placement, pass_rule, role_of
+
+ASKED = "dispatch", "experts", "combine"                    # rows to experts, through them, and back
+TO, AT, BACK, CUT = "rows to their experts", "experts of a rank", "answers of all ranks", "units of experts"
+
+
+def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: int) -> int:
+    """The steps of a mixture: `rows` and `gate` are the steps of its operands, `dims` the sizes of its sum."""
+    axis = experts_axis(split, mixture)
+    number = None if axis is None else split.mesh.index(axis.name)
+    bodies: dict[int, BodyStates] = {}
+    for k, each in enumerate(split.mesh.axes):
+        state = split.merged_on(k, rows)
+        if role_of(state) not in ("batch", "rows"): state = split.home(k, rows)
+        if each.strategy.weights:
+            if axis is not None and k in split.mesh.folded:
+                if state is None: state = split.shared(k, Cut("rows", split.steps[rows].dims.rows))
+            elif (cut := cut_body(mixture.body)) is not None:
+                bodies[k], state = cut, None
+                check_units(each, mixture, cut)
+        rows, gate = split.want(rows, k, state), split.want(gate, k, state)
+    given = split.steps[rows]
+    passed = tuple((k, pass_rule(state)) for k, state in given.placement.cuts)
+
+    def add(op: str, args: tuple[int, ...], more: tuple[object, ...], dims: Dims, placement: Placement,
+            rule: str) -> int:
+        named = tuple((k, CUT) for k in bodies if placement.on(k) is not None)
+        own = () if number is None else ((number, rule),)
+        return split.add(RankStep(op, args, more, dims, placement, why=rule, rules=(*passed, *named, *own)))
+    answered = given.placement
+    for k, cut in bodies.items(): answered = answered.but(k, cut.values[-1])
+    sent = add("dispatch", (rows, gate), (mixture.experts, mixture.asked, number), given.dims, given.placement, TO)
+    body = tuple(body_steps(mixture, bodies, number))
+    own = add("experts", (sent,), (body,), dims, answered, AT)
+    return add("combine", (own, gate), (mixture.experts, mixture.asked, number), dims, answered, BACK)
+
+
+def experts_axis(split: Ground, mixture: Mixture) -> Axis | None:
+    """The axis of experts, where there is more than a rank of it. Raises InputError for ranks among which experts
+    cannot be shared evenly."""
+    axis = split.mesh.experts
+    if axis is None or axis.ranks == 1: return None
+    if isinstance(mixture.experts, int) and isinstance(axis.ranks, int) and mixture.experts % axis.ranks:
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there are {mixture.experts} experts: the "
+                         f"nearest that divides is {nearest_divisor(mixture.experts, axis.ranks)}")
+    return axis
+
+
+def check_units(axis: Axis, mixture: Mixture, cut: BodyStates) -> None:
+    """Raises InputError for more ranks than an expert has hidden units."""
+    for line, state in zip(mixture.body, cut.stored, strict=True):
+        if not (isinstance(state, Cut) and isinstance(state.units, int) and isinstance(axis.ranks, int)): continue
+        if state.units < axis.ranks:
+            raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks, and {line.more[0]} has {state.units} hidden "
+                             f"units of each expert: the nearest that divides is {state.units}")
+
+
+def body_steps(mixture: Mixture, bodies: dict[int, BodyStates], number: int | None) -> list[RankStep]:
+    """What an expert does, as steps of one row: their sizes are of a row, and their numbers are of all experts."""
+    found = []
+    for at, line in enumerate(mixture.body):
+        placement, stored = Placement(), Placement()
+        if number is not None and line.op == "act" and stacks(line.more[0]):
+            stored = stored.but(number, Cut("heads", mixture.experts))
+        for k, cut in bodies.items():
+            placement = placement.but(k, cut.values[at])
+            if line.op == "act" and any(isinstance(each, Data) for each in line.more[0].args):
+                stored = stored.but(k, stored_state(line.more[0].args[0], cut.stored[at]))
+        found.append(RankStep(line.op, line.args, line.more, Dims(cols=line.shape.cols), placement, stored))
+    return found
+
+
+def stored_state(data: Data, state: AxisState) -> AxisState:
+    """How an array lies where columns, or rows, of its matrix are cut; a single number has none."""
+    return None if data.shape[-1] == 1 and role_of(state) == "cols" else state

@@ -1,0 +1,126 @@
+"""Mixtures of experts in the lines of a term: what each expert does with a row, and the gate whose columns say which
+rows ask it. As written every expert is given every row, and a gate's zero takes its answer away; ranks compute the
+answers alone that a gate asks for."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.shapes import LiveSize, as_int, certain, expression
+from opmatrix.algebra.term import Operator
+from opmatrix.split.axis_states import AxisState, Cut, Partial
+from opmatrix.split.carrying import Cuttable, contracts
+from opmatrix.split.traced import Operation
+
+
+class Mixture(NamedTuple):
+    """`rows` are what experts are given and `gate` whom each of them asks, lines both; so many `experts`, of which a
+    row asks so many. `body` is what one of them does: its line 0 is the rows, its last one their answers. `inside` are
+    the lines that nothing else reads."""
+    rows: int
+    gate: int
+    experts: LiveSize
+    asked: LiveSize
+    body: tuple[Operation, ...]
+    inside: frozenset[int]
+
+
+def find_mixtures(lines: Sequence[Operation]) -> dict[int, Mixture]:
+    """The mixtures of a term by the line that sums them."""
+    readers: list[list[int]] = [[] for _ in lines]
+    for at, line in enumerate(lines):
+        for arg in line.args: readers[arg].append(at)
+    found = (mixture_at(lines, readers, at) for at, line in enumerate(lines) if line.op == "total")
+    return {at: each for at, each in found if each is not None}
+
+
+def mixture_at(lines: Sequence[Operation], readers: Sequence[Sequence[int]],
+               at: int) -> tuple[int, Mixture | None]:
+    """The mixture that a sum of heads is of, if it is of one: answers, a head each, times a column of a gate each."""
+    [product] = lines[at].args
+    if lines[product].op != "mul": return at, None
+    for answers, column in (lines[product].args, lines[product].args[::-1]):
+        gate = lines[column]
+        if gate.op != "split" or gate.shape.cols != 1 or lines[gate.args[0]].shape.heads != 1: continue
+        count = gate.more[0]
+        own, rows = body_of(lines, answers, count)
+        inside = {each for each in own if lines[each].args} | {product, column}
+        if len(rows) != 1 or lines[answers].level or readers[product] != [at] or any(
+                reader not in inside for each in inside - {product} for reader in readers[each]): continue
+        if not all(lines[each].op in ("act", "add", "mul") for each in own): continue
+        [given] = rows
+        place = {given: 0} | {each: k for k, each in enumerate(own, 1)}
+        body = (Operation("input", (), (), lines[given].shape), *(
+            lines[each]._replace(args=tuple(place[a] for a in lines[each].args),
+                                 shape=lines[each].shape._replace(heads=1)) for each in own))
+        return at, Mixture(given, gate.args[0], count, kept_columns(lines, gate.args[0]), body, frozenset(inside))
+    return at, None
+
+
+def body_of(lines: Sequence[Operation], answers: int, count: LiveSize) -> tuple[list[int], set[int]]:
+    """The lines that experts' answers are made by, in order, and the values that all experts are given."""
+    own, rows, todo = set[int](), set[int](), [answers]
+    while todo:
+        if (at := todo.pop()) in own or at in rows: continue
+        if lines[at].shape.heads == count or (lines[at].op == "act" and not lines[at].args):
+            own.add(at)
+            todo += lines[at].args
+        else: rows.add(at)
+    return sorted(own), rows
+
+
+def kept_columns(lines: Sequence[Operation], at: int) -> LiveSize:
+    """How many numbers of a row are not 0 at most, in each head."""
+    line = lines[at]
+    match line.op:
+        case "keep_top": return line.more[0]
+        case "mul":
+            kept = [kept_columns(lines, a) for a in line.args if lines[a].shape.cols != 1]
+            return next((each for each in kept if all(each == other or certain(each <= other) for other in kept)),
+                        line.shape.cols)
+        case "join": return as_int(expression(kept_columns(lines, line.args[0])) * line.more[0])
+        case "act" if line.args and (line.more[0].diagonal or (
+            line.more[0].entrywise and line.more[0].maps_zero_to_zero)): return kept_columns(lines, line.args[0])
+    return line.shape.cols
+
+
+# ---- one expert on an axis that cuts weights
+
+class BodyStates(NamedTuple):
+    """How the value of each line of a body lies on an axis, and its numbers."""
+    values: tuple[AxisState, ...]
+    stored: tuple[AxisState, ...]
+
+
+def cut_body(body: Sequence[Operation]) -> BodyStates | None:
+    """Columns of the first weights of an expert are cut, and rows of the next, so that each rank has a part of every
+    answer; None where nothing can be cut so."""
+    carried = Cuttable(body)
+    values, stored = list[AxisState](), list[AxisState]()
+    for at, line in enumerate(body):
+        taken = [values[a] for a in line.args]
+        if any(isinstance(state, Partial) for state in taken): return None      # answers go on behind the sum
+        cut = next((state for state in taken if isinstance(state, Cut)), None)
+        out: AxisState = cut
+        own: AxisState = cut
+        if line.op == "act" and line.args:
+            if contracts(line.more[0]):
+                if cut is not None: out, own = Partial(monoids.sum), Cut("rows", cut.units)
+                elif carried.carry[at]: out = own = Cut("cols", line.shape.cols)
+            elif not (line.more[0].entrywise or line.more[0].diagonal) and out is not None: return None
+        values.append(out)
+        stored.append(own)
+        for arg in line.args if line.op in ("add", "mul") and isinstance(out, Cut) else ():
+            if body[arg].args or values[arg] == out: continue
+            if body[arg].op == "act" and body[arg].shape.cols != 1: values[arg] = stored[arg] = out
+    return BodyStates(tuple(values), tuple(stored)) if isinstance(values[-1], Partial) else None
+
+
+def is_stack(data: object) -> bool:
+    """Whether it is an array that has a matrix for each expert."""
+    return isinstance(data, Data) and len(data.shape) == 3
+
+
+def stacks(matrix: Operator) -> bool: return any(map(is_stack, matrix.args))
