@@ -1,5 +1,5 @@
-"""Collectives of carriers over a wire that moves vectors between pairs of ranks. Parts are merged in the order of ranks,
-so bits are those of virtual ranks. What crosses is counted at the vectors."""
+"""Collectives of carriers over a wire that moves vectors between pairs of ranks. Parts are merged in the order of
+ranks, so bits are those of virtual ranks. What crosses is counted at the vectors."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,5 @@
-"""One rank as a process: `python -m opmatrix.launching.worker`, which the launcher starts. It reads jobs, a line of JSON
-each, and ends when nobody writes any more."""
+"""One rank as a process: `python -m opmatrix.launching.worker`, which the launcher starts. It reads jobs, each a line
+of JSON, and ends when nobody writes any more."""
 from __future__ import annotations
 
 import json
