@@ -16,7 +16,7 @@ class QueueWire:
 
     def exchange(self, sends, takes):
         for to, vector in sends.items(): self.queues[self.rank, to].put(np.array(vector, np.float64))
-        found = {of: self.queues[of, self.rank].get(timeout=5) for of in takes}
+        found = {of: self.queues[of, self.rank].get(timeout=1) for of in takes}
         assert {of: len(each) for of, each in found.items()} == dict(takes)
         return found
 

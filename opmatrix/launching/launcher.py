@@ -77,7 +77,7 @@ class Ranks:
     def __init__(self, count: int, deadline: float = 10.0, port: int = 0, program: Sequence[str] = PROGRAM) -> None:
         if count < 1: raise InputError(f"ranks {count}: at least 1")
         if deadline <= 0: raise InputError(f"deadline {deadline}: seconds, more than 0")
-        if find_spec("torch") is None:
+        if program == PROGRAM and find_spec("torch") is None:
             raise InputError("launch: torch, which carries what crosses, is not installed: pip install "
                              "'opmatrix[launch]'")
         self.count, self.deadline, self.program = count, deadline, program
@@ -214,7 +214,7 @@ def listening(port: int) -> socket.socket:
     """A socket of this machine. Raises InputError for a port that is in use, or is none."""
     try: return socket.create_server((HOST, port))
     except (OSError, OverflowError) as error:
-        why = error.strerror if isinstance(error, OSError) else "a port is a number from 0 to 65535"
+        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "a port is a number from 0 to 65535"
         raise InputError(f"port {port}: {why}: name another, or 0 for a free one") from None
 
 
