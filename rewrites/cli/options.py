@@ -82,4 +82,5 @@ Cuts = Annotated[list[str] | None, typer.Option(
     "--cut", metavar="NAMES=WAY", help="weights of these names are cut by columns or by rows over tp, or whole; what "
                                        "meets them follows (may be given again)")]
 Form = Annotated[str, typer.Option(help="table; latex; python: a function of the sizes; derivation: which rule "
-                                          "splits what")]
+                                          "splits what; placements: of weights, as torch's DTensor has them, in JSON; "
+                                          "workflow: tasks, data and what they wait for, in YAML")]

@@ -44,11 +44,11 @@ def test_what_goes_wrong_is_named(parts, words):
 
 
 def test_who_only_lost_another_says_so():
-    with pytest.raises(RanksFailed, match="lost rank 1: closed|ended with status 1"): acted("loses", "waits")
+    with pytest.raises(RanksFailed, match=r"lost rank 1: closed|ended with status 1"): acted("loses", "waits")
 
 
 def test_bad_input_of_a_rank_is_bad_input():
-    with pytest.raises(InputError, match="^mesh: not so$"): acted("refuses", "waits")
+    with pytest.raises(InputError, match=r"^mesh: not so$"): acted("refuses", "waits")
 
 
 def test_what_is_done_is_handed_on():
@@ -60,21 +60,22 @@ def test_what_is_done_is_handed_on():
 def test_what_cannot_start_is_refused(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-        with pytest.raises(InputError, match=f"^port {port}: .*in use: name another, or 0"): Ranks(2, port=port)
-    with pytest.raises(InputError, match="^port 70000: a port is a number from 0 to 65535"): Ranks(2, port=70000)
-    with pytest.raises(InputError, match="^ranks 0: at least 1$"): Ranks(0)
-    with pytest.raises(InputError, match="^deadline 0: seconds"): Ranks(2, 0)
+        with pytest.raises(InputError, match=rf"^port {port}: .*in use: name another, or 0"): Ranks(2, port=port)
+    with pytest.raises(InputError, match=r"^port 70000: a port is a number from 0 to 65535"): Ranks(2, port=70000)
+    with pytest.raises(InputError, match=r"^ranks 0: at least 1$"): Ranks(0)
+    with pytest.raises(InputError, match=r"^deadline 0: seconds"): Ranks(2, 0)
     monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"^launch: torch, .* not installed: pip install 'opmatrix\[launch\]'$"): Ranks(2)
+    words = r"^launch: torch, .* not installed: pip install 'opmatrix\[launch\]'$"
+    with pytest.raises(InputError, match=words): Ranks(2)
 
 
 def test_a_mesh_of_other_ranks_is_refused():
     with Ranks(2, program=(sys.executable, ACTOR, "waits", "waits")) as ranks:
-        with pytest.raises(InputError, match="^mesh: it has 3 ranks, and 2 were started$"):
+        with pytest.raises(InputError, match=r"^mesh: it has 3 ranks, and 2 were started$"):
             ranks.run(Job({}, dict(x=(3, "tensor")), [[1]]))
 
 
 def test_who_never_comes_is_named(monkeypatch):
     monkeypatch.setattr("opmatrix.launching.launcher.STARTING", 0.5)
     ranks = Ranks(2, program=(sys.executable, ACTOR, "waits", "late"))
-    with pytest.raises(RanksFailed, match="^rank 1 hangs: nothing of it for 0.5 s"), ranks: pass
+    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 0.5 s"), ranks: pass

@@ -54,7 +54,7 @@ def test_a_rank_that_is_killed_is_named(ranks):
     """While it runs; all others end, too. It is the last test here, since no rank is left."""
     processes = [each.process for each in ranks.ranks]
     Timer(1.0, lambda: os.kill(processes[2].pid, signal.SIGKILL)).start()
-    with pytest.raises(RanksFailed, match="^rank 2 died by SIGKILL$"):
+    with pytest.raises(RanksFailed, match=r"^rank 2 died by SIGKILL$"):
         ranks.run(Job(CONFIG, AXES["dp x tp"], ids_of(4, 11), steps=100_000))
     assert all(each.returncode is not None for each in processes)
 
