@@ -1,5 +1,5 @@
 """The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, profile, verify,
-partition, spectrum."""
+partition, launch, spectrum."""
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
+from rewrites.cli.launches import launch_model
 from rewrites.cli.outputs import possible, say, write_results
 
 if TYPE_CHECKING:
@@ -389,6 +390,9 @@ def partition_model(
     say(text)
 
 
+app.command("launch")(launch_model)
+
+
 @app.command()
 def spectrum(
     model: options.ModelName,
@@ -398,7 +402,7 @@ def spectrum(
     below them."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
-    from rewrites.cli.spectrum import weights
+    from rewrites.report.weight_spectra import weights
     possible({"--out": (out, drawable)}, model)
     found = weights(open_model(model).operator())
     say(spectrum_text(found))

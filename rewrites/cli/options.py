@@ -101,4 +101,5 @@ StateBytes = Annotated[str, typer.Option("--state", help="bytes a parameter of w
 Timeline = Annotated[Path | None, typer.Option(metavar="OUT.svg|OUT.json", help="where to draw a step of training, as "
                                                                                 "a picture or a Chrome trace")]
 Form = Annotated[str, typer.Option(help="table; latex; python: a function of the sizes; derivation: which rule "
-                                          "splits what")]
+                                          "splits what; placements: of weights, as torch's DTensor has them, in JSON; "
+                                          "workflow: tasks, data and what they wait for, in YAML")]

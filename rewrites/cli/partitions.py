@@ -9,6 +9,8 @@ from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
 from opmatrix.display.timeline import check_timeline
 from opmatrix.files.checkpoint import open_model
+from opmatrix.launching.dtensor import placements_text
+from opmatrix.launching.workflow import workflow_of
 from opmatrix.microbatches.named import PipelineKind, pipeline_kind
 from opmatrix.models import name_sizes, promised
 from opmatrix.models.config import Settings
@@ -25,7 +27,7 @@ from rewrites.cli.predict import named_sheet, open_promised
 from rewrites.compiler.planned import configured, weightless
 from rewrites.derivations.partitioned import derivation_of
 
-FORMS = "table", "latex", "python", "derivation"
+FORMS = "table", "latex", "python", "derivation", "placements", "workflow"
 VALUES = "bf16", "float16", "float32"
 RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
 
@@ -139,6 +141,8 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
     if ask.train is not None: return f"{view.text()}\n\n{told_training(plan, exact, ask, ask.train)}"
     if ask.form == "table": return view.text()
     if ask.form == "derivation": return str(derivation_of(plan))
+    if ask.form == "placements": return placements_text(exact or plan)
+    if ask.form == "workflow": return workflow_of(exact or plan).yaml()
     return "\n\n".join(each.latex() if ask.form == "latex" else each.python() for each in view.formulas)
 
 

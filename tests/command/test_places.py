@@ -12,9 +12,9 @@ from formats.disk.cache import CACHE_VARIABLE
 from opmatrix.files.loading import KIND, PROGRAM
 from rewrites.cli.commands import app
 
-WRITES = {"out", "results"}                                 # parameters that name what is written
+WRITES = {"out", "results", "trace"}                                # parameters that name what is written
 TEXTS = {"prompt"}                                          # arguments that name no file
-SUFFIX = {"embed": ".npy", "spectrum": ".png"}
+SUFFIX = {"embed": ".npy", "spectrum": ".png", "launch": ".json"}
 
 
 def parameters(callback):
@@ -54,7 +54,7 @@ def held(path): return {each: each.read_bytes() for each in path.rglob("*") if e
 def test_every_command_that_writes_is_here():
     assert {(name, output) for name, output, _ in CASES} == {
         ("optimize", "out"), ("optimize", "results"), ("embed", "out"), ("evaluate", "results"), ("spectrum", "out"),
-        ("generate", "results")}
+        ("generate", "results"), ("launch", "results"), ("launch", "trace")}
     assert len(CASES) >= 20
 
 

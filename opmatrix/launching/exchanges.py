@@ -1,0 +1,243 @@
+"""Collectives of carriers over a wire that moves vectors between pairs of ranks. Parts are merged in the order of
+ranks, so bits are those of virtual ranks. What crosses is counted at the vectors."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from math import prod
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from opmatrix.algebra.data import Numeric
+from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
+from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, cut_piece
+from opmatrix.partitions.virtual import group_of, pieces_of
+from opmatrix.split.axis_states import bounds
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.placement import Coordinates
+
+Vectors: TypeAlias = Mapping[int, Numeric]                  # by rank
+NOTHING = np.zeros(0)
+
+
+class Wire(Protocol):
+    """Moves vectors of float64."""
+    def exchange(self, sends: Vectors, takes: Mapping[int, int]) -> Vectors:
+        """Sends a vector to each of some ranks, and takes one of so many numbers from others."""
+        ...
+
+
+class NotFinite(RanksFailed):
+    """Values that are no numbers."""
+
+
+class Crossings:
+    """One rank's end of all crossings. In the first run a heading goes before each; sizes are known then, and later the
+    heading is the front of what crosses anyway."""
+    def __init__(self, wire: Wire, mesh: Mesh, place: Coordinates, meter: Meter) -> None:
+        self.wire, self.mesh, self.place, self.meter = wire, mesh, place, meter
+        self.ranks = {each: number for number, each in enumerate(mesh.places())}
+        self.here, self.length = self.ranks[place], length_of(mesh)
+        self.checking = Checking(mesh, self.here)
+        self.known: dict[tuple[int, int], dict[int, Heading]] = {}
+        self.current: Message | None = None                 # what this rank waits in
+        self.begin(meter)
+
+    def begin(self, meter: Meter) -> None:
+        """Counts what follows in another meter; sizes stay known."""
+        self.meter, self.times = meter, dict[int, int]()
+
+    def cross(self, message: Message) -> Numeric | Carriers:
+        """What a rank gets for what it hands over. Raises Disagreement where others are in another crossing, and
+        NotFinite for values that are no numbers."""
+        if any(np.isnan(each).any() for each in message.arrays):
+            raise NotFinite(f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is "
+                            "not a number")
+        self.current = message
+        found, wire, messages = EXCHANGES[message.op](Crossing(self, message))
+        self.current = None
+        if message.op != "take":
+            name = "send" if message.op == "give" else message.op
+            self.meter.sent((name, self.mesh.axes[message.axis].name), message.numbers, wire, messages)
+        return found
+
+    def meet(self, message: Message, sends: Sequence[int], takes: Sequence[int]) -> tuple[dict[int, Heading], Numeric]:
+        """What other ranks say of a crossing, and what is to go before the numbers: nothing where it went already."""
+        own, at = Heading.of(message), message.at
+        vector = own.vector(self.length)
+        key = at, self.times.get(at, 0)
+        self.times[at] = key[1] + 1
+        if key in self.known: return self.known[key], vector
+        came = self.wire.exchange(dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length))
+        said = {rank: Heading.read(each) for rank, each in came.items()}
+        self.checking.demand(message, own, said)
+        self.known[key] = said
+        return said, NOTHING
+
+
+class Crossing:
+    """One crossing of one rank: its group in order, and where this rank is in it."""
+    def __init__(self, line: Crossings, message: Message) -> None:
+        self.line, self.message = line, message
+        self.group = [line.ranks[each] for each in group_of(line.place, message, line.mesh)]
+        self.own, self.n = self.group.index(line.here), len(self.group)
+        self.others = [q for q in range(self.n) if q != self.own]
+
+    def opened(self, sends: Sequence[int], takes: Sequence[int]) -> None:
+        """Makes sure that the ranks of the group at these places are in this crossing."""
+        to, of = [self.group[q] for q in sends], [self.group[q] for q in takes]
+        said, self.front = self.line.meet(self.message, to, of)
+        self.shapes = {q: said[self.group[q]].shapes for q in takes}
+        self.shapes[self.own] = Heading.of(self.message).shapes
+
+    def swap(self, sends: Vectors, takes: Mapping[int, int]) -> Vectors:
+        """Vectors by place in the group. What comes behind a heading is checked by it."""
+        front = len(self.front)
+        given = {self.group[q]: np.concatenate([self.front, each]) for q, each in sends.items()}
+        came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()})
+        if front:
+            said = {rank: Heading.read(each[:front]) for rank, each in came.items()}
+            self.line.checking.demand(self.message, Heading.of(self.message), said)
+        self.front = NOTHING
+        return {q: came[self.group[q]][front:] for q in takes}
+
+    def portion(self, arrays: Carriers, r: int) -> Carriers:
+        """What rank r of the group shall hold; what has one column for a row goes with every cut of columns."""
+        then, widest = self.message.then, max(each.shape[-1] for each in arrays)
+        assert then is not None
+        return tuple(each if then.role == "cols" and each.shape[-1] < widest
+                     else cut_piece(each, then, self.message.unit, self.n, r) for each in arrays)
+
+    def portioned(self, rank: int, r: int) -> tuple[ArrayShape, ...]:
+        """The shapes of a portion of what another rank holds."""
+        return tuple(each.shape for each in self.portion(tuple(map(empty, self.shapes[rank])), r))
+
+    def merged(self, pieces: Sequence[Carriers]) -> Carriers:
+        over = self.message.over
+        assert over is not None
+        return reduce(over.merged, pieces)
+
+    def finished(self, total: Carriers) -> Carriers:
+        """The value of a merged carrier; the carrier where other axes have parts of it still."""
+        over = self.message.over
+        assert over is not None
+        if self.message.unfinished: return total
+        shape = np.broadcast_shapes(*(each.shape for each in total))
+        return (np.asarray(over.finished(total, shape), np.float64),)
+
+
+Crossed: TypeAlias = tuple["Numeric | Carriers", int, int]  # what comes out; numbers on the wire, messages
+
+
+def gather(one: Crossing) -> Crossed:
+    """To each rank what every rank holds."""
+    message, vector = one.message, joined(one.message.arrays)
+    one.opened(one.others, one.others)
+    sizes = {q: counted(one.shapes[q]) for q in one.others}
+    came = one.swap(dict.fromkeys(one.others, vector), sizes)
+    sent = [message._replace(arrays=message.arrays if q == one.own else parted(came[q], one.shapes[q]))
+            for q in range(one.n)]
+    assert message.cut is not None
+    return pieces_of(message.cut, sent), sum(sizes.values()), len(one.others)
+
+
+def all_reduce(one: Crossing) -> Crossed:
+    """Each rank merges one piece and gives it to all: of numbers as many each, of carriers as many rows."""
+    arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
+    one.opened(one.others, one.others)
+    rows = [each.reshape(-1, 1 if single else each.shape[-1]) for each in arrays]
+    cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
+    pieces = {q: tuple(each[slice(*cuts[q])] for each in rows) for q in range(n)}
+    shapes = [each.shape for each in pieces[one.own]]
+    came = one.swap({q: joined(pieces[q]) for q in one.others}, dict.fromkeys(one.others, counted(shapes)))
+    done = one.finished(one.merged([pieces[q] if q == one.own else parted(came[q], shapes) for q in range(n)]))
+    wholes = {q: [(hi - lo, each.shape[1]) for each in done] for q, (lo, hi) in enumerate(cuts)}
+    took = {q: counted(wholes[q]) for q in one.others}
+    more = one.swap(dict.fromkeys(one.others, joined(done)), took)
+    parts = [done if q == one.own else parted(more[q], wholes[q]) for q in range(n)]
+    final = [each.shape for each in arrays]
+    if not one.message.unfinished: final = [np.broadcast_shapes(*final)]
+    whole = tuple(np.concatenate(each).reshape(shape) for each, shape in zip(zip(*parts, strict=True), final,
+                                                                             strict=True))
+    wire = sum(each.size for q in one.others for each in pieces[q]) + sum(took.values())
+    return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
+
+
+def reduce_scatter(one: Crossing) -> Crossed:
+    """To each rank the parts of what it shall hold, which it merges."""
+    came, wire = deal(one)
+    done = one.finished(one.merged(came))
+    return (done if one.message.unfinished else done[0]), wire, len(one.others)
+
+
+def all_to_all(one: Crossing) -> Crossed:
+    """To each rank what it shall hold of what others hold."""
+    cut, then = one.message.cut, one.message.then
+    assert cut is not None and then is not None
+    came, wire = deal(one)
+    return pieces_of(cut, [one.message._replace(arrays=each) for each in came]), wire, len(one.others)
+
+
+def deal(one: Crossing) -> tuple[list[Carriers], int]:
+    """What every rank has for this one, in order, and the numbers that this one sends."""
+    one.opened(one.others, one.others)
+    sends = {q: joined(one.portion(one.message.arrays, q)) for q in one.others}
+    shapes = {q: one.portioned(q, one.own) for q in one.others}
+    came = one.swap(sends, {q: counted(each) for q, each in shapes.items()})
+    found = [one.portion(one.message.arrays, q) if q == one.own else parted(came[q], shapes[q]) for q in range(one.n)]
+    return found, sum(each.size for each in sends.values())
+
+
+def exchange_halo(one: Crossing) -> Crossed:
+    """To each rank the rows that it names, of those of every rank in order."""
+    arrays, own = one.message.arrays, one.own
+    one.opened(one.others, one.others)
+    sends = {q: arrays[q].ravel() for q in one.others}
+    came = one.swap(sends, {q: prod(one.shapes[q][own]) for q in one.others})
+    rows = [arrays[own] if q == own else came[q].reshape(one.shapes[q][own]) for q in range(one.n)]
+    sizes = [each.size for each in sends.values()]
+    return np.concatenate(rows, AXES["rows"]), sum(sizes), sum(size > 0 for size in sizes)
+
+
+def hand_on(one: Crossing) -> Crossed:
+    """To the right neighbour, from the left one."""
+    right, left = (one.own + 1) % one.n, (one.own - 1) % one.n
+    vector = joined(one.message.arrays)
+    if one.n == 1: return one.message.arrays, 0, 0
+    one.opened([right], [left])
+    came = one.swap({right: vector}, {left: counted(one.shapes[left])})
+    return parted(came[left], one.shapes[left]), len(vector), int(bool(one.message.arrays))
+
+
+def give(one: Crossing) -> Crossed:
+    """To the next stage."""
+    one.opened([1], [])
+    vector = joined(one.message.arrays)
+    one.swap({1: vector}, {})
+    return (), len(vector), 1
+
+
+def take(one: Crossing) -> Crossed:
+    """From the stage before."""
+    one.opened([], [0])
+    came = one.swap({}, {0: counted(one.shapes[0])})
+    return parted(came[0], one.shapes[0]), 0, 0
+
+
+EXCHANGES: dict[str, Callable[[Crossing], Crossed]] = dict(
+    give=give, take=take, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
+    all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+
+
+def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)
+def counted(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
+def joined(arrays: Sequence[Numeric]) -> Numeric:
+    return np.concatenate([NOTHING, *(np.ascontiguousarray(each, np.float64).ravel() for each in arrays)])
+
+
+def parted(vector: Numeric, shapes: Sequence[ArrayShape]) -> Carriers:
+    """The arrays of a vector."""
+    ends = np.cumsum([prod(shape) for shape in shapes])
+    return tuple(each.reshape(shape) for each, shape in zip(np.split(vector, ends[:-1]), shapes, strict=True)
+                 ) if shapes else ()

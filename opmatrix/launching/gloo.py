@@ -1,0 +1,57 @@
+"""A wire of torch.distributed over gloo: torch moves vectors between processes, and computes nothing."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from opmatrix.launching.exchanges import Vectors
+from opmatrix.launching.headings import RanksFailed
+
+dist: Any = import_module("torch.distributed")              # names that it does not say that it exports
+HOST = "127.0.0.1"
+PATIENCE = timedelta(days=1)                                # who hangs is found by the launcher, which sees all ranks
+
+
+class Lost(RanksFailed):
+    """A rank that is not there any more."""
+
+
+class Meeting(NamedTuple):
+    """Where ranks find each other: a port of this machine, on which the first one listens by a socket that it was
+    given."""
+    rank: int
+    ranks: int
+    port: int
+    socket: int
+
+
+class GlooWire:
+    """One rank's end."""
+    def __init__(self, at: Meeting) -> None:
+        torch.set_num_threads(1)
+        first = at.rank == 0
+        store = dist.TCPStore(HOST, at.port, at.ranks, is_master=first, timeout=PATIENCE,
+                              master_listen_fd=at.socket if first else None)
+        dist.init_process_group("gloo", store=store, rank=at.rank, world_size=at.ranks, timeout=PATIENCE)
+        self.rank = at.rank
+
+    def exchange(self, sends: Vectors, takes: Mapping[int, int]) -> Vectors:
+        """Raises Lost where a rank is gone."""
+        found = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
+        given = {to: torch.from_numpy(np.array(vector, np.float64)) for to, vector in sends.items()}
+        peer = -1
+        try:
+            works = []
+            for peer, tensor in found.items(): works.append((peer, dist.irecv(tensor, src=peer)))
+            for peer, tensor in given.items(): works.append((peer, dist.isend(tensor, dst=peer)))
+            for peer, work in works: work.wait()                # noqa: B007
+        except RuntimeError as error:
+            raise Lost(f"rank {self.rank}: lost rank {peer}: {str(error).splitlines()[0][:120]}") from error
+        return {of: tensor.numpy() for of, tensor in found.items()}
+
+    def close(self) -> None: dist.destroy_process_group()

@@ -1,0 +1,81 @@
+"""What ranks are asked to run, as JSON: a model, a mesh, a batch, how often. A model is a directory, or a configuration
+whose weights are drawn by their names, so every rank has the same."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from zlib import crc32
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.term import Operator
+from opmatrix.models import build, head, layout
+from opmatrix.models.config import ArraySource, Settings
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.plan import Partition, partition
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import BatchSizes
+
+
+@dataclass(frozen=True)
+class Job:
+    """A forward pass of a batch, `steps` times. `model` is the directory of a checkpoint or a configuration, whose
+    weights `seed` draws; `axes` are ranks and strategy of each axis, the outermost first; `ids` the tokens, a row for
+    each sequence. `scores`: with the head of the vocabulary. `traced`: the last step is written down."""
+    model: str | Settings
+    axes: Mapping[str, tuple[int, str]]
+    ids: Sequence[Sequence[int]]
+    steps: int = 1
+    seed: int = 0
+    scores: bool = False
+    offload: int = 0
+    stages: Sequence[int] | None = None
+    cuts: Mapping[str, str] | None = None
+    traced: bool = False
+
+    def json(self) -> dict[str, object]:
+        return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*each] for each in self.axes.items()]}
+
+    @classmethod
+    def read(cls, found: Mapping[str, object]) -> Job:
+        """From its JSON."""
+        axes = {name: (n, strategy) for name, (n, strategy) in found["axes"]}      # type: ignore[attr-defined]
+        return cls(**(dict(found) | {"axes": axes}))        # type: ignore[arg-type]
+
+    @property
+    def mesh(self) -> Mesh:
+        made = Mesh.of(**self.axes)
+        return Mesh(made.axes, self.offload)
+
+    @property
+    def feed(self) -> Feed: return Feed(np.asarray(self.ids, np.int64))
+
+    def operator(self) -> Operator:
+        """The model with its numbers."""
+        if not isinstance(self.model, str): return drawn_model(self.model, self.seed, self.scores)
+        from opmatrix.files.checkpoint import open_model
+        return open_model(self.model).operator()
+
+    def plan(self, model: Operator | None = None) -> Partition:
+        """The partition of the model. Raises InputError for a mesh that it does not fit."""
+        sizes = BatchSizes(*np.shape(self.ids))
+        return partition(model or self.operator(), self.mesh, sizes, stages=self.stages, cuts=self.cuts)
+
+
+def drawn_model(config: Settings, seed: int = 0, scores: bool = False) -> Operator:
+    """A model of a configuration with drawn weights. Raises InputError where there is no head that is asked for."""
+    if scores and not layout(config).head: raise InputError("scores: this family has no head that scores a vocabulary")
+    at = drawn_arrays(seed)
+    found: Operator = build(config, at)
+    return found @ head(config, at) if scores else found
+
+
+def drawn_arrays(seed: int) -> ArraySource:
+    """Arrays by name: matrices as large as keeps rows as they are, gains and shifts about 1."""
+    def at(name: str, *shape: int) -> Data:
+        rng = np.random.default_rng([seed, crc32(name.encode())])
+        numbers = rng.normal(size=shape)
+        return Data(1 + 0.1 * numbers if len(shape) == 1 else numbers * max(shape[-2:]) ** -0.5, name)
+    return at

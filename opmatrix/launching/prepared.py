@@ -1,0 +1,73 @@
+"""A partition that is ready to run: its splits are made once, each run is a generator driven over a wire."""
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opmatrix.algebra.data import Numeric
+from opmatrix.launching.exchanges import Crossings, NotFinite
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.ranks import Message, Meter
+from opmatrix.partitions.virtual import Ran, assembled, factor_by_factor, rank, run_ranks
+from opmatrix.split.placement import Coordinates
+
+
+class Moment(NamedTuple):
+    """What a rank did from when to when, in seconds of the machine's clock: it computed, or crossed so many numbers."""
+    what: str
+    axis: str
+    at: int
+    begin: float
+    end: float
+    numbers: int
+
+
+class Prepared:
+    """A partition with the splits of all its factors."""
+    def __init__(self, plan: Partition) -> None:
+        self.plan = plan
+        self.splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
+
+    def virtual(self, feed: Feed) -> Ran:
+        """All ranks in this process."""
+        final = self.splits[len(self.plan.chain) - 1]
+        return run_ranks(self.plan, partial(factor_by_factor, self.plan, self.splits, feed), final.steps[final.out])
+
+    def run(self, place: Coordinates, feed: Feed, line: Crossings, moments: list[Moment] | None = None) -> Numeric:
+        """One rank, over a wire; what it counted is in `line.meter`. Raises NotFinite for an output that is none."""
+        line.begin(Meter())
+        body = partial(factor_by_factor, self.plan, self.splits, feed)
+        value = follow(rank(self.plan, place, body, line.meter), line, moments)
+        if not np.isfinite(value).all():
+            raise NotFinite(f"rank {line.here}: what comes out is not finite")
+        return value
+
+    def assembled(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
+        """The whole value of what the ranks of the last stage give."""
+        final, last = self.splits[len(self.plan.chain) - 1], len(self.plan.stages) - 1
+        ends = {self.plan.flat(place): each for place, each in results.items() if self.plan.stage(place) == last}
+        return assembled(final.steps[final.out], ends, self.plan.mesh.flat)
+
+
+def follow(running: Generator[Message, Any, Numeric], line: Crossings, moments: list[Moment] | None) -> Numeric:
+    """Lets one rank run until it is done, and writes down when it did what."""
+    value, began = None, monotonic()
+    while True:
+        try: message = running.send(value)
+        except StopIteration as end:
+            if moments is not None: moments.append(Moment("compute", "", -1, began, monotonic(), 0))
+            found: Numeric = end.value
+            return found
+        met = monotonic()
+        value = line.cross(message)
+        done = monotonic()
+        if moments is not None:
+            axis = line.mesh.axes[message.axis].name
+            moments += [Moment("compute", "", message.at, began, met, 0),
+                        Moment(message.op, axis, message.at, met, done, message.numbers)]
+        began = done

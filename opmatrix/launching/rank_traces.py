@@ -1,0 +1,57 @@
+"""What ranks did from when to when, for Chrome's tracing (its JSON is read by Perfetto, too), or drawn as SVG."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from opmatrix.launching.prepared import Moment
+from opmatrix.partitions.virtual import STEPS
+from opmatrix.split.placement import Coordinates
+
+WIDTH, LANE, LEFT, TOP = 1000, 26, 90, 30                   # of the picture, in its pixels
+COLOURS = {"compute": "#4878a8", "give": "#8c6bb1", "take": "#8c6bb1"}
+OTHER = "#d1793b"                                           # collectives
+
+Moments = Mapping[Coordinates, Sequence[Moment]]
+
+
+def beginning(moments: Moments) -> float:
+    return min((each.begin for own in moments.values() for each in own), default=0.0)
+
+
+def named(each: Moment) -> str:
+    return each.what if each.what == "compute" else f"{each.what} over {each.axis}"
+
+
+def chrome_trace(moments: Moments) -> str:
+    """A lane for each rank; what crosses says how many bytes it handed over, and in which step of which factor."""
+    start, events = beginning(moments), list[dict[str, object]]()
+    for rank, (place, own) in enumerate(moments.items()):
+        events.append(dict(name="thread_name", ph="M", pid=0, tid=rank, args=dict(name=f"rank {rank} {place}")))
+        for each in own:
+            factor, step = divmod(max(each.at, 0), STEPS)
+            crosses = {} if each.what == "compute" else dict(bytes=8 * each.numbers, axis=each.axis)
+            events.append(dict(name=named(each), cat="compute" if each.what == "compute" else "crossing", ph="X",
+                               ts=round(1e6 * (each.begin - start), 3), dur=round(1e6 * (each.end - each.begin), 3),
+                               pid=0, tid=rank, args=dict(factor=factor, step=step, **crosses)))
+    return json.dumps(dict(traceEvents=events, displayTimeUnit="ms"))
+
+
+def drawn_trace(moments: Moments) -> str:
+    """A picture with a lane for each rank, from the beginning of the first to the end of the last."""
+    start = beginning(moments)
+    length = max((each.end - start for own in moments.values() for each in own), default=0.0) or 1.0
+    height = TOP + LANE * len(moments) + 10
+    shown = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 10}" height="{height}" '
+             'font-family="sans-serif" font-size="12">',
+             f'<text x="{LEFT}" y="18">{1e3 * length:.2f} ms: blue computes, orange crosses or waits, violet between '
+             "stages</text>"]
+    for rank, own in enumerate(moments.values()):
+        y = TOP + LANE * rank
+        shown.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
+        for each in own:
+            x, wide = LEFT + WIDTH * (each.begin - start) / length, WIDTH * (each.end - each.begin) / length
+            shown.append(f'<rect x="{x:.2f}" y="{y}" width="{max(wide, 0.2):.2f}" height="{LANE - 6}" '
+                         f'fill="{COLOURS.get(each.what, OTHER)}"><title>{named(each)}, '
+                         f'{1e3 * (each.end - each.begin):.3f} ms, {8 * each.numbers} B</title></rect>')
+    return "\n".join([*shown, "</svg>", ""])

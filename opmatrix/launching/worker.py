@@ -1,0 +1,108 @@
+"""One rank as a process: `python -m opmatrix.launching.worker`, which the launcher starts. It reads jobs, each a line
+of JSON, and ends when nobody writes any more."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+from formats.core.errors import InputError
+from opmatrix.launching.exchanges import Crossings
+from opmatrix.launching.headings import Heading, RanksFailed
+from opmatrix.launching.pipes import NoteWriter
+from opmatrix.partitions.ranks import Meter
+
+BEAT = 0.2                                                  # seconds between two signs of life
+
+
+class Worker:
+    """A rank that runs jobs, and says all the time how far it is."""
+    def __init__(self, notes: NoteWriter) -> None:
+        self.notes, self.lines = notes, SimpleQueue[str]()
+        self.line: Crossings | None = None
+        self.at, self.step = "", 0
+        for each in (self.listen, self.beat): Thread(target=each, daemon=True).start()
+
+    def listen(self) -> None:
+        """Lines of the launcher; without a launcher this process has no reason to be."""
+        for text in sys.stdin: self.lines.put(text)
+        os._exit(0)
+
+    def beat(self) -> None:
+        """How far it is: what changes as long as it computes, and what it waits in."""
+        while True:
+            time.sleep(BEAT)
+            line = self.line
+            meter = line.meter if line else Meter()
+            waits = line.current if line else None
+            told = Heading.of(waits).told(line.mesh) if line and waits else ""
+            self.notes.send("beat", progress=[self.at, self.step, meter.flops, *meter.messages.values()], waits=told)
+
+    def serve(self) -> None:
+        """Meets the other ranks, then does jobs."""
+        given = json.loads(self.lines.get())
+        self.at = "meets others"
+        from opmatrix.launching.gloo import GlooWire, Meeting
+        rank, wire = int(given["rank"]), GlooWire(Meeting(**given))
+        self.notes.send("ready")
+        while True:
+            self.at = "waits for a job"
+            self.work(json.loads(self.lines.get()), rank, wire)
+
+    def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
+        from opmatrix.launching.jobs import Job
+        from opmatrix.launching.prepared import Moment, Prepared
+        self.at = "opens the model"
+        job = Job.read(asked)
+        feed, prepared = job.feed, Prepared(job.plan())
+        place = [*prepared.plan.mesh.places()][rank]
+        self.line = line = Crossings(wire, prepared.plan.mesh, place, Meter())      # type: ignore[arg-type]
+        times, memory, moments = list[tuple[float, float]](), list[int](), list[Moment]()
+        self.at = "runs"
+        for self.step in range(1, job.steps + 1):
+            begun, traced = time.monotonic(), job.traced and self.step == job.steps
+            value = prepared.run(place, feed, line, moments if traced else None)
+            times.append((begun, time.monotonic()))
+            memory.append(resident())
+        self.notes.send("done", value, times=times, memory=memory, moments=moments, meter=meter_json(line.meter))
+        self.line = None
+
+
+def meter_json(meter: Meter) -> dict[str, object]:
+    tables = {name: [[*key, count] for key, count in getattr(meter, name).items()]
+              for name in ("payload", "wire", "messages")}
+    return dict(flops=meter.flops, peak=meter.peak, stored=meter.stored, gathered=meter.gathered, **tables)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    try: return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError): return 0
+
+
+def main() -> None:
+    """What libraries print goes to the standard error, so notes stay whole."""
+    stream = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    worker = Worker(NoteWriter(stream))
+    try: worker.serve()
+    except (RanksFailed, InputError) as error:
+        during = f"step {worker.step}: " if worker.at == "runs" and type(error).__name__ == "NotFinite" else ""
+        worker.notes.send("failed", what=type(error).__name__, text=f"{during}{error}")
+    except MemoryError: worker.notes.send("failed", what="MemoryError", text="there is not enough memory")
+    except ModuleNotFoundError as error:
+        worker.notes.send("failed", what="InputError", text=f"{error}: pip install 'opmatrix[launch]'")
+    except Exception as error:
+        import traceback
+        traceback.print_exc()
+        worker.notes.send("failed", what="Error", text=f"{type(error).__name__}: {error}")
+    os._exit(1)                                             # a wire that is in use would wait for ranks that are gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""A plan as a workflow of asynchronous components: tasks of ranks, what they read and write, and what they wait for,
+in YAML. A task is a stretch of a factor between crossings, or a crossing of a group."""
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import sympy
+
+from opmatrix.partitions.booked import Booked
+from opmatrix.partitions.plan import Partition
+from opmatrix.split.placement import Coordinates
+
+Value: TypeAlias = tuple[int, int, int]                     # rank, factor, step
+ZERO = sympy.Integer(0)
+BATCH = -1                                                  # the step that a factor's input comes from, of factor -1
+
+
+@dataclass
+class Task:
+    """What some ranks do together: its component, values read and written, operations, numbers that cross."""
+    component: str
+    ranks: list[int] = field(default_factory=list)
+    reads: list[Value] = field(default_factory=list)
+    writes: list[Value] = field(default_factory=list)
+    flops: sympy.Expr = ZERO
+    payload: sympy.Expr = ZERO
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """All tasks of a forward pass, in an order in which they can run."""
+    name: str
+    axes: Sequence[tuple[str, int]]
+    tasks: Sequence[Task]
+
+    def writers(self) -> dict[Value, int]:
+        return {value: number for number, task in enumerate(self.tasks) for value in task.writes}
+
+    def waits(self) -> list[list[int]]:
+        """For each task those that it waits for."""
+        of = self.writers()
+        return [sorted({of[value] for value in task.reads if value in of}) for task in self.tasks]
+
+    def yaml(self) -> str:
+        """Every number is a value, every text a JSON string, so any reader of YAML takes it."""
+        lines = [f"workflow: {json.dumps(self.name)}", "mesh:", *(f"  {name}: {ranks}" for name, ranks in self.axes),
+                 "data:"]
+        used = sorted({value for task in self.tasks for value in (*task.reads, *task.writes)})
+        for value in used: lines.append(f"  - {{data: {called(value)}, rank: {value[0]}}}")
+        lines.append("tasks:")
+        for number, (task, after) in enumerate(zip(self.tasks, self.waits(), strict=True)):
+            lines += [f"  - task: t{number}", f"    component: {json.dumps(task.component)}",
+                      f"    ranks: {task.ranks}", f"    reads: [{', '.join(map(called, task.reads))}]",
+                      f"    writes: [{', '.join(map(called, task.writes))}]",
+                      f"    after: [{', '.join(f't{each}' for each in after)}]"]
+            for what in ("flops", "payload"):
+                if (size := getattr(task, what)) != 0: lines.append(f"    {what}: {written(size)}")
+        return "\n".join([*lines, ""])
+
+
+def called(value: Value) -> str:
+    rank, factor, step = value
+    return f"batch_r{rank}" if factor < 0 else f"v{factor}_{step}_r{rank}"
+
+
+def written(size: sympy.Expr) -> str: return str(int(size)) if size.is_Integer else json.dumps(str(size))
+
+
+class Writing:
+    """The tasks of a plan while they are written, rank by rank, factor by factor."""
+    def __init__(self, plan: Partition) -> None:
+        self.plan, self.tasks, self.shared = plan, list[Task](), dict[tuple[object, ...], Task]()
+        self.booked = {id(group.split): group.booked for groups in plan.stages for group in groups}
+        self.places = [*plan.mesh.places()]
+
+    def write(self) -> Workflow:
+        for factor in range(len(self.plan.chain)):
+            booked = self.booked[id(self.plan.splits[factor])]
+            for rank, place in enumerate(self.places):
+                own = range(*self.plan.cuts[self.plan.stage(place)])
+                if factor in own: self.add_factor(rank, place, factor, booked)
+        last = len(self.plan.chain) - 1
+        used = {value for task in self.tasks for value in task.reads} | {
+            (rank, last, self.plan.splits[last].out) for rank in range(len(self.places))}
+        for task in self.tasks: task.writes = [value for value in task.writes if value in used]
+        self.tasks = [*ordered(self.tasks)]
+        return Workflow(self.plan.name, [(axis.name, axis.count) for axis in self.plan.mesh], self.tasks)
+
+    def entering(self, rank: int, place: Coordinates, factor: int) -> Value:
+        """What a factor begins with: the batch, the factor before it, or what the stage before gives."""
+        if factor == 0: return rank, -1, BATCH
+        split = self.plan.splits[factor - 1]
+        own: Value = rank, factor - 1, split.out
+        if factor != self.plan.cuts[self.plan.stage(place)][0]: return own
+        along = self.plan.mesh.stages
+        assert along is not None
+        k = self.plan.mesh.index(along.name)
+        giver = self.places.index((*place[:k], place[k] - 1, *place[k + 1:]))
+        sent = self.plan.on(self.plan.handed(self.plan.stage(place) - 1), self.places[giver])
+        self.tasks.append(Task(f"send over {along.name}", [giver, rank], [(giver, factor - 1, split.out)], [own],
+                               payload=sent))
+        return own
+
+    def add_factor(self, rank: int, place: Coordinates, factor: int, booked: Booked) -> None:
+        """Adds what one rank does in a factor; crossings are one task of their group."""
+        plan, start = self.plan, self.entering(rank, place, factor)
+        fetched, now, first = self.weights(rank, place, factor), Task(""), 0
+        for at, step in enumerate(booked.steps):
+            taken = [start] if step.op == "input" else [(rank, factor, a) for a in step.args]
+            crossing = booked.crossing(at)
+            if crossing is not None:
+                k = plan.mesh.index(crossing.axis)
+                name = f"{crossing.op} over {crossing.axis}"
+                task = self.together((factor, at, place[:k], place[k + 1:]), name, rank)
+                task.payload += plan.on(crossing.payload, place)
+                now = Task("")
+            else:
+                if not now.ranks:
+                    now, first = Task("", [rank], [*fetched]), at
+                    self.tasks.append(now)
+                task = now
+                task.component = f"factor {factor}, steps {first} to {at}"
+            task.reads += [value for value in dict.fromkeys(taken) if value not in (*task.writes, *task.reads)]
+            task.writes.append((rank, factor, at))
+            task.flops += plan.on(booked.flops(at), place)
+
+    def together(self, key: tuple[object, ...], component: str, rank: int) -> Task:
+        """The task of a group, in which a rank takes part."""
+        if key not in self.shared:
+            self.shared[key] = Task(component)
+            self.tasks.append(self.shared[key])
+        self.shared[key].ranks.append(rank)
+        return self.shared[key]
+
+    def weights(self, rank: int, place: Coordinates, factor: int) -> list[Value]:
+        """Weights that are gathered, or fetched from the host, before a factor runs."""
+        group = next(each for each in self.plan.stages[self.plan.stage(place)]
+                     if each.split is self.plan.splits[factor])
+        alone = replace(self.plan, stages=[[group]])
+        axes, values = [axis.name for axis in self.plan.mesh], list[Value]()
+        for number, (_, each) in enumerate(found for found in alone.crossings() if found[1].of == "weights"):
+            k = axes.index(each.axis) if each.axis in axes else len(axes)
+            shared = (place[:k], place[k + 1:]) if k < len(axes) else (place, ())
+            task = self.together(("weights", factor, number, *shared), f"{each.op} of weights over {each.axis}", rank)
+            values.append((rank, factor, len(group.split.steps) + number))
+            task.writes.append(values[-1])
+            task.payload += self.plan.on(each.payload, place)
+        return values
+
+
+def ordered(tasks: Sequence[Task]) -> Iterator[Task]:
+    """Tasks so that each comes behind what it waits for. Raises ValueError where some wait for each other."""
+    of = {value: k for k, task in enumerate(tasks) for value in task.writes}
+    waits = [{of[value] for value in task.reads if value in of} for task in tasks]
+    behind = defaultdict(list)
+    for k, each in enumerate(waits):
+        for other in each: behind[other].append(k)
+    left = [len(each) for each in waits]
+    ready = [k for k, count in enumerate(left) if not count]
+    for k in ready:                                         # which grows meanwhile
+        yield tasks[k]
+        for other in behind[k]:
+            left[other] -= 1
+            if not left[other]: ready.append(other)
+    if len(ready) < len(tasks):
+        stuck = [task.component for task, count in zip(tasks, left, strict=True) if count]
+        raise ValueError(f"workflow: tasks wait for each other: {', '.join(stuck[:4])}")
+
+
+def workflow_of(plan: Partition) -> Workflow:
+    """The tasks of one forward pass of a plan."""
+    return Writing(plan).write()

@@ -1,0 +1,158 @@
+"""The command `launch`: ranks that run a model as processes, compared with one rank and with the formulas."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from formats.core.errors import InputError
+from formats.disk.files import writable
+from rewrites.cli import options
+from rewrites.cli.outputs import possible, printable, say, write_results
+
+if TYPE_CHECKING:
+    from opmatrix.algebra.data import Numeric
+    from opmatrix.algebra.term import Operator
+    from opmatrix.models.config import Settings
+
+WEIGHTS = 2 * 10 ** 8                                       # numbers that ranks may each draw
+FAR = 1e-6                                                  # of the largest entry: no rounding is as large
+
+
+def launch_model(
+    model: options.ModelName,
+    ranks: Annotated[int | None, typer.Option(help="processes; as many as the axes have without")] = None,
+    dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
+    zero: Annotated[int, typer.Option(help="what dp stores once: 3 weights, too")] = 0,
+    context: options.ContextKind = "ring",
+    sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
+    vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
+                                                                  "tp")] = False,
+    stages: options.Stages = None,
+    batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="forward passes")] = 2,
+    seed: Annotated[int, typer.Option(help="what tokens, and weights of a configuration, are drawn by")] = 0,
+    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a "
+                                                          "configuration")] = False,
+    deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 10.0,
+    port: Annotated[int, typer.Option(help="of this machine, where ranks meet; 0: a free one")] = 0,
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="with one rank, in this process")] = True,
+    trace: Annotated[Path | None, typer.Option(metavar="OUT.json|.svg", help="what each rank did in the last step, for "
+                                                                            "Chrome's tracing, or drawn")] = None,
+    results: options.Results = None,
+) -> None:
+    """Run a MODEL on ranks that are processes of this machine, over torch.distributed (gloo), in float64. What comes
+    out is compared with one rank, what is counted with the formulas. A configuration without weights gets drawn
+    ones."""
+    from opmatrix.launching.headings import RanksFailed
+    from opmatrix.split.mesh import usual_mesh
+    from rewrites.cli.partitions import stages_of
+    possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
+    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
+    if ranks is not None and ranks != mesh.ranks:
+        axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
+        raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
+    if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
+    asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
+                 stages=stages_of(stages), scores=scores, traced=trace is not None)
+    try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
+    except RanksFailed as error: end_with(str(error))
+    say(text)
+    write_results(found, results)
+    if not found["holds"]: end_with("ranks differ from one rank or from the formulas, as the table says")
+
+
+def end_with(line: str) -> NoReturn:
+    """One line on the standard error, and status 1."""
+    typer.echo(printable(f"opmatrix: {' '.join(line.split())}"), err=True)
+    raise typer.Exit(1)
+
+
+def traceable(place: Path) -> None:
+    """Raises InputError for a trace of another kind than there is, and where it cannot be written."""
+    if place.suffix not in (".json", ".svg"):
+        raise InputError(f"{place}: a trace is a .json of Chrome's tracing or an .svg: name it so")
+    writable(place)
+
+
+def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch: tuple[float, int], compare: bool,
+             trace: Path | None) -> tuple[str, dict[str, object]]:
+    """What ranks gave, as text and as results. Raises InputError for a model or a mesh that cannot be, and RanksFailed
+    where a rank fails."""
+    import numpy as np
+
+    from formats.disk.files import replacing
+    from opmatrix.display.tables import table
+    from opmatrix.launching.jobs import Job
+    from opmatrix.launching.launcher import Ranks
+    from opmatrix.launching.prepared import Prepared
+    from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
+    from opmatrix.launching.tallies import tallies, wrong
+    from opmatrix.partitions.overview import shorten
+    from rewrites.cli.partitions import name_of
+    given = given_model(model)
+    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), size)
+    job = Job(given, ids=ids.tolist(), **asked)              # type: ignore[arg-type]
+    term = job.operator()
+    plan = job.plan(term)                                   # what does not fit is refused before a process starts
+    prepared = Prepared(plan)
+    with Ranks(int(plan.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
+    whole, counts = prepared.assembled(ran.values), tallies(plan, ran.meters)
+    far = compared_with_one(term, ids, whole) if compare else None
+    if trace is not None:
+        text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
+        with replacing(trace) as out: out.write(text.encode())
+    bad = [*wrong(counts)]
+    rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
+             "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
+    axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in plan.mesh) or "one rank"
+    lines = [f"{name_of(model)} on {plan.mesh.ranks} processes: {axes}; {size[0]} sequences of {size[1]} tokens, "
+             "float64", "", table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), "",
+             f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
+             f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first"]
+    if far is not None: lines.append(f"from one rank: {far:.1e} of the largest entry at most")
+    if trace is not None: lines.append(f"the last step is in {trace}")
+    found: dict[str, object] = dict(
+        holds=not bad and (far is None or far <= FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
+        counts=[dict(name=each.name, unit=each.unit, counted=each.counted, formula=each.formula) for each in counts])
+    return "\n".join(lines), found
+
+
+def given_model(model: str) -> str | Settings:
+    """What ranks open: a configuration, or the directory of a checkpoint. Raises InputError for a configuration of more
+    numbers than ranks may draw, and of sizes that have names."""
+    from opmatrix.files.fetch import MODELS
+    from opmatrix.models import check, parameters
+    from rewrites.cli.predict import open_promised
+    from rewrites.compiler.planned import configured, weightless
+    if not weightless(model):
+        if model in MODELS: return model
+        open_promised(model)                                # refuses what is none
+        return str(Path(model).resolve()) if Path(model).exists() else model
+    config = configured(model)
+    check(config)
+    if (count := parameters(config)) > WEIGHTS:
+        raise InputError(f"{model}: {count:.3g} weights, which every rank would draw: at most {WEIGHTS:.0e}; give a "
+                         "checkpoint, or fewer layers")
+    return dict(config)
+
+
+def vocabulary_of(given: str | Settings) -> int:
+    """How many tokens a model knows."""
+    from opmatrix.files.checkpoint import open_model
+    from opmatrix.models import normalise_config
+    config = open_model(given).config if isinstance(given, str) else given
+    return int(normalise_config(config)["vocab_size"])
+
+
+def compared_with_one(term: Operator, ids: Numeric, whole: Numeric) -> float:
+    """How far an output is from one rank's, of its largest entry."""
+    from opmatrix.algebra.oracles import dense
+    from opmatrix.batch import Batch
+    wanted = dense(term, Batch([*ids])).reshape(whole.shape)
+    return float(abs(whole - wanted).max() / abs(wanted).max())

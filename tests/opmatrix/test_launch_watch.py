@@ -1,0 +1,81 @@
+"""The launcher watches its ranks: who ends, fails, hangs or waits for ever is named in a line, within the deadline, and
+no process is left. Ranks here only act; real ones are in tests/peers/test_launch.py."""
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from formats.core.errors import InputError
+from opmatrix.launching.headings import RanksFailed
+from opmatrix.launching.jobs import Job
+from opmatrix.launching.launcher import Ranks
+
+ACTOR = str(Path(__file__).parents[1] / "acting_rank.py")
+JOB = Job({}, dict(x=(2, "tensor")), [[1]])
+
+
+def acted(*parts, deadline=0.3):
+    """What a run of ranks that play these parts gives; its processes are gone whatever comes out."""
+    ranks = Ranks(2, deadline, program=(sys.executable, ACTOR, *parts))
+    processes = []
+    try:
+        with ranks:
+            processes += [each.process for each in ranks.ranks]
+            return ranks.run(JOB)
+    finally:
+        assert len(processes) == 2 and all(each.returncode is not None for each in processes)
+
+
+@pytest.mark.parametrize("parts, words", [
+    (("waits", "dies"), "^rank 1 died by SIGKILL$"),
+    (("ends", "waits"), "^rank 0 ended with status 1: nothing left to do$"),
+    (("waits", "fails"), "^step 3: rank 1: what comes out is not finite$"),
+    (("loses", "dies"), "^rank 1 died by SIGKILL$"),        # whoever of both is heard first
+    (("loses", "fails"), "^step 3: rank 1: what comes out is not finite$"),
+    (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.3 s, and the others wait for it"),
+    (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.3 s"),
+    (("waits", "done"), "^ranks wait for each other: rank 0 waits in send of step 1 on axis x, waits$")])
+def test_what_goes_wrong_is_named(parts, words):
+    began = time.monotonic()
+    with pytest.raises(RanksFailed, match=words) as failed: acted(*parts)
+    assert "\n" not in str(failed.value) and time.monotonic() - began < 8
+
+
+def test_who_only_lost_another_says_so():
+    with pytest.raises(RanksFailed, match=r"lost rank 1: closed|ended with status 1"): acted("loses", "waits")
+
+
+def test_bad_input_of_a_rank_is_bad_input():
+    with pytest.raises(InputError, match=r"^mesh: not so$"): acted("refuses", "waits")
+
+
+def test_what_is_done_is_handed_on():
+    """Rank 0 takes twice the deadline, but gets on."""
+    ran = acted("works", "done")
+    assert ran.meters[1,].payload == {("send", "x"): 4} and ran.seconds == [1.0] and ran.memory == [10]
+
+
+def test_what_cannot_start_is_refused(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        with pytest.raises(InputError, match=rf"^port {port}: .*in use: name another, or 0"): Ranks(2, port=port)
+    with pytest.raises(InputError, match=r"^port 70000: a port is a number from 0 to 65535"): Ranks(2, port=70000)
+    with pytest.raises(InputError, match=r"^ranks 0: at least 1$"): Ranks(0)
+    with pytest.raises(InputError, match=r"^deadline 0: seconds"): Ranks(2, 0)
+    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: None)
+    words = r"^launch: torch, .* not installed: pip install 'opmatrix\[launch\]'$"
+    with pytest.raises(InputError, match=words): Ranks(2)
+
+
+def test_a_mesh_of_other_ranks_is_refused():
+    with Ranks(2, program=(sys.executable, ACTOR, "waits", "waits")) as ranks:
+        with pytest.raises(InputError, match=r"^mesh: it has 3 ranks, and 2 were started$"):
+            ranks.run(Job({}, dict(x=(3, "tensor")), [[1]]))
+
+
+def test_who_never_comes_is_named(monkeypatch):
+    monkeypatch.setattr("opmatrix.launching.launcher.STARTING", 0.5)
+    ranks = Ranks(2, program=(sys.executable, ACTOR, "waits", "late"))
+    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 0.5 s"), ranks: pass

@@ -1,0 +1,39 @@
+"""Ranks that are threads of this process: a wire of queues, for what crosses between ranks without torch."""
+from queue import SimpleQueue
+from threading import Thread
+
+import numpy as np
+
+from opmatrix.launching.exchanges import Crossings
+from opmatrix.partitions.ranks import Meter
+from opmatrix.partitions.virtual import Ran
+
+
+class QueueWire:
+    """A queue for each pair of ranks; a vector of another length than is taken is a mistake."""
+    def __init__(self, rank, queues):
+        self.rank, self.queues = rank, queues
+
+    def exchange(self, sends, takes):
+        for to, vector in sends.items(): self.queues[self.rank, to].put(np.array(vector, np.float64))
+        found = {of: self.queues[of, self.rank].get(timeout=1) for of in takes}
+        assert {of: len(each) for of, each in found.items()} == dict(takes)
+        return found
+
+
+def run_threads(prepared, mesh, feed, runs=1, crossings=Crossings):
+    """Runs the ranks of a prepared partition as threads, so often; the last run. The first failure is raised."""
+    places = [*mesh.places()]
+    queues = {(a, b): SimpleQueue() for a in range(len(places)) for b in range(len(places))}
+    meters, results, failed = {}, {}, []
+
+    def one(rank, place):
+        try:
+            line = crossings(QueueWire(rank, queues), mesh, place, Meter())
+            for _ in range(runs): results[place], meters[place] = prepared.run(place, feed, line), line.meter
+        except Exception as error: failed.append(error)
+    threads = [Thread(target=one, args=each) for each in enumerate(places)]
+    for each in threads: each.start()
+    for each in threads: each.join()
+    if failed: raise next((each for each in failed if type(each).__name__ != "Empty"), failed[0])
+    return Ran(prepared.assembled(results), meters)
