@@ -10,7 +10,7 @@ from typing import TypeAlias
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.partitions.plan import FactorGroup, Partition
-from opmatrix.partitions.ranks import MATRIX_AXES
+from opmatrix.split.traced import MATRIX_AXES
 from opmatrix.split.axis_states import Bounds, Cut
 from opmatrix.split.placement import Placement
 
