@@ -30,6 +30,9 @@ class BackwardSplit(Split):
             if axis.strategy.mixing in REFUSED:
                 raise InputError(f"mesh: {axis.name}: attention over {axis.strategy.name} has no pullback yet: give "
                                  "ulysses or gathered")
+        if mesh.experts is not None and mesh.experts.ranks > 1:
+            raise InputError(f"mesh: {mesh.experts.name}: experts on an axis of their own have no pullback yet: leave "
+                             "it out")
         self.pulled, self.selects, self.last, self.cuts = pulled, selects, last, dict(cuts or {})
         self.every, self.result = pulled.lines, pulled.result
         own = self.every[:len(pulled.forward.values)]
@@ -43,6 +46,7 @@ class BackwardSplit(Split):
         carried.units += [None] * more
         carried.grain += [carried.grain[self.scores()]] * more
         self.place: dict[int, int | WaitingScores] = {}
+        self.mixtures = {}
         self.scored = patterns_of_scores(self.every)
         self.stored_as: dict[str, Placement] = {}
         self.step_phases: list[Phase] = []
