@@ -59,10 +59,11 @@ class New(Batch):
     def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
                 relations: Iterable[Relation] = ()) -> Extents:
         """Its rows, rows of caches, and scores: those of each new row with all that its sequence has up to there."""
-        seen = int((self.positions + 1).sum())
         asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
+        cached = [each for each in asked if each.cached]
         found = super().extents([each for each in asked if not each.cached], plain, relations)
-        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in asked if each.cached}})
+        seen = int((self.positions + 1).sum()) if cached else 0
+        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in cached}})
 
     def relation(self, relation: Relation) -> Sparse:
         rows = self.capacity
