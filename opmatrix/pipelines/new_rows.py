@@ -31,7 +31,8 @@ class New(Batch):
         counts = np.diff(self.starts)
         self.padded, self.pads = [*pads], np.repeat(pads, counts) if any(pads) else None
         self.real: slice | NDArray[np.int64] = slice(None)
-        self.places, self.positions, self.slots = self.positions, self.positions.copy(), np.empty(self.rows, np.int64)
+        self.places, self.positions = self.positions, self.positions.copy()
+        self.slots: NDArray[np.int64] = np.empty(self.rows, np.int64)
         if self.pads is not None:
             self.real = np.flatnonzero(self.places >= self.pads)
             self.slots[:] = session.spare + self.places
