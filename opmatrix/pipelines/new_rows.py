@@ -31,7 +31,8 @@ class New(Batch):
         counts = np.diff(self.starts)
         self.padded, self.pads = [*pads], np.repeat(pads, counts) if any(pads) else None
         self.real: slice | NDArray[np.int64] = slice(None)
-        self.places, self.positions, self.slots = self.positions, self.positions.copy(), np.empty(self.rows, np.int64)
+        self.places, self.positions = self.positions, self.positions.copy()
+        self.slots: NDArray[np.int64] = np.empty(self.rows, np.int64)
         if self.pads is not None:
             self.real = np.flatnonzero(self.places >= self.pads)
             self.slots[:] = session.spare + self.places
@@ -59,10 +60,11 @@ class New(Batch):
     def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
                 relations: Iterable[Relation] = ()) -> Extents:
         """Its rows, rows of caches, and scores: those of each new row with all that its sequence has up to there."""
-        seen = int((self.positions + 1).sum())
         asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
+        cached = [each for each in asked if each.cached]
         found = super().extents([each for each in asked if not each.cached], plain, relations)
-        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in asked if each.cached}})
+        seen = int((self.positions + 1).sum()) if cached else 0
+        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in cached}})
 
     def relation(self, relation: Relation) -> Sparse:
         rows = self.capacity

@@ -223,12 +223,12 @@ class Pages:
 
     @property
     def capacity(self) -> int:
-        """Rows of the caches."""
+        """Rows that sequences may have together."""
         return len(self.before) * self.side
 
     @property
     def bytes(self) -> int:
-        """Bytes of the caches, as `peak_bytes` counts them."""
+        """Bytes of the caches, as `peak_bytes` counts them: of a page of nobody's, too."""
         return sum(cache.nbytes for cache in self.caches.values())
 
     def __repr__(self) -> str:

@@ -95,7 +95,8 @@ def test_a_machine_without_ways_is_asked_itself():
 
 
 @pytest.mark.parametrize("held, lengths, groups", (
-    (inf, [1] * 8, 1), (inf, [1] * 64, 1), (inf, [128] * 8, 4), (0.0, [1] * 8, 2), (0.0, [16, 16], 2), (inf, [16, 16], 1)))
+    (inf, [1] * 8, 1), (inf, [1] * 64, 1), (inf, [128] * 8, 4), (0.0, [1] * 8, 2), (0.0, [16, 16], 2),
+    (inf, [16, 16], 1)))
 def test_weights_that_caches_do_not_hold_are_read_once_for_few_rows(held, lengths, groups):
     """Each group reads all weights, so sequences of a row each are one group; unless a cache holds what is read."""
     assert len(make_groups(starts(*lengths), 2, reading=reading_rows(held * caches()[-1]))) == groups
