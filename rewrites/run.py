@@ -23,6 +23,7 @@ from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians
 from opmatrix.program import Program
+from opmatrix.runtime.recorded import least_limits
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.search import Structure
@@ -360,7 +361,7 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
 
 def generated_by(program: Program, opened: Opened) -> list[dict[str, object]] | None:
     """What a program takes at several contexts, where the workload is text that is generated."""
-    asked, positions = opened.workload.generation, opened.meta.get("config", {}).get("max_position_embeddings")
+    asked, positions = opened.workload.generation, least_limits(program.schedule.calls).get("positions")
     if asked is None: return None
     return find_generated(program, asked, opened.workload.timed.tokens, opened.machine,
                           list_contexts(asked, positions))

@@ -4,10 +4,7 @@ import time
 from os.path import exists
 from pathlib import Path
 
-import numpy as np
-
 from formats.core.errors import InputError
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.loading import PROGRAM
 from opmatrix.pipelines.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
@@ -16,12 +13,13 @@ from opmatrix.program import Program
 from opmatrix.signature import check_cache
 from rewrites.cli.outputs import printable
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower.phased import Generation
 from rewrites.opened import Opened
 from rewrites.phases import Report, silence_stdout
 from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.workload import draw_workload
 
-TIMED_ROWS = 128                                            # of the text that a program is made cheapest for
+TIMED = Generation(128, 128)                                # what a program is made cheapest for
 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
@@ -55,8 +53,9 @@ def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
     """The cheapest program that equals a language model, as the search predicts it: nothing is approximated, judged or
     compared."""
     with report.phase("weights"): operator = checkpoint.operator(pooled=True)
-    words, rows = checkpoint.said["vocab_size"], min(TIMED_ROWS, checkpoint.positions)
-    workload, meta = draw_workload(Batch([np.arange(rows) % words]), operator), source(checkpoint)
+    half = max(1, checkpoint.positions // 2)
+    asked = Generation(min(TIMED.prompt, half), min(TIMED.answer, half))
+    workload, meta = draw_workload(asked, operator), source(checkpoint)
     with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
     with report.phase("search"), silence_stdout():
         return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]

@@ -47,8 +47,10 @@ Text = Annotated[Path | None, typer.Option(
     help="a file of lines: of every four one fits, one chooses, two state the error")]
 Tokens = Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")]
 WorkloadText = Annotated[str | None, typer.Option(
-    metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or shares "
-                                "of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128")]
+    metavar="FILE|SHARES|REQUEST", help="the workload instead: texts, one a line, in batches as `embed` makes them; "
+                                        "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128; or text "
+                                        "that is generated: generate:512+128x8, tokens of a prompt, of its answer, and "
+                                        "how many sequences at once")]
 Narrowest = Annotated[str, typer.Option(
     help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")]
 ScoredPairs = Annotated[Path | None, typer.Option(

@@ -5,7 +5,7 @@ form."""
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import isinf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,8 +181,9 @@ class Lowering:
         uses: dict[Use, None] = {}
         rows: set[Hashable] = set()
         for cls, call in self.calls:
+            if isinf(seconds := self.prices.kernel(self, cls, call)): continue
             children, own = self.children(cls, call)
-            nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
+            nodes.append(Node(cls, tuple(children), seconds, label=call))
             nodes += [Node(child, (), memory=4.0 * self.numbers(child), label=child)
                       for child in children if isinstance(child, Row | Angles) and child not in rows]
             rows.update(children)

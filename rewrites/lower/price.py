@@ -2,6 +2,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS, Dense, can_stack
@@ -21,7 +22,7 @@ from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.attend import SEEN
 from opmatrix.runtime.scheme import Running
-from rewrites.lower.calls import shapes
+from rewrites.lower.calls import list_kernels, shapes
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
@@ -155,10 +156,17 @@ class Prices:
         return self.seconds(plain) - self.seconds(narrow)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
-        """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
+        """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight; infinitely many
+        where no session runs it."""
+        if self.cached and not all(map(in_sessions, list_kernels(call))): return inf
         return sum(self.seconds(cost_in_session(kernel, bound, out, self.group) if self.cached
                                 else kernel.cost(bound, out, self.group))
                    for kernel, bound, out in shapes(lowering, cls, call))
+
+
+def in_sessions(kernel: Declared) -> bool:
+    """Whether a session runs it: its rows depend on none but new ones, or it has a way over caches."""
+    return bool(kernel.cached_variant) or not kernel.row_mixing
 
 
 def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents) -> Costs:
