@@ -25,13 +25,20 @@ CONFIG_NAMES = {                                            # what configs call 
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim", "context_length": "max_position_embeddings", "rope.freq_base": "rope_theta",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.sliding_window": "sliding_window"}
+EXPERT_NAMES = {                                            # those of architectures with experts
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor",
            "rope.scaling.original_context_length": "original_max_position_embeddings"}
 DEFAULT_SCALING = "linear"                                   # what silence means where there is a factor; 0 is none
                                                              # (llama.cpp, load_hparams)
 KNOWN_KEYS = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
 REQUIRED = ("attention.layer_norm_rms_epsilon",)            # what llama.cpp loads none of these families without
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+            "qwen2moe": "Qwen2MoeForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
+ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}         # by everybody else's names
+ONE_SCORE = "ffn_gate_inp_shexp"                            # a matrix of one output, which lies as a vector
 
 
 class Header(NamedTuple):
@@ -133,6 +140,8 @@ def config(found: Header, file: Path) -> dict[str, object]:
     if kind not in FAMILIES:
         raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
     own = {name.removeprefix(f"{kind}."): value for name, value in said.items() if name.startswith(f"{kind}.")}
+    experts = kind in ROUTED or (kind == "llama" and "expert_count" in own)
+    routed = {name: own.pop(name) for name in EXPERT_NAMES if name in own} if experts else {}
     if unknown := own.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
         raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed "
                          "without it")
@@ -164,10 +173,18 @@ def config(found: Header, file: Path) -> dict[str, object]:
         made |= {"head_dim": columns, "partial_rotary_factor": turned_share(turning, columns)}
     rows = found.tensors[
         "token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
-    family = "mistral" if kind == "llama" and "sliding_window" in made else kind
-    return made | dict(model_type=family, architectures=[FAMILIES[kind]], vocab_size=rows,
-                       tie_word_embeddings="output.weight" not in found.tensors,
-                       attention_bias="blk.0.attn_q.bias" in found.tensors)
+    family, architecture = kind, FAMILIES[kind]
+    if kind == "llama" and "sliding_window" in made: family = "mistral"
+    if routed.get("expert_count", 0) != 0 or kind in ROUTED:
+        made |= {EXPERT_NAMES[name]: value for name, value in routed.items()}
+        if kind == "llama":                                 # whose experts are Mixtral's
+            family, architecture = "mixtral", "MixtralForCausalLM"
+            made["num_local_experts"] = made.pop("num_experts")
+        else: family, made["norm_topk_prob"] = ROUTED[kind], kind == "qwen3moe"     # as llama.cpp computes them
+    biased = "blk.0.attn_q.bias" in found.tensors
+    if family == "qwen2_moe": made["qkv_bias"] = biased
+    return made | dict(model_type=family, architectures=[architecture], vocab_size=rows,
+                       tie_word_embeddings="output.weight" not in found.tensors, attention_bias=biased)
 
 
 def turned_share(some: int, of: int) -> float:
@@ -189,6 +206,7 @@ def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str
         if pattern not in called or end not in ("weight", "bias"):
             raise InputError(f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take "
                              "another file")
+        if parts[-1] == ONE_SCORE and len(tensor.shape) == 1: tensor = tensor._replace(shape=(1, *tensor.shape))
         pairs = heads[parts[-1]] if parts[-1] in permuted else 0
         made[f"{called[pattern].replace('#', layer)}.{end}"] = tensor._replace(pairs=pairs)
     return made

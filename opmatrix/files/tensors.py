@@ -152,10 +152,11 @@ def find_experts(find: Callable[[str], Tensor | None], stem: str, said: StackNam
     """Where the matrices of a weight lie whose names begin with `stem`, or the name of the first that is nowhere.
     `fitted` raises for a tensor of another shape. Raises InputError for matrices of several number types."""
     count, *own = shape
-    if fused := find(stem + said.fused):
-        rows = own[0]
-        fitted(fused, (count, rows * said.shares, *own[1:]))
-        return ExpertTensors([fused.matrix(e, said.share * rows, rows) for e in range(count)], [fused])
+    for name, share, shares in ((said.fused, said.share, said.shares), (said.alone, 0, 1)):
+        if name and (fused := find(stem + name)):
+            rows = own[0]
+            fitted(fused, (count, rows * shares, *own[1:]))
+            return ExpertTensors([fused.matrix(e, share * rows, rows) for e in range(count)], [fused])
     called = next((name for name in said.apart if find(stem + name.replace("#", "0"))), said.apart[0])
     matrices: list[Tensor] = []
     for e in range(count):

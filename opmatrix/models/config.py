@@ -40,11 +40,13 @@ class Key(NamedTuple):
 
 class StackNames(NamedTuple):
     """What files call a weight that has a matrix for each expert. `apart`: the matrix of expert #, by any of these
-    names; `fused`: all of them in one tensor, where they are the given one of so many equal `shares` of its rows."""
+    names; `fused`: all of them in one tensor, where they are the given one of so many equal `shares` of its rows;
+    `alone`: all of them in a tensor of their own, as GGUF files have it."""
     apart: tuple[str, ...]
     fused: str
     share: int = 0
     shares: int = 1
+    alone: str = ""
 
 
 class TensorNames(NamedTuple):

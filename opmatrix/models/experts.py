@@ -15,9 +15,12 @@ EXPERT_KEYS = dict(num_experts=dimension(), num_experts_per_tok=whole())
 DENSE_LAYERS = Key("a list of layers by their numbers, from 0",
              lambda said: isinstance(said, list | tuple) and all(type(l) is int and l >= 0 for l in said), ())
 SPARSE_KEYS = dict(decoder_sparse_step=whole(default=1), mlp_only_layers=DENSE_LAYERS, norm_topk_prob=flag(False))
-GATED = {"experts.gate_proj": StackNames(("experts.#.gate_proj.weight",), "experts.gate_up_proj", 0, 2),
-         "experts.up_proj": StackNames(("experts.#.up_proj.weight",), "experts.gate_up_proj", 1, 2),
-         "experts.down_proj": StackNames(("experts.#.down_proj.weight",), "experts.down_proj")}
+GATED = {"experts.gate_proj": StackNames(("experts.#.gate_proj.weight",), "experts.gate_up_proj", 0, 2,
+                                         "experts.gate_proj.weight"),
+         "experts.up_proj": StackNames(("experts.#.up_proj.weight",), "experts.gate_up_proj", 1, 2,
+                                       "experts.up_proj.weight"),
+         "experts.down_proj": StackNames(("experts.#.down_proj.weight",), "experts.down_proj",
+                                         alone="experts.down_proj.weight")}
 
 
 # ---- whom a row asks: operators from the scores of a router, or their shares, to a gate

@@ -23,13 +23,16 @@ from opmatrix.models.config import (
 )
 from opmatrix.patterns import Pattern, causal, sequence
 
+QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
 GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
               "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
               "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-              "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+              "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+              "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+              **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in MLP},
+              **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in MLP}}
 GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
         **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
-QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
 LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 

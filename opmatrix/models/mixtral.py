@@ -3,15 +3,15 @@ from opmatrix.algebra.operators import ACTIVATIONS
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, dimension, optional, whole
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, renormalised
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder
+from opmatrix.models.llama import LLAMA_KEYS, PAIRED, decoder
 from opmatrix.models.mistral import looking_back
 
 FIRST_NAMES = dict(gate_proj="w1", up_proj="w3", down_proj="w2")  # as files have called them since the first
-MIXTRAL = LAYOUT._replace(
+MIXTRAL = PAIRED._replace(
     spellings=((".mlp.gate.weight", ".block_sparse_moe.gate.weight"),),
-    stacks={f".mlp.experts.{part}": GATED[f"experts.{part}"]._replace(
+    stacks={f".mlp.experts.{part}": (found := GATED[f"experts.{part}"])._replace(
         apart=(f".block_sparse_moe.experts.#.{old}.weight", f".mlp.experts.#.{old}.weight"),
-        fused=f".mlp.{GATED[f'experts.{part}'].fused}") for part, old in FIRST_NAMES.items()})
+        fused=f".mlp.{found.fused}", alone=f".mlp.{found.alone}") for part, old in FIRST_NAMES.items()})
 
 
 @declares(MIXTRAL, **LLAMA_KEYS, **EXPERT_KEYS | dict(num_experts=dimension().under("num_local_experts")),
