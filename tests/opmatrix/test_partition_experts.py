@@ -184,7 +184,7 @@ def test_latex_and_python():
     formulas = om.partition(model("mixtral"), Mesh.of(dp=("d", "data"), ep=("e", "experts"))).formulas()
     assert "all-to-all over ep, payload" in formulas.latex()
     space: dict = {}
-    exec(formulas.python(), dict(math=__import__("math")), space)      # noqa: S102: what is written is run
+    exec(formulas.python(), dict(math=__import__("math")), space)       # what is written is run
     found = space["costs"](b=8, s=16, d=4, e=2)
     assert found["all_to_all over ep, payload"] == 2 * 2 * 2 * 8 * 16 // 4 * 12
 
