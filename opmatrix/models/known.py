@@ -16,12 +16,15 @@ FILE = Path(__file__).with_suffix(".json")
 class KnownModel(NamedTuple):
     """A published model: where its sizes stand, how many parameters it was said to have, in the words that said so,
     what of it is outside of the operator, and the configuration that its family takes. `activated`: how many parameters
-    it was said that a token reads, where these are fewer."""
+    it was said that a token reads, where these are fewer. `instead`: what the operator has in place of what was
+    published, and how many parameters `more` that is."""
     source: str
     published: str
     outside: str
     config: Settings
     activated: str = ""
+    instead: str = ""
+    more: int = 0
 
 
 @cache

@@ -3,6 +3,7 @@ crosses. A rule asks for the states that its operands must have and says which s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from formats.core.errors import InputError
@@ -12,7 +13,7 @@ from opmatrix.split.asking import ask_experts
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
-from opmatrix.split.mixtures import find_mixtures
+from opmatrix.split.mixtures import Mixture, find_mixtures
 from opmatrix.split.moving import GIVEN, BatchSizes, Ground, RankStep, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, role_of
 from opmatrix.split.relating import check_pattern
@@ -24,6 +25,8 @@ from opmatrix.split.traced import Operation, renumber, trace
 class Split(Ground):
     """The steps of a term on a mesh; where it is `routed`, experts answer the rows alone that ask them. Raises
     InputError naming the operation that no rule splits."""
+    mixtures: Mapping[int, Mixture] = MappingProxyType({})
+
     def __init__(self, term: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, selects: bool = False,
                  x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True,
                  routed: bool = True) -> None:

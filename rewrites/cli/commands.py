@@ -342,15 +342,13 @@ def verify(
 @app.command("partition")
 def partition_model(
     model: options.ModelName,
-    dp: Annotated[int | None, typer.Option(min=1, help="ranks that share the sequences; 1, or as many as --ep "
-                                                       "needs")] = None,
+    dp: options.DataRanks = None,
     tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="ranks of dp and cp that share the experts")] = 1,
-    whole_experts: Annotated[bool, typer.Option("--whole-experts", help="tp cuts no expert: they lie over its ranks, "
-                                                                        "too")] = False,
-    load: Annotated[float, typer.Option(min=1, help="times the mean that the busiest rank of experts is asked")] = 1,
+    ep: options.ExpertRanks = 1,
+    whole_experts: options.WholeExperts = False,
+    load: options.Load = 1,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     zero_ranks: options.ZeroRanks = None,
     offload: options.Offload = 0,

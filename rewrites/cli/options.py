@@ -73,6 +73,12 @@ Elsewhere = Annotated[str | None, typer.Option(
 
 # ---- of `partition`
 
+DataRanks = Annotated[int | None, typer.Option(
+    "--dp", min=1, help="ranks that share the sequences; without it 1, or as many as --ep needs")]
+ExpertRanks = Annotated[int, typer.Option("--ep", min=1, help="ranks of dp and cp that share the experts")]
+WholeExperts = Annotated[bool, typer.Option(
+    "--whole-experts", help="tp cuts no expert: experts lie over its ranks, too")]
+Load = Annotated[float, typer.Option(min=1, help="times the mean that the busiest rank of experts is asked")]
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
 ContextKind = Annotated[str, typer.Option(help="how attention meets cut rows: ring, ulysses, keys or gathered")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]

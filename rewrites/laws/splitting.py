@@ -133,7 +133,8 @@ def rows_of_a_table(n: int) -> list[Pair]:
 
 @equation(("act", "rows one by one"), ("split", "rows one by one"), ("join", "rows one by one"),
           ("repeat", "rows one by one"), ("total", "rows one by one"), ("dispatch", "rows one by one"),
-          ("experts", "rows one by one"), ("combine", "rows one by one"), says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
+          ("experts", "rows one by one"), ("combine", "rows one by one"),
+          says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
 def rows_one_by_one(n: int) -> list[Pair]:
     """What goes through each row by itself goes through the rows of each rank."""
     xs, f = some_values("x", n, "m", K), symbol("f", K, P, row_wise=True, uniform=True)

@@ -6,11 +6,12 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import ACTIVATIONS, total, weight
+from opmatrix.algebra.operators import ACTIVATIONS, I, const, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import size
 from opmatrix.batch import Batch
 from opmatrix.models import activated, build, name_sizes, parameters, promised, tensors
+from opmatrix.models.deepseek import best_of_best_groups
 from opmatrix.models.experts import Experts, best_of_groups, best_shares, kept_columns, read_shares, renormalised
 from opmatrix.runtime.terms import data_of
 
@@ -187,3 +188,34 @@ def test_what_nobody_has_yet_is_read_by_its_shape_alone():
 def test_what_a_config_may_not_say(config, words):
     with pytest.raises(InputError, match=words) as caught: tensors(config)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("config: ")
+
+
+# ---- groups of which some are reached
+
+DEEPSEEK = LLAMA | dict(model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+                        moe_intermediate_size=8, n_group=4, topk_group=2, first_k_dense_replace=1)
+
+
+def test_a_row_reaches_its_best_groups_alone():
+    """As the published router says, row by row: groups by their two best, then experts within these."""
+    rng = np.random.default_rng(0)
+    x, bias, groups, reached, k = rng.normal(size=(40, 12)), rng.normal(size=12), 4, 2, 5
+    found = dense(I @ best_of_best_groups(const(bias), groups, reached, k), x)
+    for row, own in zip(x, found, strict=True):
+        scores = 1 / (1 + np.exp(-row))
+        biased = (scores + bias).reshape(groups, -1)
+        best = np.argsort(-np.sort(biased)[:, -2:].sum(1))[:reached]
+        left = np.where(np.isin(np.arange(groups), best)[:, None], biased, -np.inf).ravel()
+        wanted = np.zeros(12)
+        wanted[chosen] = scores[chosen := np.argsort(-left)[:k]]
+        np.testing.assert_allclose(own, wanted, rtol=1e-12)
+        assert len({*np.flatnonzero(own) // 3}) <= reached
+
+
+@pytest.mark.parametrize("changed, said", [
+    (dict(n_group=3), "n_group is 3: it must be a divisor of n_routed_experts, 8$"),
+    (dict(topk_group=5), "topk_group is 5: it must be at most n_group, 4$"),
+    (dict(kv_lora_rank=512), "kv_lora_rank is 512: .*latent attention is not built")])
+def test_groups_that_do_not_fit(changed, said):
+    assert promised(DEEPSEEK).shape
+    with pytest.raises(InputError, match=said): promised(DEEPSEEK | changed)
