@@ -44,6 +44,8 @@ EXAMPLES = {                                                # command -> lines t
     "verify": ["opmatrix verify minilm.opmatrix --model minilm"],
     "partition": ["opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",
                   "opmatrix partition gpt2 --tp 2 --symbolic"],
+    "launch": ["opmatrix launch minilm --ranks 4 --dp 2 --tp 2",
+               "opmatrix launch minilm --cp 2 --context ulysses --trace trace.svg"],
     "spectrum": ["opmatrix spectrum minilm"]}
 
 BESIDE = {                                                  # command -> what its help has no room for
@@ -58,6 +60,8 @@ BESIDE = {                                                  # command -> what it
     "explain": "`DIRECTORY` may be a `front/N`, too. What it prints: "
                "[guide/schedules.md](guide/schedules.md#why-a-program-equals-the-model).",
     "embed": "Texts are a stream, so memory holds a batch. More: [guide/embeddings.md](guide/embeddings.md).",
+    "launch": "It needs torch (`pip install 'opmatrix[launch]'`). More: "
+              "[guide/partition.md](guide/partition.md#ranks-that-run).",
     "profile": "Steps are timed by a clock that native code looks at. From Python: `program.profile(batch)`, step by "
                "step."}
 

@@ -10,9 +10,9 @@ from typing import TypeAlias
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.partitions.plan import FactorGroup, Partition
-from opmatrix.split.traced import MATRIX_AXES
 from opmatrix.split.axis_states import Bounds, Cut
 from opmatrix.split.placement import Placement
+from opmatrix.split.traced import MATRIX_AXES
 
 Pieces: TypeAlias = dict[str, list[Bounds]]                 # from where to where each rank of an axis holds
 

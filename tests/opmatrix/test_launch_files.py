@@ -99,8 +99,8 @@ def test_what_zero_stores_once_is_flat_and_a_part_names_its_whole():
 
 
 def test_a_trace_has_a_lane_for_each_rank():
-    moments = {(r,): [Moment("compute", "", 4, 1.0 + r, 2.0 + r, 0), Moment("all_reduce", "t", 100_004, 2.0 + r, 4.0, 3)]
-               for r in range(2)}
+    moments = {(r,): [Moment("compute", "", 4, 1.0 + r, 2.0 + r, 0),
+                      Moment("all_reduce", "t", 100_004, 2.0 + r, 4.0, 3)] for r in range(2)}
     events = [each for each in json.loads(chrome_trace(moments))["traceEvents"] if each["ph"] == "X"]
     assert [each["tid"] for each in events] == [0, 0, 1, 1] and events[0]["ts"] == 0.0
     assert events[1] == dict(name="all_reduce over t", cat="crossing", ph="X", ts=1e6, dur=2e6, pid=0, tid=0,
