@@ -22,7 +22,7 @@ from opmatrix.relations import HELD
 EXAMPLE = "generate:512+128, or generate:512+128x8"
 PREFIX = "generate:"
 WRITTEN = re.compile(r"generate:(\d{1,9})\+(\d{1,9})(?:x(\d{1,6}))?", re.ASCII)
-SEEN = pairs[among(HELD)]                                   # scores of new rows with all that their sequences hold
+NEW_SCORES = pairs[among(HELD)]                             # scores of new rows with all that their sequences hold
 MOST_ROWS = 1 << 20                                         # of all prompts and answers of a request
 
 
@@ -69,7 +69,7 @@ class Generation:
         """The prompts in one step, then the steps of the answer. Without caches a step is a run of the whole text."""
         seen, rows = [*patterns], self.prompts
         whole = [self.context] * self.sequences
-        later = step(self.context, self.sequences, seen) if cached else Phase(1, counted(whole, seen), begin(whole),
+        later = one_row(self.context, self.sequences, seen) if cached else Phase(1, counted(whole, seen), begin(whole),
                                                                              False)
         first = prefill(self.prompt, self.sequences, seen) if cached else Phase(1, counted(rows, seen), begin(rows),
                                                                                False)
@@ -89,7 +89,7 @@ def prefill(length: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Ph
     return over_caches([length] * sequences, length, sequences * length * (length + 1) // 2, patterns)
 
 
-def step(context: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
+def one_row(context: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
     """The step of one row a sequence, each of which sees so many rows."""
     return over_caches([1] * sequences, context, sequences * context, patterns)
 
@@ -98,7 +98,7 @@ def over_caches(rows: Sequence[int], length: int, scores: int, patterns: Iterabl
     """A step of so many rows of each sequence, which see so many in all. What no cache serves would compute the scores
     of whole texts, of this length."""
     whole = counted([length] * len(rows), patterns)
-    return Phase(1, Extents.made({**whole.numbers, T: sum(rows), S: len(rows), SEEN: scores}), begin(rows), True)
+    return Phase(1, Extents.made({**whole.numbers, T: sum(rows), S: len(rows), NEW_SCORES: scores}), begin(rows), True)
 
 
 def begin(rows: Sequence[int]) -> NDArray[np.int64]:

@@ -5,14 +5,14 @@ from typing import Any
 
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.program import Program
-from rewrites.lower.phased import Generation, prefill, step
+from rewrites.lower.phased import Generation, one_row, prefill
 from rewrites.lower.price import TimeModel
 from rewrites.workload.decoded import Decoding, Tokens, decoder_of, predict_step
 
 CONTEXTS = 16, 256, 1024, 4096                              # tokens of a sequence
 MOST_SECONDS = 30.0                                         # of prompts that are measured, as predicted
-STEPS = 8                                                   # that are timed at a context
-HEADER = ["context", "ms to the first token, predicted", "measured", "ms a step, predicted", "measured",
+MORE_STEPS = 8                                                   # that are timed at a context
+CONTEXT_COLUMNS = ["context", "ms to the first token, predicted", "measured", "ms a step, predicted", "measured",
           "tokens a second", "MB cached"]
 
 
@@ -33,28 +33,28 @@ def describe_context(program: Program, decoder: Program, asked: Generation, toke
                      context: int) -> dict[str, object]:
     """One context: seconds of the prompts' step and of a step of one row a sequence, and bytes of rows in caches."""
     count = asked.sequences
-    first, later = (predict_step(machine, decoder, each(context, count)) for each in (prefill, step))
+    first, later = (predict_step(machine, decoder, each(context, count)) for each in (prefill, one_row))
     found: dict[str, object] = {"context": context, "sequences": count, "first_predicted_s": first,
                                 "token_predicted_s": later, "first_measured_s": None, "token_measured_s": None,
                                 "cache_bytes": decoder.schedule.cached * count * context}
     if first > MOST_SECONDS: return found
     timed = Decoding(program, count, tokens, context)
     timed.step(1)                                           # compiles and records, and is not counted
-    return found | {"first_measured_s": timed.first(), "token_measured_s": timed.step(STEPS)}
+    return found | {"first_measured_s": timed.first(), "token_measured_s": timed.step(MORE_STEPS)}
 
 
 def tell_generated(found: list[dict[str, Any]] | None) -> Iterator[str]:
     """The table of the report, where text is generated."""
     if not found: return
-    rows = [[f"{each['context']:,}", ms(each["first_predicted_s"]), shown(each["first_measured_s"]),
-             ms(each["token_predicted_s"]), shown(each["token_measured_s"]),
+    rows = [[f"{each['context']:,}", ms(each["first_predicted_s"]), tell_ms(each["first_measured_s"]),
+             ms(each["token_predicted_s"]), tell_ms(each["token_measured_s"]),
              f"{each['sequences'] / (each['token_measured_s'] or each['token_predicted_s']):.1f}",
              megabytes(each["cache_bytes"])] for each in found]
     yield (f"generated: {count_sequences(found[0]['sequences'])}, by a session of the chosen program\n"
-           + table(rows, HEADER))
+           + table(rows, CONTEXT_COLUMNS))
 
 
-def shown(seconds: float | None) -> str: return "" if seconds is None else ms(seconds)
+def tell_ms(seconds: float | None) -> str: return "" if seconds is None else ms(seconds)
 
 
 def count_sequences(count: int) -> str: return "one sequence" if count == 1 else f"{count} sequences at once"

@@ -20,7 +20,7 @@ from rewrites.lower.phased import Generation, Phase, prefill
 from rewrites.lower.price import Prices, TimeModel
 from rewrites.phases import Tell
 
-STEPS = 4                                                   # that are timed of a session in a round
+STEPS_A_ROUND = 4                                                   # that are timed of a session in a round
 Tokens = NDArray[np.integer]
 
 
@@ -64,7 +64,7 @@ class Decoding:
         for each in joined: self.session.leave(each)
         return taken
 
-    def step(self, count: int = STEPS) -> float:
+    def step(self, count: int = STEPS_A_ROUND) -> float:
         """Seconds of a step at this context: the mean of so many, each of which is taken back."""
         if self.decoder is None: return seconds(self.program.run, Batch(self.texts(self.context)))
         new, taken = {each: self.tokens[:1] for each in self.held}, 0.0
