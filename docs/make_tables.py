@@ -13,6 +13,7 @@ from opmatrix.models import activated, known, normalise_config, parameters
 from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.split.mesh import STRATEGIES, Strategy
+from opmatrix.training import backward_kinds as backward_kinds
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS

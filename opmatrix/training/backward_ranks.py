@@ -104,8 +104,8 @@ class BackwardRank(Rank):
         mask = np.broadcast_to(self.feed.inputs[name], tuple(map(int, step.dims)))
         return np.asarray(x * mask[self.window(step.dims, step.placement)] / (1 - rate))
     def fold(self, step: RankStep, x: Numeric) -> Held:
-        b, _, s, c = x.shape
-        return np.asarray(x.reshape(b, self.heads(step), -1, s, c).sum(2))
+        (b, h, s, c), own = x.shape, self.heads(step)
+        return np.asarray(x.reshape(b, own, h // own, s, c).sum(2))
 
 
 def run_backward(term: Operator, mesh: Mesh, feed: Feed, cotangent: Numeric, *, keep: Keep = "units",

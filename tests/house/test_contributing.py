@@ -14,7 +14,8 @@ from formats.core.activation import ACTIVATIONS
 from formats.core.stage import STAGES
 from formats.machine.datasheets import FILE, datasheets
 from opmatrix.algebra.monoids import MONOIDS
-from opmatrix.algebra.term import KINDS, PROPERTIES
+from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.term import PROPERTIES
 from opmatrix.models import FAMILIES
 from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.runtime.kernels import KERNELS
@@ -40,7 +41,7 @@ DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
             "stage of an epilogue": [source(each) for each in STAGES],
             "kernel": [source(each.function) for each in KERNELS.values()],
             "activation": [source(each.function) for each in ACTIVATIONS.values()],
-            "function or other node kind": [source(each.body) for each in KINDS.values()
+            "function or other node kind": [source(each.body) for each in LASTING.values()
                                             if each.body.__module__.startswith("opmatrix.")],
             "monoid": [source(each) for each in MONOIDS if "." not in each.__name__],      # a finish is its monoid's
             "attention pattern": [*(source(each.sees) for each in NAMED_PATTERNS.values()),
