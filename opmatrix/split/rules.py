@@ -66,7 +66,7 @@ def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
     """Whether a weight is cut by columns: what it gives goes on to another, or it is what scores the vocabulary."""
     strategy = axis.strategy
     if strategy.weights and split.carried.carry[at]: return True
-    return strategy.vocabulary and at == len(split.lines) - 1 == 1 and not split.steps[0].selects
+    return strategy.vocabulary and at == len(split.carried.lines) - 1 == 1 and not split.steps[0].selects
 
 
 def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
@@ -171,8 +171,8 @@ def split_fold(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
     """The sum of each group of heads, where a rank has whole groups. Raises InputError for groups that ranks share."""
     own = split.merged_on(k, args[0])
     if isinstance(own, Cut) and own.role == "heads" and (own.copied or not divides(own.units, line.more[0])):
-        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks for {line.more[0]} heads of keys, which ranks "
-                         f"would copy: gradients go back to at most {line.more[0]} ranks")
+        raise InputError(f"mesh: {axis.name}: ranks would copy the {line.more[0]} heads of keys, and gradients of "
+                         "copies are not summed yet: cut heads over fewer ranks")
     return [own], own, None, pass_rule(own)
 
 
@@ -219,7 +219,8 @@ def split_outer(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
 def outer_of_table(split: Ground, k: int, axis: Axis, args: Sequence[int], v: AxisState) -> Ruling:
     """Rows of a table that are summed for the ids of rows: those that a rank has, where it is cut by them."""
     rows = split.steps[args[0]].dims.cols
-    if axis.strategy.vocabulary: return [Cut("cols", rows), None], Cut("rows", rows), None, "rows of a table"
+    if axis.strategy.vocabulary and split.steps[args[0]].op == "input":
+        return [Cut("cols", rows), None], Cut("rows", rows), None, "rows of a table"
     if role_of(v) in ("batch", "rows"): return [v, v], Partial(monoids.sum), None, "contraction"
     return [None, v], v, None, pass_rule(v)
 

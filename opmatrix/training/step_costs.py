@@ -58,12 +58,32 @@ class BackwardBooked(Booked):
             found[unit] = found.get(unit, NONE) + sympy.nsimplify(size) * held
         return found
 
-    def summed_over(self) -> Iterator[tuple[sympy.Expr, list[int]]]:
-        """Of each gradient its numbers, and the axes over which ranks have parts of it."""
+    def buckets(self) -> dict[tuple[int, ...], sympy.Expr]:
+        """Numbers of gradients by the axes over which ranks have parts of them: each bucket is summed at once."""
+        found: dict[tuple[int, ...], sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
-            parts = [k for k, state in self.steps[at].placement.cuts if isinstance(state, Partial)]
-            yield sympy.sympify(self.held_dims[at].numbers), parts
+            parts = tuple(k for k, state in self.steps[at].placement.cuts if isinstance(state, Partial))
+            found[parts] = found.get(parts, NONE) + self.held_dims[at].numbers
+        return found
+
+    def reductions(self) -> Iterator[Crossing]:
+        """How gradients are summed over ranks: as pieces where an axis stores the optimiser's state once, whose new
+        weights are then gathered, unless weights are stored in pieces, too."""
+        for parts, numbers in self.buckets().items():
+            for k in parts: yield from self.reduced(k, numbers)
+
+    def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
+        """The sum of a bucket over an axis."""
+        axis, one = self.mesh.axes[k], sympy.Integer(1)
+        n, stored = sympy.sympify(axis.ranks), axis.strategy.stored
+        own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
+        if not stored:
+            wire = 2 * (numbers - own)
+            yield Crossing("all_reduce", axis.name, numbers, wire, numbers, 2 * (n - 1), 2 * one, "weights")
+            return
+        yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
+        if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
 
 
 @dataclass(frozen=True)
@@ -112,27 +132,9 @@ class TrainingStep:
                               "stage")
 
     def gradients(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
-        """How gradients are summed over ranks, once a step: as pieces where an axis stores the optimiser's state once,
-        whose new weights are then gathered, unless weights are stored in pieces, too."""
+        """How gradients are summed over ranks, once a step, and how often."""
         for chunk in self.stages[stage]:
-            totals: dict[tuple[int, ...], sympy.Expr] = {}
-            for numbers, parts in chunk.booked.summed_over():
-                totals[tuple(parts)] = totals.get(tuple(parts), NONE) + numbers
-            for over, numbers in totals.items():
-                for k in over: yield from ((chunk.count, each) for each in self.reduced(k, numbers))
-
-    def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
-        """The sum of a gradient over an axis."""
-        axis = self.plan.mesh.flat.axes[k]
-        n, stored = sympy.sympify(axis.ranks), axis.strategy.stored
-        own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
-        one = sympy.Integer(1)
-        if not stored:
-            wire = 2 * (numbers - own)
-            yield Crossing("all_reduce", axis.name, numbers, wire, numbers, 2 * (n - 1), 2 * one, "weights")
-            return
-        yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
-        if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
+            for found in chunk.booked.reductions(): yield chunk.count, found
 
 
 def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropout: float = 0,
