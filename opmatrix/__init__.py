@@ -23,7 +23,7 @@ What there is; `help(om.NAME)` says more of each:
     programs     load, Program, Batch, cached, schedule
     laws         laws, prove, symbol, substitute
     machines     partition, Mesh, BatchSizes
-    training     pullback, dropout
+    training     pullback, dropout, timed_step
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, gelu, gelu_tanh, silu, softplus, tanh, sigmoid, magnitude, ACTIVATIONS
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from opmatrix.split.moving import BatchSizes as BatchSizes
     from opmatrix.training.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.training.pullback import pullback as pullback
+    from opmatrix.training.timed_step import timed_step as timed_step
     from rewrites.derivations.schedules import schedule as schedule
     from rewrites.extraction import Infeasible as Infeasible
     from rewrites.law import Law as _Law
@@ -86,6 +87,7 @@ DOOR = {                                                    # and by name: the m
     "partition": ("opmatrix.partitions.plan", "partition"), "Mesh": ("opmatrix.split.mesh", "Mesh"),
     "BatchSizes": ("opmatrix.split.moving", "BatchSizes"),
     "pullback": ("opmatrix.training.pullback", "pullback"), "dropout": ("opmatrix.training.backward_kinds", "drop"),
+    "timed_step": ("opmatrix.training.timed_step", "timed_step"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
 

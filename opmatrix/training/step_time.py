@@ -3,10 +3,10 @@ order of a schedule; what stages hold; gradients that are summed beside the last
 are lower bounds, and nothing but sums of gradients overlaps."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import sympy
 
@@ -22,6 +22,7 @@ from opmatrix.partitions.weight_storage import Storage
 from opmatrix.split.placement import local
 from opmatrix.training.step_costs import BackwardBooked, TrainingStep
 
+Found = TypeVar("Found")
 BUCKET = 25 * 2 ** 20                                       # bytes (Li et al. 2020, PyTorch Distributed, section 3.2.3)
 
 
@@ -90,40 +91,44 @@ class TrainedPipeline:
     @cached_property
     def states(self) -> list[float]:
         """Bytes of weights, gradients and optimiser that the busiest rank of each stage has on its device."""
-        own, offload = [], self.step.plan.mesh.offload
-        for at in range(len(self.step.plan.stages)):
-            gradient, optimiser = self.state.gradient * (offload < 2), self.state.optimiser * (offload < 1)
+        offload = self.step.plan.mesh.offload
+        gradient, optimiser = self.state.gradient * (offload < 2), self.state.optimiser * (offload < 1)
+
+        def stored(at: int) -> float:
             more = busiest(self.step.plan.state(at, 0, gradient, optimiser))
-            own.append(numbered((self.formulas(at).weights if offload < 3 else sympy.Integer(0)) + more))
+            return numbered((self.formulas(at).weights if offload < 3 else sympy.Integer(0)) + more)
+        own = self.by_chunk(stored)
         return [sum(own[at] for at in self.chunks_of(stage)) for stage in range(self.stages)]
 
     @cached_property
     def kept(self) -> list[float]:
         """Bytes that each chunk keeps for a micro-batch."""
-        return [numbered(busiest(add_up(self.step.kept(at, BYTES[self.number]).values())))
-                for at in range(len(self.step.plan.stages))]
+        return self.by_chunk(lambda at: numbered(busiest(add_up(self.step.kept(at, BYTES[self.number]).values()))))
+
+    def by_chunk(self, found: Callable[[int], Found]) -> list[Found]:
+        """Something of each stage of the partition, found once for those that are alike."""
+        like = self.step.plan.like
+        known = {at: found(at) for at in {*like}}
+        return [known[at] for at in like]
 
     @cached_property
     def room(self) -> list[float]:
         """Bytes beside what is kept that a chunk holds at most while its layers run backward, one after the other."""
-        size, found = sympy.nsimplify(BYTES[self.number]), []
-        for chunks in self.step.stages:
-            most = 0.0
-            for chunk in chunks:
-                held = max(map(numbered, map(busiest, chunk.booked.held())), default=0) * float(size)
-                own = numbered(busiest(add_up(chunk.booked.kept(BYTES[self.number]).values())))
-                most = max(most, held - own)
-            found.append(most)
-        return found
+        size = BYTES[self.number]
+
+        def beside(at: int) -> float:
+            return max([0.0, *(size * max(map(numbered, map(busiest, {*chunk.booked.held()})), default=0)
+                               - numbered(busiest(add_up(chunk.booked.kept(size).values())))
+                               for chunk in self.step.stages[at])])
+        return self.by_chunk(beside)
 
     @cached_property
     def works(self) -> list[ChunkWork]:
         """What each chunk of the pipeline takes and keeps; without a machine the operations stand for the seconds. What
         gradients of weights read is taken to be all that is kept."""
-        take = self.operations if self.sheet is None else self.seconds
-        like = self.step.plan.like
-        known = {at: take(at) for at in {*like}}
-        own = [ChunkWork(*known[like[at]], self.kept[at], self.kept[at], self.room[at]) for at in range(len(like))]
+        takes = self.by_chunk(self.operations if self.sheet is None else self.seconds)
+        own = [ChunkWork(*each, kept, kept, room)
+               for each, kept, room in zip(takes, self.kept, self.room, strict=True)]
         return [own[at] for at in self.positions]
 
     def operations(self, at: int) -> tuple[float, float, float]:

@@ -23,13 +23,13 @@ from opmatrix.split.moving import BatchSizes
 from opmatrix.training.step_costs import training_step
 from opmatrix.training.step_overview import StepOverview
 from opmatrix.training.step_time import STATES, TrainedPipeline
+from opmatrix.training.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
 from rewrites.cli.predict import named_sheet, open_promised
 from rewrites.compiler.planned import configured, weightless
 from rewrites.derivations.partitioned import derivation_of
 
 FORMS = "table", "latex", "python", "derivation", "placements", "workflow"
 VALUES = "bf16", "float16", "float32"
-RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,6 @@ class TrainWish:
     dropout: float
     state: str
     timeline: Path | None
-
-    def mesh(self, mesh: Mesh, count: int) -> Mesh:
-        """A stage for each chunk of the pipeline. Raises InputError for chunks that layers do not divide into."""
-        along = mesh.stages
-        if self.kind.chunks == 1: return mesh
-        if along is None:
-            raise InputError(f"--schedule {self.kind}: chunks are of stages, of which there is one: give --pp")
-        self.kind.check_layers(count, along.count)
-        return replace(mesh, axes=tuple(replace(axis, ranks=axis.count * self.kind.chunks) if axis is along else axis
-                                        for axis in mesh.axes))
-
-    def sequences(self, batch: int | None) -> int | None:
-        """The sequences of a micro-batch. Raises InputError for a batch that is not cut into as many."""
-        if batch is None: return None
-        if self.micro_batches > batch:
-            raise InputError(f"--micro-batches {self.micro_batches}: a batch of {batch} sequences has at most {batch}")
-        if batch % self.micro_batches:
-            raise InputError(f"--micro-batches {self.micro_batches}: {batch} sequences are not cut into as many: give "
-                             f"a divisor of {batch}")
-        return batch // self.micro_batches
 
 
 def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str,
@@ -133,8 +113,9 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
                          f"{', '.join([*(axis.name for axis in mesh), 'weights'])}")
     live, plain, sizes = opened(model, symbolic, scores)
     if ask.train is not None:
-        mesh = ask.train.mesh(mesh, len(layers(chain(live))))
-        ask = replace(ask, sequences=ask.train.sequences(ask.sequences))
+        mesh = mesh_of_chunks(mesh, ask.train.kind, len(layers(chain(live))))
+        if ask.sequences is not None:
+            ask = replace(ask, sequences=cut_batch(ask.sequences, ask.train.micro_batches))
     plan, exact = planned_partitions(live, plain, mesh, name_of(model), ask)
     at = sizes | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
     view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet, ask.crossing)

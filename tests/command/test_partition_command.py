@@ -67,6 +67,13 @@ def said(tmp_path, monkeypatch, capsys):
      r"cuts: no weight is called '\*q_proj\*': names are such as h.0.attn.c_attn.weight"),
     ("tiny.json --machine A101", r"--machine A101: no data sheet of 'A101'; there are A100, H100"),
     ("tiny.json --machine A101 --form latex", r"--machine A101: no data sheet of 'A101'"),
+    ("tiny.json --schedule gpipe", r"--schedule gpipe: it is of a step of training: give --train, too"),
+    ("tiny.json --train --schedule 1f1c", r"schedule 1f1c: did you mean 1f1b\? it is one of gpipe, 1f1b, "),
+    ("tiny.json --train --micro-batches 9 --batch 8 --tokens 8", r"micro-batches 9: a batch of 8 sequences has at "),
+    ("tiny.json --train --recompute ful", r"--recompute ful: did you mean full\? it is one of none, selective, full"),
+    ("tiny.json --train --pp 2 --schedule interleaved:3 --micro-batches 2", r"4 layers on 2 stages of 3 chunks: 6 "),
+    ("tiny.json --train --timeline out.svg", r"--timeline: it is drawn at numbers: give --batch and --tokens"),
+    ("tiny.json --train --form latex", r"--form latex: a step of training is a table alone"),
     ("gpt3 --tp 2", r"gpt3: no well-known model is called so; did you mean gpt2\? there are bert-base"),
     ("nowhere.json", r"nowhere.json: .*No such file"), ("empty", r"empty/config.json: No such file"),
     ("damaged.json", r"damaged.json: no JSON: "), ("list.json", r"list.json: it is no configuration, but a JSON list"),
@@ -143,3 +150,15 @@ def test_python_and_latex(said):
     assert space["costs"](b=2, s=8)["all_reduce over tp, payload"] == 8 * 2 * 2 * 8 * 12
     text = said("tiny.json --tp 2 --form latex")[1]
     assert r"\begin{tabular}" in text and text.count("{") == text.count("}")
+
+
+def test_a_step_of_training_is_told_and_drawn(said, tmp_path):
+    status, out, errors = said("tiny.json --pp 2 --dp 2 --train --schedule zb-h1 --micro-batches 4 --batch 16 "
+                               "--tokens 8 --machine A100 --timeline step.svg")
+    assert status == 0, errors
+    assert "a step of training: 4 micro-batches of b sequences, zb-h1, recompute none" in out
+    assert re.search(r"kept in all +\d+\*b\*s\*\*2 \+ \d+\*b\*s +\d", out)
+    assert re.search(r"stage 2 .*%", out) and re.search(r"ramp \d+\.\d %, imbalance", out)
+    assert "a step takes at least" in out and (tmp_path / "step.svg").read_text().count("<title>") == 2 * 4 * 3
+    status, out, _ = said("tiny.json --pp 2 --train --schedule interleaved:2 --micro-batches 2 --symbolic")
+    assert status == 0 and "chunks 2 to 3, a micro-batch" in out
