@@ -10,8 +10,8 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
-from rewrites.cli.launches import launch_model
 from rewrites.cli.outputs import possible, say, write_results
+from rewrites.cli.rank_commands import launch_model, partition_model
 
 if TYPE_CHECKING:
     from rewrites.verify.user_laws import UserDeclarations
@@ -339,55 +339,7 @@ def verify(
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 
 
-@app.command("partition")
-def partition_model(
-    model: options.ModelName,
-    dp: options.DataRanks = None,
-    tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
-    cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
-    ep: options.ExpertRanks = 1,
-    whole_experts: options.WholeExperts = False,
-    load: options.Load = 1,
-    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
-    zero_ranks: options.ZeroRanks = None,
-    offload: options.Offload = 0,
-    context: options.ContextKind = "ring",
-    sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
-    vocabulary: options.Vocabulary = False,
-    stages: options.Stages = None,
-    cut: options.Cuts = None,
-    batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
-    tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None,
-    values: options.NumberType = "bf16",
-    weights: options.WeightType = "bf16",
-    crossing: options.CrossingType = None,
-    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
-    train: options.Train = False,
-    schedule: options.Schedule = "1f1b",
-    micro_batches: options.MicroBatches = 1,
-    recompute: options.Recompute = "none",
-    dropout: options.Dropout = 0,
-    state: options.StateBytes = "16",
-    timeline: options.Timeline = None,
-    symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
-    machine: options.Elsewhere = None,
-    form: options.Form = "table",
-) -> None:
-    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
-    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
-    from opmatrix.split.mesh import usual_mesh
-    from rewrites.cli.partitions import check_asked, check_train, told
-    from rewrites.phases import silence_stdout
-    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
-                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load)
-    wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
-    given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
-    with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
-    say(text)
-
-
+app.command("partition")(partition_model)
 app.command("launch")(launch_model)
 
 

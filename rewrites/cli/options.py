@@ -75,6 +75,10 @@ Elsewhere = Annotated[str | None, typer.Option(
 
 DataRanks = Annotated[int | None, typer.Option(
     "--dp", min=1, help="ranks that share the sequences; without it 1, or as many as --ep needs")]
+TensorRanks = Annotated[int, typer.Option("--tp", min=1, help="ranks that share each weight")]
+StageRanks = Annotated[int, typer.Option("--pp", min=1, help="stages of layers")]
+ContextRanks = Annotated[int, typer.Option("--cp", min=1, help="ranks that share the tokens of each sequence")]
+CutNorms = Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")]
 ExpertRanks = Annotated[int, typer.Option("--ep", min=1, help="ranks of dp and cp that share the experts")]
 WholeExperts = Annotated[bool, typer.Option(
     "--whole-experts", help="tp cuts no expert: experts lie over its ranks, too")]

@@ -1,4 +1,5 @@
-"""The command `launch`: ranks that run a model as processes, compared with one rank and with the formulas."""
+"""The commands of ranks: `partition` says what each computes, sends and holds; `launch` runs them as processes,
+compared with one rank and with the formulas."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,18 +21,65 @@ WEIGHTS = 2 * 10 ** 8                                       # numbers that ranks
 FAR = 1e-6                                                  # of the largest entry: no rounding is as large
 
 
+def partition_model(
+    model: options.ModelName,
+    dp: options.DataRanks = None,
+    tp: options.TensorRanks = 1,
+    pp: options.StageRanks = 1,
+    cp: options.ContextRanks = 1,
+    ep: options.ExpertRanks = 1,
+    whole_experts: options.WholeExperts = False,
+    load: options.Load = 1,
+    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
+    zero_ranks: options.ZeroRanks = None,
+    offload: options.Offload = 0,
+    context: options.ContextKind = "ring",
+    sequence: options.CutNorms = False,
+    vocabulary: options.Vocabulary = False,
+    stages: options.Stages = None,
+    cut: options.Cuts = None,
+    batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
+    tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None,
+    values: options.NumberType = "bf16",
+    weights: options.WeightType = "bf16",
+    crossing: options.CrossingType = None,
+    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
+    train: options.Train = False,
+    schedule: options.Schedule = "1f1b",
+    micro_batches: options.MicroBatches = 1,
+    recompute: options.Recompute = "none",
+    dropout: options.Dropout = 0,
+    state: options.StateBytes = "16",
+    timeline: options.Timeline = None,
+    symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
+    machine: options.Elsewhere = None,
+    form: options.Form = "table",
+) -> None:
+    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
+    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    from opmatrix.split.mesh import usual_mesh
+    from rewrites.cli.partitions import check_asked, check_train, told
+    from rewrites.phases import silence_stdout
+    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
+                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load)
+    wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
+    given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
+    with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
+    say(text)
+
+
 def launch_model(
     model: options.ModelName,
     ranks: Annotated[int | None, typer.Option(help="processes; as many as the axes have without")] = None,
     dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
-    tp: Annotated[int, typer.Option(min=1, help="ranks that share each weight")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
-    cp: Annotated[int, typer.Option(min=1, help="ranks that share the tokens of each sequence")] = 1,
+    tp: options.TensorRanks = 1,
+    pp: options.StageRanks = 1,
+    cp: options.ContextRanks = 1,
     zero: Annotated[int, typer.Option(help="what dp stores once: 3 weights, too")] = 0,
     context: options.ContextKind = "ring",
-    sequence: Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")] = False,
-    vocabulary: Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over "
-                                                                  "tp")] = False,
+    sequence: options.CutNorms = False,
+    vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
