@@ -14,7 +14,7 @@ from opmatrix.split.axis_states import Bounds, Cut
 from opmatrix.split.placement import Placement
 from opmatrix.split.traced import MATRIX_AXES
 
-Pieces: TypeAlias = dict[str, list[Bounds]]                 # from where to where each rank of an axis holds
+PiecesByAxis: TypeAlias = dict[str, list[Bounds]]           # from where to where each rank of an axis holds
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PlacedWeight:
     stage: int
     placements: tuple[str, ...]
     flat: tuple[str, ...]
-    pieces: Pieces
+    pieces: PiecesByAxis
     part_of: tuple[LiveSize, ...] | None = None
 
     def json(self) -> dict[str, object]:
@@ -62,7 +62,7 @@ def names_of(group: FactorGroup, data: Data) -> list[str]:
 
 def placed(plan: Partition, name: str, shape: tuple[LiveSize, ...], stage: int, stored: Placement) -> PlacedWeight:
     """How one array lies."""
-    dims, axes, pieces = dict(MATRIX_AXES), plan.mesh.flat.axes, Pieces()
+    dims, axes, pieces = dict(MATRIX_AXES), plan.mesh.flat.axes, PiecesByAxis()
     placements, flat = [], []
     for k, axis in enumerate(axes):
         state = stored.on(k)

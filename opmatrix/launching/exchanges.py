@@ -17,13 +17,13 @@ from opmatrix.split.axis_states import bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.placement import Coordinates
 
-Vectors: TypeAlias = Mapping[int, Numeric]                  # by rank
+RankVectors: TypeAlias = Mapping[int, Numeric]              # by rank
 NOTHING = np.zeros(0)
 
 
 class Wire(Protocol):
     """Moves vectors of float64."""
-    def exchange(self, sends: Vectors, takes: Mapping[int, int]) -> Vectors:
+    def exchange(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
         """Sends a vector to each of some ranks, and takes one of so many numbers from others."""
         ...
 
@@ -49,13 +49,13 @@ class Crossings:
         self.meter, self.times = meter, dict[int, int]()
 
     def cross(self, message: Message) -> Numeric | Carriers:
-        """What a rank gets for what it hands over. Raises Disagreement where others are in another crossing, and
+        """What a rank gets for what it hands over. Raises RanksDisagree where others are in another crossing, and
         NotFinite for values that are no numbers."""
         if any(np.isnan(each).any() for each in message.arrays):
             raise NotFinite(f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is "
                             "not a number")
         self.current = message
-        found, wire, messages = EXCHANGES[message.op](Crossing(self, message))
+        found, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None
         if message.op != "take":
             name = "send" if message.op == "give" else message.op
@@ -76,7 +76,7 @@ class Crossings:
         return said, NOTHING
 
 
-class Crossing:
+class RankCrossing:
     """One crossing of one rank: its group in order, and where this rank is in it."""
     def __init__(self, line: Crossings, message: Message) -> None:
         self.line, self.message = line, message
@@ -91,7 +91,7 @@ class Crossing:
         self.shapes = {q: said[self.group[q]].shapes for q in takes}
         self.shapes[self.own] = Heading.of(self.message).shapes
 
-    def swap(self, sends: Vectors, takes: Mapping[int, int]) -> Vectors:
+    def swap(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
         """Vectors by place in the group. What comes behind a heading is checked by it."""
         front = len(self.front)
         given = {self.group[q]: np.concatenate([self.front, each]) for q, each in sends.items()}
@@ -130,19 +130,19 @@ class Crossing:
 Crossed: TypeAlias = tuple["Numeric | Carriers", int, int]  # what comes out; numbers on the wire, messages
 
 
-def gather(one: Crossing) -> Crossed:
+def gather_all(one: RankCrossing) -> Crossed:
     """To each rank what every rank holds."""
-    message, vector = one.message, joined(one.message.arrays)
+    message, vector = one.message, as_vector(one.message.arrays)
     one.opened(one.others, one.others)
-    sizes = {q: counted(one.shapes[q]) for q in one.others}
+    sizes = {q: count_all(one.shapes[q]) for q in one.others}
     came = one.swap(dict.fromkeys(one.others, vector), sizes)
-    sent = [message._replace(arrays=message.arrays if q == one.own else parted(came[q], one.shapes[q]))
+    sent = [message._replace(arrays=message.arrays if q == one.own else as_arrays(came[q], one.shapes[q]))
             for q in range(one.n)]
     assert message.cut is not None
     return pieces_of(message.cut, sent), sum(sizes.values()), len(one.others)
 
 
-def all_reduce(one: Crossing) -> Crossed:
+def all_reduce(one: RankCrossing) -> Crossed:
     """Each rank merges one piece and gives it to all: of numbers as many each, of carriers as many rows."""
     arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
     one.opened(one.others, one.others)
@@ -150,12 +150,12 @@ def all_reduce(one: Crossing) -> Crossed:
     cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
     pieces = {q: tuple(each[slice(*cuts[q])] for each in rows) for q in range(n)}
     shapes = [each.shape for each in pieces[one.own]]
-    came = one.swap({q: joined(pieces[q]) for q in one.others}, dict.fromkeys(one.others, counted(shapes)))
-    done = one.finished(one.merged([pieces[q] if q == one.own else parted(came[q], shapes) for q in range(n)]))
+    came = one.swap({q: as_vector(pieces[q]) for q in one.others}, dict.fromkeys(one.others, count_all(shapes)))
+    done = one.finished(one.merged([pieces[q] if q == one.own else as_arrays(came[q], shapes) for q in range(n)]))
     wholes = {q: [(hi - lo, each.shape[1]) for each in done] for q, (lo, hi) in enumerate(cuts)}
-    took = {q: counted(wholes[q]) for q in one.others}
-    more = one.swap(dict.fromkeys(one.others, joined(done)), took)
-    parts = [done if q == one.own else parted(more[q], wholes[q]) for q in range(n)]
+    took = {q: count_all(wholes[q]) for q in one.others}
+    more = one.swap(dict.fromkeys(one.others, as_vector(done)), took)
+    parts = [done if q == one.own else as_arrays(more[q], wholes[q]) for q in range(n)]
     final = [each.shape for each in arrays]
     if not one.message.unfinished: final = [np.broadcast_shapes(*final)]
     whole = tuple(np.concatenate(each).reshape(shape) for each, shape in zip(zip(*parts, strict=True), final,
@@ -164,14 +164,14 @@ def all_reduce(one: Crossing) -> Crossed:
     return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
 
 
-def reduce_scatter(one: Crossing) -> Crossed:
+def reduce_scatter(one: RankCrossing) -> Crossed:
     """To each rank the parts of what it shall hold, which it merges."""
     came, wire = deal(one)
     done = one.finished(one.merged(came))
     return (done if one.message.unfinished else done[0]), wire, len(one.others)
 
 
-def all_to_all(one: Crossing) -> Crossed:
+def all_to_all(one: RankCrossing) -> Crossed:
     """To each rank what it shall hold of what others hold."""
     cut, then = one.message.cut, one.message.then
     assert cut is not None and then is not None
@@ -179,17 +179,18 @@ def all_to_all(one: Crossing) -> Crossed:
     return pieces_of(cut, [one.message._replace(arrays=each) for each in came]), wire, len(one.others)
 
 
-def deal(one: Crossing) -> tuple[list[Carriers], int]:
+def deal(one: RankCrossing) -> tuple[list[Carriers], int]:
     """What every rank has for this one, in order, and the numbers that this one sends."""
     one.opened(one.others, one.others)
-    sends = {q: joined(one.portion(one.message.arrays, q)) for q in one.others}
+    sends = {q: as_vector(one.portion(one.message.arrays, q)) for q in one.others}
     shapes = {q: one.portioned(q, one.own) for q in one.others}
-    came = one.swap(sends, {q: counted(each) for q, each in shapes.items()})
-    found = [one.portion(one.message.arrays, q) if q == one.own else parted(came[q], shapes[q]) for q in range(one.n)]
+    came = one.swap(sends, {q: count_all(each) for q, each in shapes.items()})
+    own = one.portion(one.message.arrays, one.own)
+    found = [own if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
     return found, sum(each.size for each in sends.values())
 
 
-def exchange_halo(one: Crossing) -> Crossed:
+def exchange_halo(one: RankCrossing) -> Crossed:
     """To each rank the rows that it names, of those of every rank in order."""
     arrays, own = one.message.arrays, one.own
     one.opened(one.others, one.others)
@@ -200,43 +201,43 @@ def exchange_halo(one: Crossing) -> Crossed:
     return np.concatenate(rows, AXES["rows"]), sum(sizes), sum(size > 0 for size in sizes)
 
 
-def hand_on(one: Crossing) -> Crossed:
+def hand_on(one: RankCrossing) -> Crossed:
     """To the right neighbour, from the left one."""
     right, left = (one.own + 1) % one.n, (one.own - 1) % one.n
-    vector = joined(one.message.arrays)
+    vector = as_vector(one.message.arrays)
     if one.n == 1: return one.message.arrays, 0, 0
     one.opened([right], [left])
-    came = one.swap({right: vector}, {left: counted(one.shapes[left])})
-    return parted(came[left], one.shapes[left]), len(vector), int(bool(one.message.arrays))
+    came = one.swap({right: vector}, {left: count_all(one.shapes[left])})
+    return as_arrays(came[left], one.shapes[left]), len(vector), int(bool(one.message.arrays))
 
 
-def give(one: Crossing) -> Crossed:
+def give(one: RankCrossing) -> Crossed:
     """To the next stage."""
     one.opened([1], [])
-    vector = joined(one.message.arrays)
+    vector = as_vector(one.message.arrays)
     one.swap({1: vector}, {})
     return (), len(vector), 1
 
 
-def take(one: Crossing) -> Crossed:
+def take(one: RankCrossing) -> Crossed:
     """From the stage before."""
     one.opened([], [0])
-    came = one.swap({}, {0: counted(one.shapes[0])})
-    return parted(came[0], one.shapes[0]), 0, 0
+    came = one.swap({}, {0: count_all(one.shapes[0])})
+    return as_arrays(came[0], one.shapes[0]), 0, 0
 
 
-EXCHANGES: dict[str, Callable[[Crossing], Crossed]] = dict(
-    give=give, take=take, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
+EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
+    give=give, take=take, all_gather=gather_all, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
     all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
 
 
 def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)
-def counted(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
-def joined(arrays: Sequence[Numeric]) -> Numeric:
+def count_all(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
+def as_vector(arrays: Sequence[Numeric]) -> Numeric:
     return np.concatenate([NOTHING, *(np.ascontiguousarray(each, np.float64).ravel() for each in arrays)])
 
 
-def parted(vector: Numeric, shapes: Sequence[ArrayShape]) -> Carriers:
+def as_arrays(vector: Numeric, shapes: Sequence[ArrayShape]) -> Carriers:
     """The arrays of a vector."""
     ends = np.cumsum([prod(shape) for shape in shapes])
     return tuple(each.reshape(shape) for each, shape in zip(np.split(vector, ends[:-1]), shapes, strict=True)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from opmatrix.launching.exchanges import Vectors
+from opmatrix.launching.exchanges import RankVectors
 from opmatrix.launching.headings import RanksFailed
 
 dist: Any = import_module("torch.distributed")              # names that it does not say that it exports
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(days=1)                                # who hangs is found by the launcher, which sees all ranks
 
 
@@ -35,12 +35,12 @@ class GlooWire:
     def __init__(self, at: Meeting) -> None:
         torch.set_num_threads(1)
         first = at.rank == 0
-        store = dist.TCPStore(HOST, at.port, at.ranks, is_master=first, timeout=PATIENCE,
+        store = dist.TCPStore(LOOPBACK, at.port, at.ranks, is_master=first, timeout=PATIENCE,
                               master_listen_fd=at.socket if first else None)
         dist.init_process_group("gloo", store=store, rank=at.rank, world_size=at.ranks, timeout=PATIENCE)
         self.rank = at.rank
 
-    def exchange(self, sends: Vectors, takes: Mapping[int, int]) -> Vectors:
+    def exchange(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
         """Raises Lost where a rank is gone."""
         found = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
         given = {to: torch.from_numpy(np.array(vector, np.float64)) for to, vector in sends.items()}

@@ -15,7 +15,7 @@ from opmatrix.partitions.virtual import MERGES, STEPS
 from opmatrix.split.mesh import Mesh
 
 OPERATIONS = tuple(MERGES)
-ALIKE = "all_reduce", "reduce_scatter"                      # all ranks hand over the same shapes
+SAME_SHAPES = "all_reduce", "reduce_scatter"                # all ranks hand over the same shapes
 DIMENSIONS = 4
 ArrayShape = tuple[int, ...]
 
@@ -24,7 +24,7 @@ class RanksFailed(RuntimeError):
     """What ended a run, in a line: which rank, and what happened to it."""
 
 
-class Disagreement(RanksFailed):
+class RanksDisagree(RanksFailed):
     """Ranks that are not in one crossing."""
 
 
@@ -73,7 +73,7 @@ def meets(one: Heading, other: Heading, cut_along: int | None) -> bool:
     if {one.op, other.op} == {"give", "take"}: return (one.axis, one.at) == (other.axis, other.at)
     if one[:4] != other[:4]: return False
     if one.op in ("send", "halo"): return True
-    free = None if one.op in ALIKE else cut_along
+    free = None if one.op in SAME_SHAPES else cut_along
     def kept(shape: ArrayShape) -> ArrayShape: return tuple(n for k, n in enumerate(shape) if k != free)
     return [*map(kept, one.shapes)] == [*map(kept, other.shapes)]
 
@@ -85,11 +85,11 @@ class Checking:
     here: int
 
     def demand(self, message: Message, own: Heading, said: Mapping[int, Heading]) -> None:
-        """Raises Disagreement that names both ranks."""
+        """Raises RanksDisagree that names both ranks."""
         along = AXES[message.cut.role] if message.cut else None
         for rank, other in said.items():
             if meets(own, other, along): continue
             (a, first), (b, second) = sorted([(self.here, own), (rank, other)])
             how = " and would cut or merge it otherwise" if first[:3] == second[:3] and first.how != second.how else ""
-            raise Disagreement(f"ranks {a} and {b} disagree: rank {a} is in {first.told(self.mesh)}, rank {b} in "
+            raise RanksDisagree(f"ranks {a} and {b} disagree: rank {a} is in {first.told(self.mesh)}, rank {b} in "
                                f"{second.told(self.mesh)}{how}")

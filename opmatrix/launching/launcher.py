@@ -28,7 +28,7 @@ from opmatrix.launching.prepared import Moment
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 PROGRAM = sys.executable, "-m", "opmatrix.launching.worker"
 STARTING = 120.0                                            # seconds that ranks may take to import and meet
 AFTERMATH = 1.0                                             # seconds in which who was lost says why
@@ -212,7 +212,7 @@ class Ranks:
 
 def listening(port: int) -> socket.socket:
     """A socket of this machine. Raises InputError for a port that is in use, or is none."""
-    try: return socket.create_server((HOST, port))
+    try: return socket.create_server((LOOPBACK, port))
     except (OSError, OverflowError) as error:
         why = os.strerror(error.errno or 0) if isinstance(error, OSError) else "a port is a number from 0 to 65535"
         raise InputError(f"port {port}: {why}: name another, or 0 for a free one") from None

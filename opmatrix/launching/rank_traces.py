@@ -8,7 +8,7 @@ from opmatrix.launching.prepared import Moment
 from opmatrix.partitions.virtual import STEPS
 from opmatrix.split.placement import Coordinates
 
-WIDTH, LANE, LEFT, TOP = 1000, 26, 90, 30                   # of the picture, in its pixels
+PICTURE_WIDTH, LANE, LEFT, TOP = 1000, 26, 90, 30           # of the picture, in its pixels
 COLOURS = {"compute": "#4878a8", "give": "#8c6bb1", "take": "#8c6bb1"}
 OTHER = "#d1793b"                                           # collectives
 
@@ -42,7 +42,7 @@ def drawn_trace(moments: Moments) -> str:
     start = beginning(moments)
     length = max((each.end - start for own in moments.values() for each in own), default=0.0) or 1.0
     height = TOP + LANE * len(moments) + 10
-    shown = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 10}" height="{height}" '
+    shown = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + PICTURE_WIDTH + 10}" height="{height}" '
              'font-family="sans-serif" font-size="12">',
              f'<text x="{LEFT}" y="18">{1e3 * length:.2f} ms: blue computes, orange crosses or waits, violet between '
              "stages</text>"]
@@ -50,8 +50,8 @@ def drawn_trace(moments: Moments) -> str:
         y = TOP + LANE * rank
         shown.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
         for each in own:
-            x, wide = LEFT + WIDTH * (each.begin - start) / length, WIDTH * (each.end - each.begin) / length
-            shown.append(f'<rect x="{x:.2f}" y="{y}" width="{max(wide, 0.2):.2f}" height="{LANE - 6}" '
+            x, wide = (PICTURE_WIDTH * seconds / length for seconds in (each.begin - start, each.end - each.begin))
+            shown.append(f'<rect x="{LEFT + x:.2f}" y="{y}" width="{max(wide, 0.2):.2f}" height="{LANE - 6}" '
                          f'fill="{COLOURS.get(each.what, OTHER)}"><title>{named(each)}, '
                          f'{1e3 * (each.end - each.begin):.3f} ms, {8 * each.numbers} B</title></rect>')
     return "\n".join([*shown, "</svg>", ""])

@@ -10,7 +10,7 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
 
-WIDTH = 8                                                   # bytes of a float64
+NUMBER_BYTES = 8                                            # bytes of a float64
 
 
 class Tally(NamedTuple):
@@ -28,8 +28,8 @@ class Tally(NamedTuple):
 def tallies(plan: Partition, meters: Mapping[Coordinates, Meter]) -> list[Tally]:
     """Operations, payload, bytes on the wire, messages, stored numbers and the largest peak, rank by rank."""
     found = [compare("operations", "flop", {p: m.flops for p, m in meters.items()},
-                     {p: value(plan, plan.flops(plan.stage(p)), p) for p in meters})]
-    for table, factor, unit in (("payload", WIDTH, "B"), ("wire", WIDTH, "B"), ("messages", 1, "")):
+                     {p: value_on(plan, plan.flops(plan.stage(p)), p) for p in meters})]
+    for table, factor, unit in (("payload", NUMBER_BYTES, "B"), ("wire", NUMBER_BYTES, "B"), ("messages", 1, "")):
         counted = {p: getattr(m, table) for p, m in meters.items()}
         said = {p: crossing(plan, p, table) for p in meters}
         for key in sorted({key for each in (*counted.values(), *said.values()) for key in each}):
@@ -37,10 +37,10 @@ def tallies(plan: Partition, meters: Mapping[Coordinates, Meter]) -> list[Tally]
             found.append(compare(f"{op} over {axis}, {table}", unit,
                                  {p: factor * each.get(key, 0) for p, each in counted.items()},
                                  {p: factor * each.get(key, 0) for p, each in said.items()}))
-    found.append(compare("weights stored", "B", {p: WIDTH * m.stored for p, m in meters.items()},
-                         {p: WIDTH * value(plan, plan.state(plan.stage(p), weights=1), p) for p in meters}))
-    found.append(compare("values held at most", "B", {p: WIDTH * m.peak for p, m in meters.items()},
-                         {p: WIDTH * plan.peak(p) for p in meters}, max))
+    found.append(compare("weights stored", "B", {p: NUMBER_BYTES * m.stored for p, m in meters.items()},
+                         {p: NUMBER_BYTES * value_on(plan, plan.state(plan.stage(p), weights=1), p) for p in meters}))
+    found.append(compare("values held at most", "B", {p: NUMBER_BYTES * m.peak for p, m in meters.items()},
+                         {p: NUMBER_BYTES * plan.peak(p) for p in meters}, max))
     return found
 
 
@@ -52,7 +52,7 @@ def compare(name: str, unit: str, counted: Mapping[Coordinates, int], said: Mapp
     return Tally(name, unit, over(counted.values()), over(said.values()), differs)
 
 
-def value(plan: Partition, formula: sympy.Expr, place: Coordinates) -> int:
+def value_on(plan: Partition, formula: sympy.Expr, place: Coordinates) -> int:
     return int(plan.on(sympy.sympify(formula), place))
 
 
@@ -61,11 +61,11 @@ def crossing(plan: Partition, place: Coordinates, table: str) -> dict[tuple[str,
     found: dict[tuple[str, str], int] = {}
     for times, each in plan.crossings(plan.stage(place)):
         key = each.op, each.axis
-        found[key] = found.get(key, 0) + times * value(plan, getattr(each, table), place)
+        found[key] = found.get(key, 0) + times * value_on(plan, getattr(each, table), place)
     return found
 
 
-def wrong(found: Sequence[Tally]) -> Iterator[Tally]:
+def differing(found: Sequence[Tally]) -> Iterator[Tally]:
     """What was counted otherwise than its formula says. Carriers of several components are cut by whole rows, so of
     their bytes on the wire the formula is a bound that rows that do not divide miss."""
     return (each for each in found if not each.holds and not each.name.endswith(", wire"))

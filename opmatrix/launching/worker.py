@@ -85,7 +85,7 @@ def resident() -> int:
     except (OSError, ValueError): return 0
 
 
-def main() -> None:
+def run_worker() -> None:
     """What libraries print goes to the standard error, so notes stay whole."""
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -105,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_worker()

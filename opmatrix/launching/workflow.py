@@ -14,7 +14,7 @@ from opmatrix.partitions.booked import Booked
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.placement import Coordinates
 
-Value: TypeAlias = tuple[int, int, int]                     # rank, factor, step
+RankValue: TypeAlias = tuple[int, int, int]                 # rank, factor, step
 ZERO = sympy.Integer(0)
 BATCH = -1                                                  # the step that a factor's input comes from, of factor -1
 
@@ -24,8 +24,8 @@ class Task:
     """What some ranks do together: its component, values read and written, operations, numbers that cross."""
     component: str
     ranks: list[int] = field(default_factory=list)
-    reads: list[Value] = field(default_factory=list)
-    writes: list[Value] = field(default_factory=list)
+    reads: list[RankValue] = field(default_factory=list)
+    writes: list[RankValue] = field(default_factory=list)
     flops: sympy.Expr = ZERO
     payload: sympy.Expr = ZERO
 
@@ -37,7 +37,7 @@ class Workflow:
     axes: Sequence[tuple[str, int]]
     tasks: Sequence[Task]
 
-    def writers(self) -> dict[Value, int]:
+    def writers(self) -> dict[RankValue, int]:
         return {value: number for number, task in enumerate(self.tasks) for value in task.writes}
 
     def waits(self) -> list[list[int]]:
@@ -50,19 +50,19 @@ class Workflow:
         lines = [f"workflow: {json.dumps(self.name)}", "mesh:", *(f"  {name}: {ranks}" for name, ranks in self.axes),
                  "data:"]
         used = sorted({value for task in self.tasks for value in (*task.reads, *task.writes)})
-        for value in used: lines.append(f"  - {{data: {called(value)}, rank: {value[0]}}}")
+        for value in used: lines.append(f"  - {{data: {value_name(value)}, rank: {value[0]}}}")
         lines.append("tasks:")
         for number, (task, after) in enumerate(zip(self.tasks, self.waits(), strict=True)):
             lines += [f"  - task: t{number}", f"    component: {json.dumps(task.component)}",
-                      f"    ranks: {task.ranks}", f"    reads: [{', '.join(map(called, task.reads))}]",
-                      f"    writes: [{', '.join(map(called, task.writes))}]",
+                      f"    ranks: {task.ranks}", f"    reads: [{', '.join(map(value_name, task.reads))}]",
+                      f"    writes: [{', '.join(map(value_name, task.writes))}]",
                       f"    after: [{', '.join(f't{each}' for each in after)}]"]
             for what in ("flops", "payload"):
                 if (size := getattr(task, what)) != 0: lines.append(f"    {what}: {written(size)}")
         return "\n".join([*lines, ""])
 
 
-def called(value: Value) -> str:
+def value_name(value: RankValue) -> str:
     rank, factor, step = value
     return f"batch_r{rank}" if factor < 0 else f"v{factor}_{step}_r{rank}"
 
@@ -90,11 +90,11 @@ class Writing:
         self.tasks = [*ordered(self.tasks)]
         return Workflow(self.plan.name, [(axis.name, axis.count) for axis in self.plan.mesh], self.tasks)
 
-    def entering(self, rank: int, place: Coordinates, factor: int) -> Value:
+    def entering(self, rank: int, place: Coordinates, factor: int) -> RankValue:
         """What a factor begins with: the batch, the factor before it, or what the stage before gives."""
         if factor == 0: return rank, -1, BATCH
         split = self.plan.splits[factor - 1]
-        own: Value = rank, factor - 1, split.out
+        own: RankValue = rank, factor - 1, split.out
         if factor != self.plan.cuts[self.plan.stage(place)][0]: return own
         along = self.plan.mesh.stages
         assert along is not None
@@ -136,12 +136,12 @@ class Writing:
         self.shared[key].ranks.append(rank)
         return self.shared[key]
 
-    def weights(self, rank: int, place: Coordinates, factor: int) -> list[Value]:
+    def weights(self, rank: int, place: Coordinates, factor: int) -> list[RankValue]:
         """Weights that are gathered, or fetched from the host, before a factor runs."""
         group = next(each for each in self.plan.stages[self.plan.stage(place)]
                      if each.split is self.plan.splits[factor])
         alone = replace(self.plan, stages=[[group]])
-        axes, values = [axis.name for axis in self.plan.mesh], list[Value]()
+        axes, values = [axis.name for axis in self.plan.mesh], list[RankValue]()
         for number, (_, each) in enumerate(found for found in alone.crossings() if found[1].of == "weights"):
             k = axes.index(each.axis) if each.axis in axes else len(axes)
             shared = (place[:k], place[k + 1:]) if k < len(axes) else (place, ())

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
     from opmatrix.models.config import Settings
 
-WEIGHTS = 2 * 10 ** 8                                       # numbers that ranks may each draw
-FAR = 1e-6                                                  # of the largest entry: no rounding is as large
+DRAWN_WEIGHTS = 2 * 10 ** 8                                 # numbers that ranks may each draw
+TOO_FAR = 1e-6                                              # of the largest entry: no rounding is as large
 
 
 def partition_model(
@@ -140,7 +140,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from opmatrix.launching.launcher import Ranks
     from opmatrix.launching.prepared import Prepared
     from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-    from opmatrix.launching.tallies import tallies, wrong
+    from opmatrix.launching.tallies import differing, tallies
     from opmatrix.partitions.overview import shorten
     from rewrites.cli.partitions import name_of
     given = given_model(model)
@@ -155,7 +155,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
         with replacing(trace) as out: out.write(text.encode())
-    bad = [*wrong(counts)]
+    bad = [*differing(counts)]
     rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
              "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
     axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in plan.mesh) or "one rank"
@@ -166,7 +166,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     if far is not None: lines.append(f"from one rank: {far:.1e} of the largest entry at most")
     if trace is not None: lines.append(f"the last step is in {trace}")
     found: dict[str, object] = dict(
-        holds=not bad and (far is None or far <= FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
+        holds=not bad and (far is None or far <= TOO_FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
         counts=[dict(name=each.name, unit=each.unit, counted=each.counted, formula=each.formula) for each in counts])
     return "\n".join(lines), found
 
@@ -184,9 +184,9 @@ def given_model(model: str) -> str | Settings:
         return str(Path(model).resolve()) if Path(model).exists() else model
     config = configured(model)
     check(config)
-    if (count := parameters(config)) > WEIGHTS:
-        raise InputError(f"{model}: {count:.3g} weights, which every rank would draw: at most {WEIGHTS:.0e}; give a "
-                         "checkpoint, or fewer layers")
+    if (count := parameters(config)) > DRAWN_WEIGHTS:
+        raise InputError(f"{model}: {count:.3g} weights, which every rank would draw: at most {DRAWN_WEIGHTS:.0e}; "
+                         "give a checkpoint, or fewer layers")
     return dict(config)
 
 

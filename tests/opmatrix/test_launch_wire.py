@@ -6,9 +6,9 @@ from partitioned import ANY, BERT, LLAMA, differences, ids_of, made, planned
 from threaded_ranks import run_threads
 
 from opmatrix.launching.exchanges import Crossings, NotFinite
-from opmatrix.launching.headings import Disagreement
+from opmatrix.launching.headings import RanksDisagree
 from opmatrix.launching.prepared import Prepared
-from opmatrix.launching.tallies import tallies, wrong
+from opmatrix.launching.tallies import differing, tallies
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.mesh import Mesh
@@ -30,18 +30,18 @@ def test_threads_give_what_virtual_ranks_give(name):
         found = run_threads(ready, ready.plan.mesh, feed, runs)
         assert found.value.tobytes() == wanted.value.tobytes()
         off = [each for each in differences(ready.plan, found.meters) if each[0] != "wire" or name != "keys"]
-        assert not off and not [*wrong(tallies(ready.plan, found.meters))]
+        assert not off and not [*differing(tallies(ready.plan, found.meters))]
 
 
 def test_a_crossing_that_is_left_out_of_the_formulas_is_found(monkeypatch):
     ready, whole = prepared(MESHES["dp x tp"]), Partition.crossings
     meters = ready.virtual(Feed(ids_of(4, 7))).meters
-    assert not [*wrong(tallies(ready.plan, meters))]
+    assert not [*differing(tallies(ready.plan, meters))]
     for at in range(len([*whole(ready.plan)])):
         with monkeypatch.context() as patched:
             patched.setattr(Partition, "crossings", lambda self, stage=0, at=at: (
                 each for k, each in enumerate(whole(self, stage)) if k != at))
-            assert {each.name.rpartition(", ")[2] for each in wrong(tallies(ready.plan, meters))} == {
+            assert {each.name.rpartition(", ")[2] for each in differing(tallies(ready.plan, meters))} == {
                 "payload", "messages"}
 
 
@@ -72,14 +72,14 @@ def other_numbers(message):
     (lambda m: m._replace(arrays=(m.arrays[0][:, :, 1:],)), "with 4 × 1 × 7 × 12, rank 1 .* with 4 × 1 × 6 × 12")])
 def test_ranks_that_disagree_are_named(how, words):
     ready = prepared(dict(t=(2, "tensor")))
-    with pytest.raises(Disagreement, match=words):
+    with pytest.raises(RanksDisagree, match=words):
         run_threads(ready, ready.plan.mesh, Feed(ids_of(4, 7)), crossings=changing(how))
 
 
 def test_a_second_run_is_checked_too():
     """A step that is another, though as long: the heading in front of the numbers says so."""
     ready = prepared(dict(t=(2, "tensor")), made(BERT, num_hidden_layers=1))
-    with pytest.raises((Disagreement, AssertionError), match="disagree"):
+    with pytest.raises((RanksDisagree, AssertionError), match="disagree"):
         run_threads(ready, ready.plan.mesh, Feed(ids_of(4, 7)), 2, changing(lambda m: m._replace(unit=7), third=4))
 
 
