@@ -150,8 +150,7 @@ class Program:
         kept = self.meta.get("certificate")
         return longest_seen(kept) if isinstance(kept, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
-              rounded: bool = True) -> ExactRows:
+    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None, rounded: bool = True) -> ExactRows:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
         that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
         weight by its (n, p) matrix: those of a program made before any rounding, say."""
@@ -196,18 +195,19 @@ class Program:
         return stream(self, texts, rows, truncate, skip_bad)
 
     def generate(self, prompts: "Prompt | Iterable[Prompt]", *, max_tokens: int = 128, temperature: float = 0.0,
-                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None) -> "list[Reply]":
-        """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
-        once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
-        opmatrix.pipelines.sampling. `cache`: the numbers of keys and values, float32, or bf16, an approximation; its
-        own without. Raises InputError for a program that is no language model's, for what cannot be chosen by, and for
-        a prompt that is empty or leaves no room."""
+                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
+                 cache: str | None = None) -> "list[Reply]":
+        """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Each has the tokens that it
+        has alone; prompt i is alone with seed + i. How one is chosen: opmatrix.pipelines.sampling. `cache`: the numbers
+        of keys and values, float32, or bf16, an approximation; its own without. Raises InputError for a program that is
+        no language model's, for what cannot be chosen by, for a prompt that is empty or leaves no room."""
         from opmatrix.pipelines.generation import generate
         from opmatrix.pipelines.sampling import Sampling
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
-                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None) -> Iterator[str]:
+                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
+                    cache: str | None = None) -> Iterator[str]:
         """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
         from opmatrix.pipelines.generation import stream_reply
         from opmatrix.pipelines.sampling import Sampling
