@@ -200,16 +200,15 @@ class Program:
                  cache: str | None = None) -> "list[Reply]":
         """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
         once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
-        opmatrix.pipelines.sampling. `cache`: the number type of keys and values, float32, or bf16 for half the bytes,
-        an approximation; without it that of the program's own caches, else float32. Raises InputError for a program
-        that is no language model's, for what cannot be chosen by, and for a prompt that is empty or leaves no room."""
+        opmatrix.pipelines.sampling. `cache`: the number type of keys and values, float32, or bf16 in half the bytes.
+        Raises InputError for what is no language model's, no choice, and a prompt that is empty or leaves no room."""
         from opmatrix.pipelines.generation import generate
         from opmatrix.pipelines.sampling import Sampling
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
-                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
-                    cache: str | None = None) -> Iterator[str]:
+                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None
+                    ) -> Iterator[str]:
         """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
         from opmatrix.pipelines.generation import stream_reply
         from opmatrix.pipelines.sampling import Sampling
@@ -238,8 +237,7 @@ class Program:
         return self.space == str(S)
 
     def starts(self, batch: Batch) -> NDArray[np.int64]:
-        """Where the rows of each sentence begin in what it gives, and the end of all; of rows of another space each
-        stands for itself."""
+        """Where sentences' rows begin in what it gives, and their end; of another space each row is its own."""
         if self.space == str(T): return batch.starts
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
