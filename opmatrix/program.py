@@ -150,7 +150,8 @@ class Program:
         kept = self.meta.get("certificate")
         return longest_seen(kept) if isinstance(kept, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None, rounded: bool = True) -> ExactRows:
+    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
+              rounded: bool = True) -> ExactRows:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
         that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
         weight by its (n, p) matrix: those of a program made before any rounding, say."""
@@ -197,17 +198,17 @@ class Program:
     def generate(self, prompts: "Prompt | Iterable[Prompt]", *, max_tokens: int = 128, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
                  cache: str | None = None) -> "list[Reply]":
-        """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Each has the tokens that it
-        has alone; prompt i is alone with seed + i. How one is chosen: opmatrix.pipelines.sampling. `cache`: the numbers
-        of keys and values, float32, or bf16, an approximation; its own without. Raises InputError for a program that is
-        no language model's, for what cannot be chosen by, for a prompt that is empty or leaves no room."""
+        """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
+        once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
+        opmatrix.pipelines.sampling. `cache`: the number type of keys and values, float32, or bf16 in half the bytes.
+        Raises InputError for what is no language model's, no choice, and a prompt that is empty or leaves no room."""
         from opmatrix.pipelines.generation import generate
         from opmatrix.pipelines.sampling import Sampling
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
-                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
-                    cache: str | None = None) -> Iterator[str]:
+                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None
+                    ) -> Iterator[str]:
         """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
         from opmatrix.pipelines.generation import stream_reply
         from opmatrix.pipelines.sampling import Sampling
@@ -221,7 +222,7 @@ class Program:
 
     @cached_property
     def half_decoder(self) -> "Program":
-        """The program with caches of bf16."""
+        """The program with state of the same steps, whose caches are bf16."""
         from opmatrix.pipelines.cached import cached
         return cached(self, HALF)
 
@@ -236,8 +237,7 @@ class Program:
         return self.space == str(S)
 
     def starts(self, batch: Batch) -> NDArray[np.int64]:
-        """Where the rows of each sentence begin in what it gives, and the end of all; of rows of another space each
-        stands for itself."""
+        """Where sentences' rows begin in what it gives, and their end; of another space each row is its own."""
         if self.space == str(T): return batch.starts
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 

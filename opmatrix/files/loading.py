@@ -25,7 +25,7 @@ KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where 
 NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or
                                                             # several
 HALF_VERSION = 6                                            # that of caches which are no float32
-NAMED = NAMED_VERSION, HALF_VERSION
+SIDED = NAMED_VERSION, HALF_VERSION
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
@@ -41,7 +41,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in (VERSION, SHARED, *NAMED):
+    if (version := found.get("version")) not in (VERSION, SHARED, *SIDED):
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, sides = field(file, found, "steps", list), signed(file, found)
@@ -89,7 +89,7 @@ def absent(directory: Path) -> str:
 
 def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """What a file says of a program's border: one output, or inputs, outputs and state by name."""
-    if found["version"] not in NAMED: return {"output": field(file, found, "output", str)}
+    if found["version"] not in SIDED: return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
     narrow = [name for name, said in sides["inputs"].items() if isinstance(said, list) and HALF in said]
     if narrow and found["version"] != HALF_VERSION:
@@ -116,7 +116,7 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
 
 def more(file: Path, found: Mapping[str, object]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
-    if found["version"] == VERSION or (found["version"] in NAMED and "shared" not in found): return []
+    if found["version"] == VERSION or (found["version"] in SIDED and "shared" not in found): return []
     count = field(file, found, "shared", int)
     if type(count) is not int or not 0 < count <= len(SHARDS):
         raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")

@@ -175,7 +175,7 @@ def generate_text(
     top_k: options.TopK = None,
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
-    cache: options.Cache = None,
+    cache: options.CacheNumber = None,
     results: options.Results = None,
     quiet: options.Quiet = False,
 ) -> None:

@@ -30,8 +30,9 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; e
                                                  "is drawn")]
 TopK = Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")]
 TopP = Annotated[float, typer.Option(help="draw from the fewest tokens that together are so likely")]
-Cache = Annotated[str | None, typer.Option(metavar="float32|bf16", help="the number type of keys and values that are "
-                                           "kept; bf16 rounds them and takes half the memory")]
+CacheNumber = Annotated[str | None, typer.Option(
+    "--cache", metavar="float32|bf16", help="the number type of keys and values that are kept; bf16 rounds them and "
+                                            "takes half the memory")]
 Seed = Annotated[int, typer.Option(help="what is drawn: the same seed gives the same text")]
 
 # ---- of `optimize`

@@ -23,8 +23,8 @@ from formats.machine.threads import threads
 from .attending import LINE, LOG2_E, PIECES, QUERIES
 from .chunks import (
     CHUNK,
+    KEYS_AT_ONCE,
     STRANDS,
-    TILE,
     Unit,
     add_strand,
     count_pages,
@@ -40,9 +40,9 @@ from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of
 __all__ = ["append", "attention_cached"]
 
 COPIED_ROWS = 64                                             # rows of an item that are copied
-LINES = 8                                                    # of a worker's room: two carriers, fades, gains, shares,
+ROOM_LINES = 8                                               # of a worker's room: two carriers, fades, gains, shares,
                                                              # pages
-__borders__ = PAGE, TILE, CHUNK
+__borders__ = PAGE, KEYS_AT_ONCE, CHUNK
 # before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
 # together: heads that share keys and values; rows: of an item; halves: 1 for bfloat16; own: bytes of a worker's room,
 # behind which the first worker keeps carriers of so many bytes each; the rest as in heads.py
@@ -94,9 +94,10 @@ def begin_unit(c, room, row, head, rows):
     count, across, beside = c.together, 4 * c.q_head, 4 * c.o_head
     if rows > 1: count, across, beside = rows, 4 * c.q_row, 4 * c.o_row
     low, wide, deep = row - rows + 1, (count + 15) // 16 * 16, (c.d + 15) // 16 * 16
-    turned = room + LINES * LINE
+    turned = room + ROOM_LINES * LINE
     s = turned + deep * LINE
-    u = Unit(rows, count, wide, turned, s, s + TILE * LINE, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE)
+    widened = s + KEYS_AT_ONCE * LINE
+    u = Unit(rows, count, wide, turned, s, widened, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE)
     turn_queries(c, c.q + 4 * (low * c.q_row + head // c.q_of * c.q_head), across, count, turned, wide)
     return u, c.o + 4 * (low * c.o_row + head * c.o_head), beside
 
@@ -241,7 +242,7 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     units, workers, step = T * (heads // together), threads(), -(-e // 16) * 64
     apart = workers > 1 and units < PIECES * workers         # too few for all to have some: they share the keys of each
     rows = 1 if apart else QUERIES if workers == 1 else max(1, min(QUERIES, -(-units // (PIECES * workers))))
-    own = LINE * (LINES + -(-d // 16) * 16 + TILE) + halves * 4 * PAGE * max(d, e) + QUERIES * step
+    own = LINE * (ROOM_LINES + -(-d // 16) * 16 + KEYS_AT_ONCE) + halves * 4 * PAGE * max(d, e) + QUERIES * step
     own, carrier = -(-own // 64) * 64, 2 * LINE + together * step
     factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:

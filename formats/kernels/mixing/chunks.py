@@ -21,7 +21,7 @@ from .attending import HIDDEN, LINE, LOWEST, QUERIES, scale_lines, softened
 PAGE = 16                                                    # rows of a page
 CHUNK = 256                                                  # keys of a chunk
 STRANDS = 8                                                  # sums apart, of every eighth chunk each
-TILE = CHUNK // 2                                            # keys that queries meet at once
+KEYS_AT_ONCE = CHUNK // 2                                    # keys that queries meet at once
 FADED, BEGUN = 1, 2                                          # what an output holds: sums to be faded, or to go on with
 f4 = np.float32
 
@@ -196,9 +196,9 @@ def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
         while at >= first:
             if at < first + CHUNK // PAGE: pages[at - first] = page
             page, at = longs(c.before + 8 * page, 1)[0], at - 1
-        for tile in range(0, CHUNK, TILE):
+        for tile in range(0, CHUNK, KEYS_AT_ONCE):
             begins = chunk * CHUNK + tile
-            keys = min(TILE, length - begins)
+            keys = min(KEYS_AT_ONCE, length - begins)
             if keys > 0:
                 add_tile(c, u, head, tile // PAGE, keys, length - u.rows + 1 - begins, fresh, tops, masses, o, beside)
                 fresh = False

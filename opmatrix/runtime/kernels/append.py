@@ -16,7 +16,7 @@ from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Cache, Heads
 from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
 
-Number = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
+HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
 
 
 @kernel(launches=True, inplace="cache", prices={})
@@ -24,7 +24,7 @@ class append(Arguments):
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they
     are to lie. In a cache of bfloat16 they are rounded."""
 
-    def run(out: Any, batch: Any, x: Heads, cache: Cache, *, number: Number = FLOAT) -> None:
+    def run(out: Any, batch: Any, x: Heads, cache: Cache, *, number: HeldNumber = FLOAT) -> None:
         if out is not cache: out[...] = cache
         compiled.append(x, batch.slots, out)
 
