@@ -67,13 +67,12 @@ class Generation:
 
     def phases(self, patterns: Iterable[Pattern], cached: bool = True) -> tuple[Phase, ...]:
         """The prompts in one step, then the steps of the answer. Without caches a step is a run of the whole text."""
-        seen, rows = [*patterns], self.prompts
-        whole = [self.context] * self.sequences
-        later = later_step(self.context, self.sequences, seen) if cached else Phase(1, counted(whole, seen), begin(whole),
-                                                                             False)
-        first = prefill(self.prompt, self.sequences, seen) if cached else Phase(1, counted(rows, seen), begin(rows),
-                                                                               False)
-        return first, later._replace(times=self.answer)
+        seen = [*patterns]
+        if cached:
+            return (prefill(self.prompt, self.sequences, seen),
+                    later_step(self.context, self.sequences, seen)._replace(times=self.answer))
+        runs = (1, self.prompts), (self.answer, [self.context] * self.sequences)
+        return tuple(Phase(times, counted(rows, seen), begin(rows), False) for times, rows in runs)
 
 
 Phases = tuple[Phase, ...]
