@@ -162,7 +162,7 @@ def test_bytes_of_a_request_hold_its_caches():
     program, ids = llama().program, np.arange(9) % 50
     planned = planned_peak(program, Generation(20, 13, 2))
     assert planned >= program.decoder.schedule.cached * 2 * 48, "two sequences of 33 rows, in pages of 16"
-    asked = Generation(50, 14, 16)                          # beside which Python's own objects are little
+    asked = Generation(48, 14, 16)                          # beside which Python's own objects are little
     assert measured_peak(program, asked, ids, 2) == pytest.approx(planned_peak(program, asked), rel=0.15)
 
 
