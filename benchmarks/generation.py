@@ -26,7 +26,7 @@ from opmatrix.measure import seconds
 from opmatrix.pipelines.text import sentences
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
-from rewrites.lower.phased import Generation, one_row, prefill
+from rewrites.lower.phased import Generation, later_step, prefill
 from rewrites.workload.decoded import predict_step
 
 COLUMNS = ("engine", "version", "sequences", "context", "first_ms", "predicted", "token_ms", "predicted", "tokens_s",
@@ -102,7 +102,7 @@ def row(each, sequences, context, first, later, reads, machine, seen, python=Non
     """A row of the table: what was measured, and of ours what was predicted."""
     taken, moved, own = median(later), each.stored + sequences * seen * each.row, isinstance(each, Ours)
     ahead = [1e3 * predict_step(machine, each.program, of(length, sequences))
-             for of, length in ((prefill, context), (one_row, seen))] if own else (None, None)
+             for of, length in ((prefill, context), (later_step, seen))] if own else (None, None)
     return [each.name, each.version, sequences, context, 1e3 * median(first) if first else None, ahead[0], 1e3 * taken,
             ahead[1], sequences / taken, moved / 1e6, moved / taken / reads, python if own else None, None, None]
 
@@ -127,7 +127,7 @@ def compared(given, engines, found):
     for context in given.contexts:
         later, seen = found[context, exact][1], context + given.tokens // 2
         yield Figure(f"predicted over measured, a token at {context}",
-                     predict_step(machine, exact.program, one_row(seen, 1)) / median(later), "x", spread(later),
+                     predict_step(machine, exact.program, later_step(seen, 1)) / median(later), "x", spread(later),
                      least=1 - OFF, most=1 + OFF)
 
 
@@ -150,7 +150,7 @@ def many(given, checkpoint, engines, table):
         yield Figure(f"{each.name}: {given.at_once} sequences over one, tokens a second", median(ratios), "x",
                      spread(ratios), least=least)
         if each is engines[0]:
-            ahead = predict_step(machine, each.program, one_row(context + given.tokens // 2, given.at_once))
+            ahead = predict_step(machine, each.program, later_step(context + given.tokens // 2, given.at_once))
             yield Figure(f"predicted over measured, {given.at_once} sequences",
                          ahead / median(taken[given.at_once]), "x", spread(taken[given.at_once]), least=1 - OFF,
                          most=1 + OFF)

@@ -67,13 +67,12 @@ class Generation:
 
     def phases(self, patterns: Iterable[Pattern], cached: bool = True) -> tuple[Phase, ...]:
         """The prompts in one step, then the steps of the answer. Without caches a step is a run of the whole text."""
-        seen, rows = [*patterns], self.prompts
-        whole = [self.context] * self.sequences
-        later = one_row(self.context, self.sequences, seen) if cached else Phase(1, counted(whole, seen), begin(whole),
-                                                                             False)
-        first = prefill(self.prompt, self.sequences, seen) if cached else Phase(1, counted(rows, seen), begin(rows),
-                                                                               False)
-        return first, later._replace(times=self.answer)
+        seen = [*patterns]
+        if cached:
+            return (prefill(self.prompt, self.sequences, seen),
+                    later_step(self.context, self.sequences, seen)._replace(times=self.answer))
+        runs = (1, self.prompts), (self.answer, [self.context] * self.sequences)
+        return tuple(Phase(times, counted(rows, seen), begin(rows), False) for times, rows in runs)
 
 
 Phases = tuple[Phase, ...]
@@ -89,7 +88,7 @@ def prefill(length: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Ph
     return over_caches([length] * sequences, length, sequences * length * (length + 1) // 2, patterns)
 
 
-def one_row(context: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
+def later_step(context: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
     """The step of one row a sequence, each of which sees so many rows."""
     return over_caches([1] * sequences, context, sequences * context, patterns)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.program import Program
-from rewrites.lower.phased import Generation, one_row, prefill
+from rewrites.lower.phased import Generation, later_step, prefill
 from rewrites.lower.price import TimeModel
 from rewrites.workload.decoded import Decoding, Tokens, decoder_of, predict_step
 
@@ -33,7 +33,7 @@ def describe_context(program: Program, decoder: Program, asked: Generation, toke
                      context: int) -> dict[str, object]:
     """One context: seconds of the prompts' step and of a step of one row a sequence, and bytes of rows in caches."""
     count = asked.sequences
-    first, later = (predict_step(machine, decoder, each(context, count)) for each in (prefill, one_row))
+    first, later = (predict_step(machine, decoder, each(context, count)) for each in (prefill, later_step))
     found: dict[str, object] = {"context": context, "sequences": count, "first_predicted_s": first,
                                 "token_predicted_s": later, "first_measured_s": None, "token_measured_s": None,
                                 "cache_bytes": decoder.schedule.cached * count * context}

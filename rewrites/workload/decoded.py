@@ -103,7 +103,8 @@ def capacity_of(asked: Generation) -> int:
 
 
 def planned_peak(program: Program, asked: Generation) -> float:
-    """Bytes of caches for a request, and of what the step of its prompts needs beside them."""
+    """Bytes of caches for a request, and of what the step of its prompts needs beside them; prompts as long as they
+    are."""
     if (decoder := decoder_of(program)) is None:
         return program.peak_bytes(Batch([[0] * asked.length] * asked.sequences))
     found = prefill(asked.prompt, asked.sequences).extents
