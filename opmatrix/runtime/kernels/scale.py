@@ -46,7 +46,8 @@ def in_columns(by: Any) -> Any:
     return by if by.ndim == 2 else by[:, :, 0]
 
 
-def sum_products(x: Doubles, by: Doubles) -> Doubles: return np.asarray((in_heads(x) * in_columns(by)[:, :, None]).sum(1))
+def sum_products(x: Doubles, by: Doubles) -> Doubles:
+    return np.asarray((in_heads(x) * in_columns(by)[:, :, None]).sum(1))
 
 
 def time_weighing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
