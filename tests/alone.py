@@ -67,13 +67,13 @@ def experts(write, constants, rng):
     return write.step("experts", {"most": 2, "activation": "silu"}, x="x", gate=named, up="up", down="down",
                       beside="beside", residual="y")
 
-def weigh_heads(write, constants, rng):
+def blend_heads(write, constants, rng):
     """Of rows by one column, and of heads."""
     column = write.step("columns", {"lo": 3, "hi": 4}, x="y")
     heads = write.step("heads", {"heads": 8}, x="y")
     numbers = write.step("heads", {"heads": 8}, x=write.step("columns", {"lo": 0, "hi": 8}, x="y"))
-    both = write.step("weigh_heads", x=heads, by=numbers)
-    return write.step("weigh_heads", x=both, by=column, residual=both)
+    both = write.step("blend_heads", x=heads, by=numbers)
+    return write.step("blend_heads", x=both, by=column, residual=both)
 
 def interpreted(write, constants, rng):
     y = symbol("y", None, 40)
@@ -101,4 +101,4 @@ ENDINGS = {
     "link": one_step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y"),
     "pick": one_step("pick", {"relation": "last: S × T"}, x="y"), "rotate": rotated, "pointwise_heads": pointwise_heads,
     "attend_once": attend_once, "headwise": headwise, "gate": gate, "experts": experts, "repeat": repeated,
-    "weigh_heads": weigh_heads, "interpret": interpreted, "attention": attention}
+    "blend_heads": blend_heads, "interpret": interpreted, "attention": attention}

@@ -319,10 +319,10 @@ def routing_doors() -> Iterator[tuple[str, Door]]:
     def weighed(x: np.ndarray, by: np.ndarray, residual: np.ndarray) -> Any:
         terms = x.astype(np.float64) * by[:, :, None]
         return terms.sum(1) + residual, gamma(5) * (abs(terms).sum(1) + abs(residual))
-    yield "weigh_heads", Door(lambda rng, rows: {"x": normal(rng, rows, 3, 20), "by": normal(rng, rows, 3),
+    yield "blend_heads", Door(lambda rng, rows: {"x": normal(rng, rows, 3, 20), "by": normal(rng, rows, 3),
                                                  "residual": normal(rng, rows, 20)},
                               lambda x, **_: (len(x), 20),
-                              lambda out, x, by, residual: kernels.weigh_heads(x, by, out, residual), weighed)
+                              lambda out, x, by, residual: kernels.blend_heads(x, by, out, residual), weighed)
 
     def kept(x: np.ndarray, by: np.ndarray) -> Any:
         order = np.argsort(-by, -1, kind="stable")

@@ -288,7 +288,7 @@ def test_a_kernel_computes_its_term(implementation):
 def test_the_table_of_implementations():
     assert {kernel for each in (*IMPLEMENTATIONS, *HEADS) for kernel in each.named} == {
         "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise",
-        "repeat", "rotate", "experts", "gate", "weigh_heads",
+        "repeat", "rotate", "experts", "gate", "blend_heads",
         "columns", "pool", "unit", "link", "pick", "attend_once", "append", "attention_cached"}
     name, kind, statement, *_ = find([*implementations()], "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")

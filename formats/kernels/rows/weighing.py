@@ -10,7 +10,7 @@ from formats.kernels.mixing.heads import heads_of
 from formats.kernels.simd.arithmetic import get, keep
 from formats.machine.threads import threads
 
-__all__ = ["weigh_heads"]
+__all__ = ["blend_heads"]
 
 # out (T, p) from x (T, h, p) and by (T, h), + residual, 0 where there is none; rows: of an item
 WEIGHED = np.dtype(words("x x_row x_head by by_row out step residual across T h p rows"))
@@ -36,7 +36,7 @@ def weighed_rows(item, worker, arguments):
         if full < c.p: weigh_vector(c, row, full, c.p - full)
 
 
-def weigh_heads(x: np.ndarray, by: np.ndarray, out: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
+def blend_heads(x: np.ndarray, by: np.ndarray, out: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
     """out (T, p) = the sum over h of x[:, h] * by[:, h], + residual: x (T, heads, p), by (T, heads)."""
     if x.ndim != 3: raise ValueError(f"x: expected three axes, got shape {x.shape}")
     T, h, p = x.shape

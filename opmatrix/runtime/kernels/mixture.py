@@ -37,7 +37,7 @@ def of_columns(gate: Any) -> Any:
     return gate[:, :, 0]
 
 
-def rows_of(bias: Any, count: int) -> Any:
+def bias_rows(bias: Any, count: int) -> Any:
     """The row of each of so many matrices, of these one after another."""
     return None if bias is None else bias.reshape(count, -1)
 
@@ -86,7 +86,7 @@ class Raised(NamedTuple):
 
     @classmethod
     def of(cls, a: Arguments, e: int) -> "Raised":
-        bias = rows_of(a.bias, a.gate.shape[1])
+        bias = bias_rows(a.bias, a.gate.shape[1])
         return cls(None if bias is None else bias[e], a.activation)
 
 
@@ -123,7 +123,7 @@ class experts(Arguments):
             beside: Stack | None = None, residual: Rows | None = None, *, most: Most,
             activation: Activated = "") -> None:
         by = of_columns(gate)
-        compiled.experts(x, by, up, down, out, beside, activation, most, residual, rows_of(bias, by.shape[1]))
+        compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias_rows(bias, by.shape[1]))
 
     def shape(a) -> Rows:
         (count, rows, hidden), cols = a.up.shape, a.down.shape[2]

@@ -15,6 +15,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.fitting import ONE_PASS, passes, same
 from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.kernels.gate import in_heads
 from opmatrix.runtime.operands import Heads, Rows
 
 if TYPE_CHECKING:
@@ -45,28 +46,24 @@ def in_columns(by: Any) -> Any:
     return by if by.ndim == 2 else by[:, :, 0]
 
 
-def in_heads(x: Any) -> Any:
-    """Rows as those of one head."""
-    return x[:, None] if x.ndim == 2 else x
-
-
-def weigh(x: Doubles, by: Doubles) -> Doubles: return np.asarray((in_heads(x) * in_columns(by)[:, :, None]).sum(1))
+def sum_products(x: Doubles, by: Doubles) -> Doubles:
+    return np.asarray((in_heads(x) * in_columns(by)[:, :, None]).sum(1))
 
 
 def time_weighing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for heads, cols in ((1, 64), (1, 1024), (8, 256)):
         for rows in (1, 16, 256):
             x, by, out = numbers.some(rows, heads, cols), numbers.some(rows, heads), numbers.room(rows, cols)
-            yield {"T": rows, "h": heads, "p": cols}, partial(compiled.weigh_heads, x, by, out)
+            yield {"T": rows, "h": heads, "p": cols}, partial(compiled.blend_heads, x, by, out)
 
 
 @kernel(launches=True, price=Price((T * h * p, T * p), lambda tile: Work(
     vector=2 * T * h * p, moved=T * h * p + 2 * T * p), time_weighing, common=False))
-class weigh_heads(Arguments):
+class blend_heads(Arguments):
     """The sum of a row's heads, each times a number of its own, + residual; rows are one head."""
 
     def run(out: Any, x: Rows | Heads, by: Rows | Heads, residual: Rows | None = None) -> None:
-        compiled.weigh_heads(in_heads(x), in_columns(by), out, residual)
+        compiled.blend_heads(in_heads(x), in_columns(by), out, residual)
 
     def shape(a) -> Rows:
         same("by heads", getattr(a.by, "heads", 1), getattr(a.x, "heads", 1))
@@ -75,14 +72,14 @@ class weigh_heads(Arguments):
         return Rows(a.x.cols)
 
     def reference(a) -> Doubles:
-        return weigh(a.x, a.by) if a.residual is None else np.asarray(weigh(a.x, a.by) + a.residual)
+        return sum_products(a.x, a.by) if a.residual is None else np.asarray(sum_products(a.x, a.by) + a.residual)
 
     def bound(a) -> Doubles:
         """A rounding for each product and each sum."""
-        sizes = weigh(abs(a.exact.x), abs(a.exact.by))
+        sizes = sum_products(abs(a.exact.x), abs(a.exact.by))
         if a.residual is not None: sizes = sizes + abs(a.exact.residual)
         return np.asarray(gamma(in_heads(a.x).shape[1] + 1) * sizes + SMALLEST)
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """By the numbers that are read and given."""
-        return [("weigh_heads", {"T": extents[out.space], "h": getattr(a.x, "heads", 1), "p": out.cols})]
+        return [("blend_heads", {"T": extents[out.space], "h": getattr(a.x, "heads", 1), "p": out.cols})]
