@@ -9,7 +9,7 @@ from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, plain_unit, ren
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder
 
 LATENT = "latent attention is not built: attention is grouped here"
-FAR = -1e9                                                  # below any score of an expert
+BELOW_ALL = -1e9                                                  # below any score of an expert
 DEEPSEEK_KEYS = LLAMA_KEYS | EXPERT_KEYS | dict(
     num_experts=dimension().under("n_routed_experts"), moe_intermediate_size=dimension(), n_shared_experts=whole(),
     n_group=whole(), topk_group=whole(), first_k_dense_replace=whole(0), norm_topk_prob=flag(True),
@@ -24,7 +24,7 @@ def best_of_best_groups(x: Value, bias: Operator, groups: int, reached: int, k: 
     scores = x @ sigmoid
     grouped = (scores + bias) @ heads(groups)
     best = keep_top(grouped, grouped, 2) @ ones @ heads(groups).T
-    others = (keep_top(const(1.0), best, reached) + const(-1.0)) * const(-FAR)
+    others = (keep_top(const(1.0), best, reached) + const(-1.0)) * const(-BELOW_ALL)
     return keep_top(scores, (grouped + others @ heads(groups)) @ heads(groups).T, k)
 
 

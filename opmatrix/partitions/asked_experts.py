@@ -20,11 +20,11 @@ from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Placement
 
 ByExpert: TypeAlias = tuple[Numeric, ...]                   # an array of rows for each expert, or for each and sender
-Asked: TypeAlias = NDArray[np.bool_]                        # rows x experts
-Count: TypeAlias = Callable[[int], None]                    # of multiplications and additions
+AskedExperts: TypeAlias = NDArray[np.bool_]                        # rows x experts
+CountFlops: TypeAlias = Callable[[int], None]                    # of multiplications and additions
 
 
-def whom(gate: Numeric, asked: int, even: bool) -> Asked:
+def whom(gate: Numeric, asked: int, even: bool) -> AskedExperts:
     """Which experts the rows of a gate ask: where it is not 0, or, where routing is forced to be `even`, so many each
     in turn."""
     if not even: return np.asarray(gate != 0)
@@ -33,13 +33,13 @@ def whom(gate: Numeric, asked: int, even: bool) -> Asked:
     return found
 
 
-def rows_asked(x: Numeric, asked: Asked) -> ByExpert:
+def rows_asked(x: Numeric, asked: AskedExperts) -> ByExpert:
     """The rows of x that ask each expert, in order."""
     rows = x.reshape(-1, x.shape[-1])
     return tuple(rows[mine] for mine in asked.T)
 
 
-def combined(answers: ByExpert, gate: Numeric, asked: Asked) -> Numeric:
+def combined(answers: ByExpert, gate: Numeric, asked: AskedExperts) -> Numeric:
     """The answers to each row times its gate, summed in ascending order of experts."""
     found: Numeric = np.zeros((len(gate), answers[0].shape[-1]))
     for e, answer in enumerate(answers): found[asked[:, e]] += gate[asked[:, e], e, None] * answer
@@ -47,7 +47,7 @@ def combined(answers: ByExpert, gate: Numeric, asked: Asked) -> Numeric:
 
 
 def answered(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, experts: int,
-             count: Count) -> tuple[ByExpert, int]:
+             count: CountFlops) -> tuple[ByExpert, int]:
     """What experts answer to rows, which are those of each sender one after the other; beside these, the most numbers
     that are held of what they make. `narrowed` are matrices with the numbers that are here."""
     values: list[list[Numeric]] = [[rows for rows in came]]
@@ -63,7 +63,7 @@ def answered(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came
     return tuple(values[-1]), room - sum(each.size for each in values[-1])
 
 
-def entry(step: RankStep, matrix: Operator | None, taken: Sequence[Numeric], count: Count) -> Numeric:
+def entry(step: RankStep, matrix: Operator | None, taken: Sequence[Numeric], count: CountFlops) -> Numeric:
     """What one step of an expert makes of rows."""
     if matrix is None:
         one, other = taken
@@ -105,7 +105,7 @@ class AskingRank:
         """Counts multiplications and additions."""
         raise NotImplementedError
 
-    def gate(self, at: int, asked: int) -> tuple[Numeric, Asked]:
+    def gate(self, at: int, asked: int) -> tuple[Numeric, AskedExperts]:
         """The rows of a gate, and whom they ask."""
         rows = self.values[at].reshape(-1, self.values[at].shape[-1])
         return rows, whom(rows, asked, self.feed.even)

@@ -202,7 +202,7 @@ def exchange_halo(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -
     return [np.concatenate([m.arrays[r] for m in sent], AXES["rows"]) for r in range(len(sent))]
 
 
-def exchange(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
+def exchange_rows(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
     """To each rank its share of the arrays of every rank, in order of ranks; what a rank hands itself stays."""
     share = len(sent[0].arrays) // len(sent)
     own = [[m.arrays[r * share:(r + 1) * share] for m in sent] for r in range(len(sent))]
@@ -227,7 +227,7 @@ def give(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Ca
 MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
     give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
     all_to_all=all_to_all, send=hand_on, halo=exchange_halo,
-    exchange=exchange)
+    exchange=exchange_rows)
 
 
 def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:

@@ -242,7 +242,7 @@ def sum_of_heads(n: int) -> list[Pair]:
 
 # ---- experts: their answers, a head each, times their columns of a gate, summed
 
-def mixed(answers: Sequence[Operator], gates: Sequence[Operator]) -> Operator:
+def summed_answers(answers: Sequence[Operator], gates: Sequence[Operator]) -> Operator:
     """Answers of some experts, or of some groups of them, times their gates, summed."""
     found: Operator = compose(grouped(answers) * grouped(gates), total)
     return found
@@ -253,7 +253,8 @@ def mixed(answers: Sequence[Operator], gates: Sequence[Operator]) -> Operator:
 def experts_by_rank(n: int) -> list[Pair]:
     """Each rank has the answers of some experts, and the sum of all is that of what each rank's come to."""
     answers, gates = some_values("a", n, T, K, 1), some_values("g", n, T, K, 1)
-    return [(mixed(answers, gates), summed([compose(a * g, total) for a, g in zip(answers, gates, strict=True)]))]
+    parts = [compose(a * g, total) for a, g in zip(answers, gates, strict=True)]
+    return [(summed_answers(answers, gates), summed(parts))]
 
 
 @equation(("experts", CUT), ("combine", CUT),

@@ -20,7 +20,7 @@ from opmatrix.batch import Batch
 from opmatrix.partitions.asked_experts import combined, rows_asked, whom
 from opmatrix.partitions.ranks import Message, Meter
 from opmatrix.partitions.related import merge_entries, pick_held
-from opmatrix.partitions.virtual import exchange
+from opmatrix.partitions.virtual import exchange_rows
 from opmatrix.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.relations import Sparse
 from opmatrix.split.asking import TO
@@ -269,4 +269,4 @@ def rows_that_ask(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
 
 def swapped(arrays: Sequence[tuple[NDArray[np.float64], ...]]) -> list[tuple[NDArray[np.float64], ...]]:
     """To each rank its share of the arrays of every rank."""
-    return exchange([Message("exchange", 0, each, 0) for each in arrays], [Meter() for _ in arrays], "ep")
+    return exchange_rows([Message("exchange", 0, each, 0) for each in arrays], [Meter() for _ in arrays], "ep")
