@@ -37,5 +37,5 @@ match part:
 while True:
     if select.select([sys.stdin], [], [], 0.05)[0]: sys.exit()             # nobody writes any more
     counter += part == "works"
-    if counter == 12: done()
+    if counter == 24: done()
     beat(counter, waits="" if part in ("computes", "works") else f"send of step 1 on axis x, {part}")

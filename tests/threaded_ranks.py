@@ -1,5 +1,5 @@
 """Ranks that are threads of this process: a wire of queues, for what crosses between ranks without torch."""
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import numpy as np
@@ -16,7 +16,8 @@ class QueueWire:
 
     def exchange(self, sends, takes):
         for to, vector in sends.items(): self.queues[self.rank, to].put(np.array(vector, np.float64))
-        found = {of: self.queues[of, self.rank].get(timeout=1) for of in takes}
+        found = {of: self.queues[of, self.rank].get(timeout=30) for of in takes}
+        if any(each is None for each in found.values()): raise Empty                   # whose rank has failed
         assert {of: len(each) for of, each in found.items()} == dict(takes)
         return found
 
@@ -31,9 +32,11 @@ def run_threads(prepared, mesh, feed, runs=1, crossings=Crossings):
         try:
             line = crossings(QueueWire(rank, queues), mesh, place, Meter())
             for _ in range(runs): results[place], meters[place] = prepared.run(place, feed, line), line.meter
-        except Exception as error: failed.append(error)
+        except Exception as error:
+            failed.append(error)
+            for to in range(len(places)): queues[rank, to].put(None)
     threads = [Thread(target=one, args=each) for each in enumerate(places)]
     for each in threads: each.start()
     for each in threads: each.join()
-    if failed: raise next((each for each in failed if type(each).__name__ != "Empty"), failed[0])
+    if failed: raise next((each for each in failed if not isinstance(each, Empty)), failed[0])
     return Ran(prepared.assembled(results), meters)

@@ -65,7 +65,7 @@ def crossing(plan: Partition, place: Coordinates, table: str) -> dict[tuple[str,
     return found
 
 
-def differing(found: Sequence[Tally]) -> Iterator[Tally]:
+def unlike_said(found: Sequence[Tally]) -> Iterator[Tally]:
     """What was counted otherwise than its formula says. Carriers of several components are cut by whole rows, so of
     their bytes on the wire the formula is a bound that rows that do not divide miss."""
     return (each for each in found if not each.holds and not each.name.endswith(", wire"))

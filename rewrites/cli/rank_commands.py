@@ -140,7 +140,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from opmatrix.launching.launcher import Ranks
     from opmatrix.launching.prepared import Prepared
     from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-    from opmatrix.launching.tallies import differing, tallies
+    from opmatrix.launching.tallies import tallies, unlike_said
     from opmatrix.partitions.overview import shorten
     from rewrites.cli.partitions import name_of
     given = given_model(model)
@@ -155,7 +155,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
         with replacing(trace) as out: out.write(text.encode())
-    bad = [*differing(counts)]
+    bad = [*unlike_said(counts)]
     rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
              "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
     axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in plan.mesh) or "one rank"

@@ -16,7 +16,7 @@ ACTOR = str(Path(__file__).parents[1] / "acting_rank.py")
 JOB = Job({}, dict(x=(2, "tensor")), [[1]])
 
 
-def acted(*parts, deadline=0.3):
+def acted(*parts, deadline=0.8):
     """What a run of ranks that play these parts gives; its processes are gone whatever comes out."""
     ranks = Ranks(2, deadline, program=(sys.executable, ACTOR, *parts))
     processes = []
@@ -34,8 +34,8 @@ def acted(*parts, deadline=0.3):
     (("waits", "fails"), "^step 3: rank 1: what comes out is not finite$"),
     (("loses", "dies"), "^rank 1 died by SIGKILL$"),        # whoever of both is heard first
     (("loses", "fails"), "^step 3: rank 1: what comes out is not finite$"),
-    (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.3 s, and the others wait for it"),
-    (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.3 s"),
+    (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.8 s, and the others wait for it"),
+    (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.8 s"),
     (("waits", "done"), "^ranks wait for each other: rank 0 waits in send of step 1 on axis x, waits$")])
 def test_what_goes_wrong_is_named(parts, words):
     began = time.monotonic()
@@ -76,6 +76,6 @@ def test_a_mesh_of_other_ranks_is_refused():
 
 
 def test_who_never_comes_is_named(monkeypatch):
-    monkeypatch.setattr("opmatrix.launching.launcher.STARTING", 0.5)
+    monkeypatch.setattr("opmatrix.launching.launcher.STARTING", 1.5)
     ranks = Ranks(2, program=(sys.executable, ACTOR, "waits", "late"))
-    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 0.5 s"), ranks: pass
+    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 1.5 s"), ranks: pass

@@ -8,7 +8,7 @@ from threaded_ranks import run_threads
 from opmatrix.launching.exchanges import Crossings, NotFinite
 from opmatrix.launching.headings import RanksDisagree
 from opmatrix.launching.prepared import Prepared
-from opmatrix.launching.tallies import differing, tallies
+from opmatrix.launching.tallies import tallies, unlike_said
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.mesh import Mesh
@@ -30,18 +30,18 @@ def test_threads_give_what_virtual_ranks_give(name):
         found = run_threads(ready, ready.plan.mesh, feed, runs)
         assert found.value.tobytes() == wanted.value.tobytes()
         off = [each for each in differences(ready.plan, found.meters) if each[0] != "wire" or name != "keys"]
-        assert not off and not [*differing(tallies(ready.plan, found.meters))]
+        assert not off and not [*unlike_said(tallies(ready.plan, found.meters))]
 
 
 def test_a_crossing_that_is_left_out_of_the_formulas_is_found(monkeypatch):
     ready, whole = prepared(MESHES["dp x tp"]), Partition.crossings
     meters = ready.virtual(Feed(ids_of(4, 7))).meters
-    assert not [*differing(tallies(ready.plan, meters))]
+    assert not [*unlike_said(tallies(ready.plan, meters))]
     for at in range(len([*whole(ready.plan)])):
         with monkeypatch.context() as patched:
             patched.setattr(Partition, "crossings", lambda self, stage=0, at=at: (
                 each for k, each in enumerate(whole(self, stage)) if k != at))
-            assert {each.name.rpartition(", ")[2] for each in differing(tallies(ready.plan, meters))} == {
+            assert {each.name.rpartition(", ")[2] for each in unlike_said(tallies(ready.plan, meters))} == {
                 "payload", "messages"}
 
 

@@ -1,0 +1,51 @@
+"""The command `launch`: what cannot be is refused in a line before a process starts. What it prints is in
+tests/peers/test_launch.py, since ranks need torch."""
+import json
+import re
+
+import pytest
+from partitioned import LLAMA
+
+from opmatrix.launching.headings import RanksFailed
+from rewrites.cli import __main__ as cli
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch, capsys):
+    """Runs the command beside a tiny configuration, and gives status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.json").write_text(json.dumps(LLAMA))
+    monkeypatch.setattr("opmatrix.launching.launcher.Ranks.start", lambda *_: pytest.fail("a process was started"))
+
+    def run(line):
+        monkeypatch.setattr("sys.argv", ["opmatrix", "launch", *line.split()])
+        with pytest.raises(SystemExit) as end: cli.main()
+        told = capsys.readouterr()
+        return end.value.code or 0, told.out, told.err
+    return run
+
+
+@pytest.mark.parametrize("line, words", [
+    ("tiny.json --ranks 4 --tp 2", r"--ranks 4: the axes have 2 \(tp 2\): give axes of as many ranks as these"),
+    ("tiny.json --tp 4", r"mesh: tp has 4 ranks, .*the nearest that divides is 2"),
+    ("tiny.json --dp 8", r"mesh: dp has 8 ranks and there are 4 sequences: at most 4"),
+    ("tiny.json --tokens 17", r"tokens 17: .*16"),
+    ("tiny.json --tp 2 --tokens 8 --deadline 0", r"--deadline 0: seconds, more than 0"),
+    ("tiny.json --tp 2 --trace out.txt", r"--trace out.txt: a trace is a .json of Chrome's tracing or an .svg"),
+    ("llama2-70b --tp 2", r"llama2-70b: 6.9e\+10 weights, which every rank would draw: at most 2e\+08"),
+    ("nowhere --tp 2", r"nowhere: ")])
+def test_what_cannot_be_is_refused_in_a_line(said, line, words):
+    status, out, errors = said(line)
+    assert status == 2 and not out and errors.count("\n") == 1 and re.search(words, errors), errors
+
+
+def test_ranks_that_fail_are_one_line(said, monkeypatch):
+    def fails(*_): raise RanksFailed("rank 1 died by SIGKILL")
+    monkeypatch.setattr("rewrites.cli.launches.launched", fails)
+    assert said("tiny.json --tp 2") == (1, "", "opmatrix: rank 1 died by SIGKILL\n")
+
+
+def test_what_differs_is_status_1(said, monkeypatch):
+    monkeypatch.setattr("rewrites.cli.launches.launched", lambda *_: ("a table", {"holds": False}))
+    status, out, errors = said("tiny.json --tp 2")
+    assert status == 1 and out == "a table\n" and errors.startswith("opmatrix: ranks differ from one rank")
