@@ -14,7 +14,7 @@ from opmatrix.algebra.term import KINDS
 from opmatrix.models import build, head
 from opmatrix.training.backward_kinds import derivative, fold, shares, widen
 from opmatrix.training.keeping import NAMED_POLICIES
-from opmatrix.training.losses import Adam, cross_entropy, squared_error
+from opmatrix.training.learning import Adam, cross_entropy, squared_error
 from opmatrix.training.pullback import pullback
 
 MIXED = ANY | dict(gated=True, norm="rms", positions="rotary", num_key_value_heads=2, pre_norm=False)
