@@ -93,7 +93,7 @@ class TracedValue:
     def kept(self) -> TracedValue: return self.then("kept", shape=self.shape)
     def summed(self) -> TracedValue: return self.then("summed", shape=self.shape._replace(rows=1))
     def outer(self, other: TracedValue) -> TracedValue:
-        """Of each row its numbers times those of the other's row, summed over all rows."""
+        """The numbers of each row times those of the other's row, summed over all rows."""
         shape = self.shape.turn().product(other.shape, "sum", None)
         return self.then("outer", other, shape=shape)
 

@@ -29,7 +29,7 @@ def repeat_column(x: Scalars, n: int) -> Scalars: return x.repeat(n, -1)
 
 
 @matrix(lambda k, n: (1, n), repeat_column, adjoint=lambda k, n: ones())
-def spread(i: int, j: int, n: int) -> Cell:
+def widen(i: int, j: int, n: int) -> Cell:
     """One column as n equal ones: the adjoint of the sum of a row."""
     return 1
 
@@ -64,5 +64,5 @@ def drop(name: str, rate: float) -> Operator:
 
 def width_of(n: LiveSize) -> Operator:
     """One column as so many."""
-    made: Operator = spread(n)
+    made: Operator = widen(n)
     return made

@@ -87,7 +87,7 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0) -> Forward:
         else: made[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
     spans = {(at.at, out.at) for (node, at), out in memo.items() if out.at != at.at and is_unit(node)}
     spans = {(a, b) for a, b in spans if a in place and b in place}
-    inside = {made[each].at for a, b in spans for each in between(lines, a, b)}
+    inside = {made[each].at for a, b in spans for each in lines_between(lines, a, b)}
     tables = {a for node in term.walk() if node.kind.name == "rotate" for a in node.attributes if isinstance(a, Data)}
     values = tuple(TracedValue(trace, at) for at in range(len(trace.lines)))
     masks = [line.more[0] for line in trace.lines if line.op == "shares"]
@@ -106,7 +106,7 @@ def ancestors(lines: Sequence[Operation], of: int) -> set[int]:
     return found
 
 
-def between(lines: Sequence[Operation], start: int, end: int) -> set[int]:
+def lines_between(lines: Sequence[Operation], start: int, end: int) -> set[int]:
     """The lines on the ways from one to another, without both."""
     found: set[int] = {start}
     for at in sorted(ancestors(lines, end)):
@@ -117,7 +117,7 @@ def between(lines: Sequence[Operation], start: int, end: int) -> set[int]:
 def find_branch(lines: Sequence[Operation], one: int, other: int) -> int | None:
     """Which of two operands was computed of the other, through a stored matrix; None where none was."""
     for branch, (u, v) in enumerate(((one, other), (other, one))):
-        way = {*between(lines, v, u), u} if not lines[v].level and v in ancestors(lines, u) else set()
+        way = {*lines_between(lines, v, u), u} if not lines[v].level and v in ancestors(lines, u) else set()
         if u != v and any(lines[at].op == "act" and lines[at].args and contracts(lines[at].more[0]) for at in way):
             return branch
     return None

@@ -18,7 +18,7 @@ from opmatrix.algebra.shapes import LiveSize, Shape, Space
 from opmatrix.algebra.term import Operator, adjoint, read
 from opmatrix.patterns import everyone
 from opmatrix.split.traced import Operation, TracedValue
-from opmatrix.training.backward_kinds import derivative, derivative_of, spread
+from opmatrix.training.backward_kinds import derivative, derivative_of, widen
 
 if TYPE_CHECKING:
     from opmatrix.training.pullback import Pull
@@ -60,7 +60,7 @@ def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     matrix = line.more[0]
     if not line.args:
-        pull.learn(matrix, lambda: fitted_to(g, Shape(stacked(matrix), 1, matrix.args[0].shape[-1])).summed())
+        pull.learn(matrix, lambda: fitted_to(g, Shape(count_heads(matrix), 1, matrix.args[0].shape[-1])).summed())
         return
     x, kind = line.args[0], matrix.kind
     if matrix.entrywise and not matrix.linear:
@@ -68,17 +68,17 @@ def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
         pull.give(x, lambda: g * pull.value(x, at).act(derivative(matrix)))
     elif kind is weight:
         pull.give(x, lambda: fitted_to(g.act(weight(matrix.args[0].T)), pull.shape(x)))
-        pull.learn(matrix, lambda: fitted_heads(pull.value(x, at).outer(g), stacked(matrix)))
+        pull.learn(matrix, lambda: fitted_heads(pull.value(x, at).outer(g), count_heads(matrix)))
     elif kind is diag:
         pull.give(x, lambda: g.act(matrix))
         pull.learn(matrix, lambda: fitted_heads((pull.value(x, at) * g).summed(), 1))
     elif kind is over: pull_over(pull, x, at, matrix, g)
-    elif matrix.kind.name == "ones": pull.give(x, lambda: g.act(spread(pull.shape(x).cols)))
+    elif matrix.kind.name == "ones": pull.give(x, lambda: g.act(widen(pull.shape(x).cols)))
     elif kind.adjoint is not None: pull.give(x, lambda: adjoined(pull, x, matrix, g))
     else: raise refuse(matrix)
 
 
-def stacked(matrix: Operator) -> int:
+def count_heads(matrix: Operator) -> int:
     """The heads of a stored array."""
     return matrix.args[0].shape[0] if len(matrix.args[0].shape) == 3 else 1
 
@@ -99,10 +99,10 @@ def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> 
     if m is monoids.logsumexp and a.kind.name == "ones":
         pull.give(x, lambda: read(share, pull.value(x, at), {}) * g)
     elif m is monoids.max and a.kind.name == "ones":
-        pull.give(x, lambda: g.act(spread(n)).keep_top(pull.value(x, at), 1))
+        pull.give(x, lambda: g.act(widen(n)).keep_top(pull.value(x, at), 1))
     elif m.scale is not None and a.kind.name == "ones":
         mean_of = const(m.scale(n))
-        pull.give(x, lambda: g.act(spread(n)) * g.act(mean_of))
+        pull.give(x, lambda: g.act(widen(n)) * g.act(mean_of))
     elif m.ordinary: pull.give(x, lambda: adjoined(pull, x, a, g))
     else: raise refuse(matrix)
 

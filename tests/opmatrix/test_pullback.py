@@ -12,9 +12,9 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.nodes import DERIVATIVES, scalar_function
 from opmatrix.algebra.term import KINDS
 from opmatrix.models import build, head
-from opmatrix.training.backward_kinds import derivative, fold, shares, spread
+from opmatrix.training.backward_kinds import derivative, fold, shares, widen
 from opmatrix.training.keeping import NAMED_POLICIES
-from opmatrix.training.losses import Adam, cross_entropy, squared_error
+from opmatrix.training.learning import Adam, cross_entropy, squared_error
 from opmatrix.training.pullback import pullback
 
 MIXED = ANY | dict(gated=True, norm="rms", positions="rotary", num_key_value_heads=2, pre_norm=False)
@@ -69,7 +69,7 @@ def test_derivatives_stand_beside_their_functions(name):
 LINEAR = dict(
     weight=om.weight(np.arange(24).reshape(4, 6) / 7), diag=om.diag([1., -2, 3, 4]), cols=om.cols(1, 3),
     place=om.place(2, 9), sum=om.ones, mean=om.I @ om.mean, centre=om.centre, heads=om.heads(2),
-    spread=om.ones @ spread(5), repeat=om.heads(2) @ om.repeat(4), fold=om.heads(4) @ fold(2),
+    widen=om.ones @ widen(5), repeat=om.heads(2) @ om.repeat(4), fold=om.heads(4) @ fold(2),
     total=om.heads(2) @ om.total,
     join=om.heads(2) @ om.weight(np.arange(20).reshape(2, 2, 5) / 9) @ om.heads(2).T,
     row=om.row(om.cols(0, 2, 4), om.weight(np.ones((4, 1)))), rotate=om.rotary(8, 4), last=om.pick("last"),

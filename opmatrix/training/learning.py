@@ -18,7 +18,7 @@ TARGETS = "targets"                                         # the input that say
 
 
 def cross_entropy(n: int, targets: str = TARGETS) -> Operator:
-    """Of scores of n classes, what each row loses: the logarithm of the sum of e to their power, less the score of its
+    """What each row of scores of n classes loses: the logarithm of the sum of e to their power, less the score of its
     target, an id that the batch gives as an input of one column of whole numbers."""
     right: Operator = given(targets, n)
     found: Operator = over(ones(), monoids.logsumexp) - (I * right) @ ones()
