@@ -17,7 +17,8 @@ class ClosedForm(NamedTuple):
     kept: Callable[..., Any]
 
 
-def one_part(number: Any, of: Any) -> Any: return number / of if isinstance(of, sympy.Expr) else number * Fraction(1, of)
+def one_part(number: Any, of: Any) -> Any:
+    return number / of if isinstance(of, sympy.Expr) else number * Fraction(1, of)
 
 
 def most(*each: Any) -> Any:
