@@ -11,8 +11,8 @@ from formats.core.errors import InputError
 from formats.disk.files import replacing, writable
 
 TIMELINES = ".svg", ".json"
-WIDTH, LANE, LEFT, TOP, BOTTOM = 960, 26, 76, 44, 30        # of the picture, in pixels
-NARROW = 9                                                  # pixels that a bar's number needs
+SPAN, LANE, LEFT, TOP, BOTTOM = 960, 26, 76, 44, 30        # of the picture, in pixels
+DIGIT = 9                                                  # pixels that a bar's number needs
 MOST_BARS = 20_000                                          # of a picture; a trace has no such bound
 
 
@@ -43,20 +43,20 @@ def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], title: str) -> s
     if len(bars) > MOST_BARS:
         raise InputError(f"timeline: {len(bars)} bars: a picture has at most {MOST_BARS}: write a .json")
     height = TOP + LANE * len(lanes) + BOTTOM
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-            'font-family="sans-serif" font-size="11" fill="#222">')
+    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SPAN} {height}" width="{SPAN}" '
+            f'height="{height}" font-family="sans-serif" font-size="11" fill="#222">')
     return "\n".join([head, *drawn_lanes(bars, lanes, title, height), "</svg>"]) + "\n"
 
 
 def drawn_lanes(bars: Sequence[Bar], lanes: Sequence[str], title: str, height: int) -> Iterator[str]:
     """Ground, names, bars with their numbers where there is room, and what the whole takes."""
     end = max((float(bar.end) for bar in bars), default=1.0) or 1.0
-    wide = (WIDTH - LEFT - 16) / end
-    yield f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>'
+    wide = (SPAN - LEFT - 16) / end
+    yield f'<rect width="{SPAN}" height="{height}" fill="#fff"/>'
     yield f'<text x="{LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
     for lane, name in enumerate(lanes):
         yield f'<text x="{LEFT - 8}" y="{TOP + LANE * lane + 16}" text-anchor="end">{escape(name)}</text>'
-        yield (f'<rect x="{LEFT}" y="{TOP + LANE * lane + 2}" width="{WIDTH - LEFT - 16}" height="{LANE - 4}" '
+        yield (f'<rect x="{LEFT}" y="{TOP + LANE * lane + 2}" width="{SPAN - LEFT - 16}" height="{LANE - 4}" '
                'fill="#f3f3f3"/>')
     for bar in bars:
         x, y = LEFT + wide * float(bar.begin), TOP + LANE * bar.lane + 2
@@ -64,13 +64,13 @@ def drawn_lanes(bars: Sequence[Bar], lanes: Sequence[str], title: str, height: i
         yield (f'<rect x="{x:.2f}" y="{y}" width="{across:.2f}" height="{LANE - 4}" stroke="#fff" stroke-width="0.5" '
                f'fill="{COLOURS.get(bar.kind, OTHER)}"><title>{escape(bar.label)}</title></rect>')
         number = "".join(filter(str.isdigit, bar.label.split()[0])) if bar.label else ""
-        if number and across > NARROW * len(number):
+        if number and across > DIGIT * len(number):
             yield f'<text x="{x + across / 2:.2f}" y="{y + 15}" text-anchor="middle">{number}</text>'
     kinds = sorted({bar.kind for bar in bars}, key=[*COLOURS].index if all(b.kind in COLOURS for b in bars) else str)
     for at, kind in enumerate(kinds):
         yield f'<rect x="{LEFT + 60 * at}" y="26" width="12" height="12" fill="{COLOURS.get(kind, OTHER)}"/>'
         yield f'<text x="{LEFT + 60 * at + 16}" y="36">{escape(kind)}</text>'
-    yield f'<text x="{WIDTH - 16}" y="{height - 10}" text-anchor="end">{end:.4g} s</text>'
+    yield f'<text x="{SPAN - 16}" y="{height - 10}" text-anchor="end">{end:.4g} s</text>'
 
 
 def check_timeline(path: Path) -> None:

@@ -17,7 +17,8 @@ class ClosedForm(NamedTuple):
     kept: Callable[..., Any]
 
 
-def part(number: Any, of: Any) -> Any: return number / of if isinstance(of, sympy.Expr) else number * Fraction(1, of)
+def one_part(number: Any, of: Any) -> Any:
+    return number / of if isinstance(of, sympy.Expr) else number * Fraction(1, of)
 
 
 def most(*each: Any) -> Any:
@@ -33,7 +34,7 @@ def least(*each: Any) -> Any:
 def rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
     """Each stage but one waits for a forward and a backward pass of a chunk: (p − 1)(F + B + W) / v, of the work
     (p − 1) / (v m) (Huang et al. 2019; Narayanan et al. 2021, section 2.2)."""
-    return (p - 1) * (F + B + W) * part(1, v)
+    return (p - 1) * (F + B + W) * one_part(1, v)
 
 
 def deferred_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
@@ -46,14 +47,14 @@ def deferred_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
 def both_ways_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
     """DualPipe: (p / 2 − 1)(F + B + W + B + W − 3 W) where passes take as long (DeepSeek-AI 2024, table 2, with a pair
     of a forward and a backward pass that takes as long as both); the largest of four ways where they do not."""
-    n = part(p, 2) - 1
+    n = one_part(p, 2) - 1
     return most(0, most(2 * n * F, n * B + (n - 1) * F) + n * most(0, B - W))
 
 
 def ahead_kept(s: Any, p: Any, m: Any, v: Any) -> Any:
     """Forward passes of chunks that a stage is ahead of its backward passes, one of v a micro-batch: of the first stage
     p (1 + (p − 1) / (p v)) micro-batches (Korthikanti et al. 2022, section 4.2.3); p − s where v is 1."""
-    return least(m * v, 2 * (p - s - 1) + (v - 1) * p + 1) * part(1, v)
+    return least(m * v, 2 * (p - s - 1) + (v - 1) * p + 1) * one_part(1, v)
 
 
 CLOSED: Mapping[str, ClosedForm] = {

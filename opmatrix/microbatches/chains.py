@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opmatrix.microbatches.tasks import Task, TaskGraph, alone, chain
+from opmatrix.microbatches.tasks import Task, TaskGraph, alone, in_a_row
 
 
 def forward_first(stages: int, micro_batches: int) -> TaskGraph:
     """GPipe: all forward passes, then all backward passes (Huang et al. 2019, section 2.3)."""
     each = range(micro_batches)
     slots = [alone([*(Task("F", i, s) for i in each), *(Task("B", i, s) for i in each)]) for s in range(stages)]
-    return TaskGraph("gpipe", slots, range(stages), chain(stages))
+    return TaskGraph("gpipe", slots, range(stages), in_a_row(stages))
 
 
 def one_by_one(stages: int, micro_batches: int) -> TaskGraph:
     """1F1B: a stage begins with as many forward passes as there are stages from it on, then a backward pass follows
     each (Narayanan et al. 2019, PipeDream, section 3.2; flushed: Narayanan et al. 2021, section 2.2)."""
     slots = [alone([*alternating(s, stages - s, micro_batches)]) for s in range(stages)]
-    return TaskGraph("1f1b", slots, range(stages), chain(stages))
+    return TaskGraph("1f1b", slots, range(stages), in_a_row(stages))
 
 
 def alternating(chunk: int, ahead: int, micro_batches: int) -> Iterator[Task]:
@@ -42,7 +42,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> TaskGraph:
         for k, task in enumerate(backward): tasks += [task, *forward[ahead + k:ahead + k + 1]]
         slots.append(alone(tasks))
     return TaskGraph(f"interleaved:{chunks}", slots, [k % stages for k in range(stages * chunks)],
-                     chain(stages * chunks))
+                     in_a_row(stages * chunks))
 
 
 def in_groups(kind: str, stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Task]:
@@ -64,4 +64,4 @@ def deferred(stages: int, micro_batches: int) -> TaskGraph:
             if task.kind == "B" and task.micro >= s: tasks.append(Task("W", task.micro - s, s))
         tasks += [Task("W", i, s) for i in range(max(0, micro_batches - s), micro_batches)]
         slots.append(alone(tasks))
-    return TaskGraph("zb-h1", slots, range(stages), chain(stages))
+    return TaskGraph("zb-h1", slots, range(stages), in_a_row(stages))

@@ -11,7 +11,7 @@ from formats.core.errors import InputError
 from opmatrix.display.timeline import Bar
 from opmatrix.microbatches.tasks import Task, TaskGraph
 
-Links: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from a stage to another
+Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from a stage to another
 
 
 class ChunkWork(NamedTuple):
@@ -56,7 +56,7 @@ class Simulated:
         return float(sum(self.idle)) / (len(self.busy) * float(self.seconds)) if self.seconds else 0.0
 
 
-def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Links = 0, state: Sequence[Any] | None = None, *,
+def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0, state: Sequence[Any] | None = None, *,
              latest: Callable[[Iterable[Any]], Any] = max) -> Simulated:
     """Runs the tasks of a pipeline in time, for what each chunk takes and what sends take between stages; within a
     stage they take nothing, and no stage waits to send. `state`: bytes that a stage holds all the time. `latest` is the
@@ -89,7 +89,7 @@ def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Links = 0, sta
     return Simulated(graph, begins, ends, busy, free, held_at_most(graph, works, state))
 
 
-def sending(graph: TaskGraph, need: Task, stage: int, links: Links) -> Any:
+def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> Any:
     """Seconds until what a task made is on a stage."""
     source = graph.places[need.chunk]
     if source == stage: return 0
@@ -131,7 +131,7 @@ class BubbleSplit(NamedTuple):
     send: Any
 
 
-def split_bubble(graph: TaskGraph, works: Sequence[ChunkWork], links: Links = 0) -> BubbleSplit:
+def split_bubble(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0) -> BubbleSplit:
     """Why stages wait: the pipeline is run as it is, without sends, and with equal stages, too."""
     own, unsent = simulate(graph, works, links), simulate(graph, works)
     equal = simulate(graph, [balanced(works)] * len(works))

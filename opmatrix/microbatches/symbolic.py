@@ -15,8 +15,8 @@ from opmatrix.microbatches.tasks import TaskGraph
 from opmatrix.split.axis_states import Largest
 
 KINDS = 4                                                   # of stages, at most: first, two bodies, last
-FEW = 32                                                    # ways that are not worth a linear program
-BLOCK = 64                                                  # ways that are compared with each other at once
+HANDFUL = 32                                                    # ways that are not worth a linear program
+COMPARED = 64                                                  # ways that are compared with each other at once
 
 
 class Ways:
@@ -36,10 +36,10 @@ def longest(each: Iterable[Any]) -> Ways:
     if not found: return Ways(np.zeros((1, 1), np.int64))
     rows = np.unique(np.concatenate([rows for rows in found if rows.any()] or found[:1]), axis=0)
     while len(rows) > 1:
-        fewer = np.concatenate([corners(rows[at:at + BLOCK]) for at in range(0, len(rows), BLOCK)])
+        fewer = np.concatenate([corners(rows[at:at + COMPARED]) for at in range(0, len(rows), COMPARED)])
         if len(fewer) == len(rows): break
         rows = fewer
-    return Ways(vertices(rows) if len(rows) > FEW else rows)
+    return Ways(vertices(rows) if len(rows) > HANDFUL else rows)
 
 
 def vertices(rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 Pass: TypeAlias = Literal["F", "B", "W"]                    # forward, backward, gradients of weights
-PASSES: tuple[Pass, ...] = ("F", "B", "W")
 
 
 class Task(NamedTuple):
@@ -68,7 +67,7 @@ class TaskGraph:
             case "W": yield Task("B", micro, chunk)
 
 
-def chain(chunks: int) -> list[list[int]]:
+def in_a_row(chunks: int) -> list[list[int]]:
     """Each chunk reads the one before it."""
     return [[chunk - 1] if chunk else [] for chunk in range(chunks)]
 

@@ -22,7 +22,7 @@ from opmatrix.partitions.weight_storage import Storage
 from opmatrix.split.placement import local
 from opmatrix.training.step_costs import BackwardBooked, TrainingStep
 
-Found = TypeVar("Found")
+PerChunk = TypeVar("PerChunk")
 BUCKET = 25 * 2 ** 20                                       # bytes (Li et al. 2020, PyTorch Distributed, section 3.2.3)
 
 
@@ -105,7 +105,7 @@ class TrainedPipeline:
         """Bytes that each chunk keeps for a micro-batch."""
         return self.by_chunk(lambda at: numbered(busiest(add_up(self.step.kept(at, BYTES[self.number]).values()))))
 
-    def by_chunk(self, found: Callable[[int], Found]) -> list[Found]:
+    def by_chunk(self, found: Callable[[int], PerChunk]) -> list[PerChunk]:
         """Something of each stage of the partition, found once for those that are alike."""
         like = self.step.plan.like
         known = {at: found(at) for at in {*like}}

@@ -102,7 +102,7 @@ Offload = Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2
 Vocabulary = Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over tp")]
 Train = Annotated[bool, typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; "
                                                      "--batch is of a step")]
-Schedule = Annotated[str, typer.Option("--schedule", metavar="NAME", help="of a step of training: 1f1b, gpipe, "
+PipelineOrder = Annotated[str, typer.Option("--schedule", metavar="NAME", help="of a step of training: 1f1b, gpipe, "
                                                                          "interleaved:V with V chunks a stage, zb-h1 "
                                                                          "or dualpipe")]
 MicroBatches = Annotated[int, typer.Option("--micro-batches", min=1, help="that a step's batch is cut into")]

@@ -45,7 +45,7 @@ def partition_model(
     crossing: options.CrossingType = None,
     training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
     train: options.Train = False,
-    schedule: options.Schedule = "1f1b",
+    schedule: options.PipelineOrder = "1f1b",
     micro_batches: options.MicroBatches = 1,
     recompute: options.Recompute = "none",
     dropout: options.Dropout = 0,

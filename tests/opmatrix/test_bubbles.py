@@ -11,7 +11,7 @@ from opmatrix.microbatches.branches import branching, heights
 from opmatrix.microbatches.named import pipeline_kind, pipeline_tasks, waiting
 from opmatrix.microbatches.simulated import ChunkWork, simulate, split_bubble
 from opmatrix.microbatches.symbolic import span
-from opmatrix.microbatches.tasks import Task, TaskGraph, alone, chain
+from opmatrix.microbatches.tasks import Task, TaskGraph, alone, in_a_row
 
 PASSES = [(1, 1, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (2, 1, 5)]        # seconds of F, B and W, each shortest once
 SMALL = range(1, 7)
@@ -111,7 +111,7 @@ def test_room_of_a_backward_pass_and_state_count_while_they_are_there():
 
 def test_an_order_that_cannot_end_is_named():
     stages = [[Task("B", 0, 0), Task("F", 0, 0)], [Task("F", 0, 1), Task("B", 0, 1)]]
-    graph = TaskGraph("mine", [*map(alone, stages)], [0, 1], chain(2))
+    graph = TaskGraph("mine", [*map(alone, stages)], [0, 1], in_a_row(2))
     with pytest.raises(InputError, match=r"mine: it cannot end: stage 0 waits with B0 of chunk 0 for F0 of chunk 0 on "
                                          r"stage 0, stage 1 waits with F0 of chunk 1 for F0 of chunk 0 on stage 0"):
         simulate(graph, [ChunkWork(1, 1)] * 2)
