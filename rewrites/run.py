@@ -19,7 +19,6 @@ from formats.machine.quiet import Watch
 from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians
 from opmatrix.program import Program
@@ -36,8 +35,6 @@ from rewrites.graph.layers import Model, outputs
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.float32_range import check_precision
-from rewrites.lower.mixed import Mix
-from rewrites.lower.phased import Generation
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
 from rewrites.opened import Opened, Searched, search_exact
@@ -56,8 +53,8 @@ from rewrites.report.results import Result
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
-from rewrites.workload.resolve import calibrated, open_arguments
-from rewrites.workload.workload import Workload, check_output
+from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
+from rewrites.workload.workload import check_output
 
 RUNS = 3                                                    # of which the most memory counts
 
@@ -110,7 +107,7 @@ class TimedFront(NamedTuple):
 
 def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
              text: str | None = None, tokens: int | None = None,
-             workload: Workload | Batch | Generation | str | Path | Mix | None = None, number_type: str = "int8",
+             workload: "AnyWorkload | None" = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
              adapter: str | Path | None = None, remove: Sequence[str] = (),
              calibrate: str | Path | None = None, leave_out: Sequence[str] = (),

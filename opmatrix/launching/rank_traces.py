@@ -8,7 +8,7 @@ from opmatrix.launching.prepared import Moment
 from opmatrix.partitions.virtual import STEPS
 from opmatrix.split.placement import Coordinates
 
-PICTURE_WIDTH, LANE, LEFT, TOP = 1000, 26, 90, 30           # of the picture, in its pixels
+PICTURE_WIDTH, ROW_HIGH, INSET, ABOVE = 1000, 26, 90, 30           # of the picture, in its pixels
 COLOURS = {"compute": "#4878a8", "give": "#8c6bb1", "take": "#8c6bb1"}
 OTHER = "#d1793b"                                           # collectives
 
@@ -41,17 +41,17 @@ def drawn_trace(moments: Moments) -> str:
     """A picture with a lane for each rank, from the beginning of the first to the end of the last."""
     start = beginning(moments)
     length = max((each.end - start for own in moments.values() for each in own), default=0.0) or 1.0
-    height = TOP + LANE * len(moments) + 10
-    shown = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + PICTURE_WIDTH + 10}" height="{height}" '
+    height = ABOVE + ROW_HIGH * len(moments) + 10
+    shown = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{INSET + PICTURE_WIDTH + 10}" height="{height}" '
              'font-family="sans-serif" font-size="12">',
-             f'<text x="{LEFT}" y="18">{1e3 * length:.2f} ms: blue computes, orange crosses or waits, violet between '
+             f'<text x="{INSET}" y="18">{1e3 * length:.2f} ms: blue computes, orange crosses or waits, violet between '
              "stages</text>"]
     for rank, own in enumerate(moments.values()):
-        y = TOP + LANE * rank
+        y = ABOVE + ROW_HIGH * rank
         shown.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
         for each in own:
             x, wide = (PICTURE_WIDTH * seconds / length for seconds in (each.begin - start, each.end - each.begin))
-            shown.append(f'<rect x="{LEFT + x:.2f}" y="{y}" width="{max(wide, 0.2):.2f}" height="{LANE - 6}" '
+            shown.append(f'<rect x="{INSET + x:.2f}" y="{y}" width="{max(wide, 0.2):.2f}" height="{ROW_HIGH - 6}" '
                          f'fill="{COLOURS.get(each.what, OTHER)}"><title>{named(each)}, '
                          f'{1e3 * (each.end - each.begin):.3f} ms, {8 * each.numbers} B</title></rect>')
     return "\n".join([*shown, "</svg>", ""])

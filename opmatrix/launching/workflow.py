@@ -20,7 +20,7 @@ BATCH = -1                                                  # the step that a fa
 
 
 @dataclass
-class Task:
+class FlowTask:
     """What some ranks do together: its component, values read and written, operations, numbers that cross."""
     component: str
     ranks: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Workflow:
     """All tasks of a forward pass, in an order in which they can run."""
     name: str
     axes: Sequence[tuple[str, int]]
-    tasks: Sequence[Task]
+    tasks: Sequence[FlowTask]
 
     def writers(self) -> dict[RankValue, int]:
         return {value: number for number, task in enumerate(self.tasks) for value in task.writes}
@@ -73,7 +73,7 @@ def written(size: sympy.Expr) -> str: return str(int(size)) if size.is_Integer e
 class Writing:
     """The tasks of a plan while they are written, rank by rank, factor by factor."""
     def __init__(self, plan: Partition) -> None:
-        self.plan, self.tasks, self.shared = plan, list[Task](), dict[tuple[object, ...], Task]()
+        self.plan, self.tasks, self.shared = plan, list[FlowTask](), dict[tuple[object, ...], FlowTask]()
         self.booked = {id(group.split): group.booked for groups in plan.stages for group in groups}
         self.places = [*plan.mesh.places()]
 
@@ -101,14 +101,14 @@ class Writing:
         k = self.plan.mesh.index(along.name)
         giver = self.places.index((*place[:k], place[k] - 1, *place[k + 1:]))
         sent = self.plan.on(self.plan.handed(self.plan.stage(place) - 1), self.places[giver])
-        self.tasks.append(Task(f"send over {along.name}", [giver, rank], [(giver, factor - 1, split.out)], [own],
+        self.tasks.append(FlowTask(f"send over {along.name}", [giver, rank], [(giver, factor - 1, split.out)], [own],
                                payload=sent))
         return own
 
     def add_factor(self, rank: int, place: Coordinates, factor: int, booked: Booked) -> None:
         """Adds what one rank does in a factor; crossings are one task of their group."""
         plan, start = self.plan, self.entering(rank, place, factor)
-        fetched, now, first = self.weights(rank, place, factor), Task(""), 0
+        fetched, now, first = self.weights(rank, place, factor), FlowTask(""), 0
         for at, step in enumerate(booked.steps):
             taken = [start] if step.op == "input" else [(rank, factor, a) for a in step.args]
             crossing = booked.crossing(at)
@@ -117,10 +117,10 @@ class Writing:
                 name = f"{crossing.op} over {crossing.axis}"
                 task = self.together((factor, at, place[:k], place[k + 1:]), name, rank)
                 task.payload += plan.on(crossing.payload, place)
-                now = Task("")
+                now = FlowTask("")
             else:
                 if not now.ranks:
-                    now, first = Task("", [rank], [*fetched]), at
+                    now, first = FlowTask("", [rank], [*fetched]), at
                     self.tasks.append(now)
                 task = now
                 task.component = f"factor {factor}, steps {first} to {at}"
@@ -128,10 +128,10 @@ class Writing:
             task.writes.append((rank, factor, at))
             task.flops += plan.on(booked.flops(at), place)
 
-    def together(self, key: tuple[object, ...], component: str, rank: int) -> Task:
+    def together(self, key: tuple[object, ...], component: str, rank: int) -> FlowTask:
         """The task of a group, in which a rank takes part."""
         if key not in self.shared:
-            self.shared[key] = Task(component)
+            self.shared[key] = FlowTask(component)
             self.tasks.append(self.shared[key])
         self.shared[key].ranks.append(rank)
         return self.shared[key]
@@ -152,7 +152,7 @@ class Writing:
         return values
 
 
-def ordered(tasks: Sequence[Task]) -> Iterator[Task]:
+def ordered(tasks: Sequence[FlowTask]) -> Iterator[FlowTask]:
     """Tasks so that each comes behind what it waits for. Raises ValueError where some wait for each other."""
     of = {value: k for k, task in enumerate(tasks) for value in task.writes}
     waits = [{of[value] for value in task.reads if value in of} for task in tasks]

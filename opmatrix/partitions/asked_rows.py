@@ -17,7 +17,7 @@ from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep, last_reads
 from opmatrix.split.placement import local
 
-NOTHING = sympy.Integer(0)
+ZERO_SUM = sympy.Integer(0)
 ByRanks = Callable[..., sympy.Expr]                         # one of several expressions, by the coordinate of a rank
 
 
@@ -71,7 +71,7 @@ class AskedRows:
         places = range(sympy.prod([axis.ranks for axis in folded]))
         each = [whole.xreplace(dict(zip((axis.at for axis in folded), coordinates(at, folded), strict=True)))
                 for at in places]
-        groups = [sum(each[at - at % count:at - at % count + count], NOTHING) for at in places]
+        groups = [sum(each[at - at % count:at - at % count + count], ZERO_SUM) for at in places]
         for axis in reversed(folded):
             groups = [self.by_rank(axis.at, *groups[at:at + axis.count]) for at in range(0, len(groups), axis.count)]
         return groups[0]
@@ -85,7 +85,7 @@ class AskedRows:
         widths = self.widths(at)
         pairs = [(widths[step.args[0]], own) for step, own in zip(self.steps[at].more[0], widths, strict=True)
                  if step.op == "act" and step.args and contracts(step.more[0])]
-        return self.came(at) * sum((sympy.sympify(2 * rows * cols) for rows, cols in pairs), NOTHING)
+        return self.came(at) * sum((sympy.sympify(2 * rows * cols) for rows, cols in pairs), ZERO_SUM)
 
     def widths(self, at: int) -> list[LiveSize]:
         """Columns that a rank has of each value within an expert."""
@@ -94,9 +94,9 @@ class AskedRows:
     def room(self, at: int) -> sympy.Expr:
         """What is held beside the operands and the value: rows on their way, or what an expert makes of them."""
         step = self.steps[at]
-        if step.op != "experts":
-            return NOTHING if self.axis(at) is None else self.sent(at) * self.held[at].cols
-        made = [sympy.sympify(sum((self.widths(at)[k] for k in live), NOTHING)) for live in live_lines(step.more[0])]
+        if step.op != "answer":
+            return ZERO_SUM if self.axis(at) is None else self.sent(at) * self.held[at].cols
+        made = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM)) for live in live_lines(step.more[0])]
         return self.came(at) * (Largest(*made) - self.held[at].cols)
 
     def exchanged(self, at: int) -> Exchanged | None:

@@ -68,7 +68,7 @@ class Booked:
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
         if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
-        if step.op in ("dispatch", "experts"): return self.asked.numbers(at)
+        if step.op in ("dispatch", "answer"): return self.asked.numbers(at)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def entries(self, at: int) -> sympy.Expr:
@@ -90,7 +90,7 @@ class Booked:
         """Multiplications and additions of the products of a step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_flops(at)
-        if step.op == "experts": return self.asked.flops(at)
+        if step.op == "answer": return self.asked.flops(at)
         if step.op == "among": return self.entry_scores(at) * 2 * self.entry_columns(at)
         if not step.args or step.op not in ("act", "product"): return NONE
         x, own = self.held_dims[step.args[0]], self.held_dims[at]
@@ -245,7 +245,7 @@ def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify
 def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, RankStep]]:
     """Every array that steps read, by what it is stored as, with the step, which may be one of an expert."""
     for step in steps:
-        if step.op == "experts": yield from stored_arrays(step.more[0])
+        if step.op == "answer": yield from stored_arrays(step.more[0])
         for data in step.more[0].args if step.op == "act" else ():
             if isinstance(data, Data): yield stored_key(data, step.stored), data, step
 

@@ -113,7 +113,7 @@ class Timing:
             values = add_up(booked.numbers(each) for each in touched if not self.scores(group, each))
             weights = add_up(busiest(sympy.sympify(local(stored_dims(data), own.stored, booked.mesh).numbers))
                              for _, data, own in stored_arrays([step]))
-            if step.op == "experts": weights *= self.read_share(group, at)
+            if step.op == "answer": weights *= self.read_share(group, at)
             size = BYTES[self.number] * busiest(values) + formulas.weight_size * weights
             found += sympy.Max(work / self.sheet.product_rate(self.number)[0], size / self.sheet.memory[-1][2])
         return found

@@ -10,7 +10,7 @@ from opmatrix.split.mixtures import BodyStates, Mixture, cut_body, stacks
 from opmatrix.split.moving import Ground, RankStep
 from opmatrix.split.placement import Placement, pass_rule, role_of
 
-ASKED = "dispatch", "experts", "combine"                    # rows to experts, through them, and back
+ASKED = "dispatch", "answer", "combine"                     # rows to experts, through them, and back
 TO, AT, BACK, CUT = "rows to their experts", "experts of a rank", "answers of all ranks", "units of experts"
 
 
@@ -41,7 +41,7 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
     for k, cut in bodies.items(): answered = answered.but(k, cut.values[-1])
     sent = add("dispatch", (rows, gate), (mixture.experts, mixture.asked, number), given.dims, given.placement, TO)
     body = tuple(body_steps(mixture, bodies, number))
-    own = add("experts", (sent,), (body,), dims, answered, AT)
+    own = add("answer", (sent,), (body,), dims, answered, AT)
     return add("combine", (own, gate), (mixture.experts, mixture.asked, number), dims, answered, BACK)
 
 

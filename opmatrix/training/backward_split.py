@@ -16,7 +16,7 @@ from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.rules import RULES
 from opmatrix.split.spreading import Split, patterns_of_scores
 from opmatrix.split.traced import Operation, renumber
-from opmatrix.training.pullback import Phase, Pulled
+from opmatrix.training.pullback import PassPhase, Pulled
 
 REFUSED = "ring", "keys"                                    # how attention meets rows, of which there is no pullback
 
@@ -49,8 +49,8 @@ class BackwardSplit(Split):
         self.mixtures = {}
         self.scored = patterns_of_scores(self.every)
         self.stored_as: dict[str, Placement] = {}
-        self.step_phases: list[Phase] = []
-        self.phase: Phase = "forward"
+        self.step_phases: list[PassPhase] = []
+        self.phase: PassPhase = "forward"
         for at, line in enumerate(self.every):
             self.phase = pulled.phases[at]
             self.place[at] = self.split(at, line, selects)

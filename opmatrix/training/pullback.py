@@ -27,7 +27,7 @@ from opmatrix.training.least_kept import least_kept
 from opmatrix.training.line_readings import computed_lines, term_of
 from opmatrix.training.pull_rules import PULLS, refuse, teaches
 
-Phase: TypeAlias = Literal["forward", "kept", "again", "backward"]
+PassPhase: TypeAlias = Literal["forward", "kept", "again", "backward"]
 COTANGENT = "cotangent"                                     # the input by which backward begins
 
 
@@ -52,8 +52,8 @@ class Pull:
         self.masks: list[int] = []
         self.reads: dict[int, list[int]] = {}
         self.gradients: dict[Data, TracedValue] = {}
-        self.phases: list[Phase] = ["forward"] * len(forward.values)
-        self.phase: Phase = "backward"
+        self.phases: list[PassPhase] = ["forward"] * len(forward.values)
+        self.phase: PassPhase = "backward"
         for at, value in enumerate(forward.values):
             line = value.line
             own = line.op == "act" and teaches(line.more[0]) in learned
@@ -64,7 +64,7 @@ class Pull:
 
     def shape(self, at: int) -> Shape: return self.forward.line(at).shape
 
-    def written(self, write: Callable[[], TracedValue], phase: Phase) -> TracedValue:
+    def written(self, write: Callable[[], TracedValue], phase: PassPhase) -> TracedValue:
         """What is written is of that phase."""
         self.mark()
         before, self.phase = self.phase, phase
@@ -147,7 +147,7 @@ class Pulled:
     @property
     def lines(self) -> list[Operation]: return self.pull.trace.lines
     @property
-    def phases(self) -> list[Phase]: return self.pull.phases
+    def phases(self) -> list[PassPhase]: return self.pull.phases
     @property
     def gradients(self) -> dict[Data, int]: return {data: each.at for data, each in self.pull.gradients.items()}
     @property

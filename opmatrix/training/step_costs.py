@@ -18,9 +18,9 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.split.axis_states import Partial, piece
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
-from opmatrix.training.pullback import Phase, pullback
+from opmatrix.training.pullback import PassPhase, pullback
 
-BACKWARD: tuple[Phase, ...] = ("kept", "again", "backward")
+BACKWARD: tuple[PassPhase, ...] = ("kept", "again", "backward")
 
 
 class BackwardBooked(Booked):
@@ -39,11 +39,11 @@ class BackwardBooked(Booked):
         u, own = self.held_dims[step.args[0]], self.held_dims[at]
         return sympy.sympify(2 * u.batch * u.rows * own.heads * own.rows * own.cols)
 
-    def flops_of(self, *phases: Phase) -> sympy.Expr:
+    def flops_of(self, *phases: PassPhase) -> sympy.Expr:
         """Operations of the steps of some phases."""
         return add_up(self.flops(at) for at, phase in enumerate(self.split.step_phases) if phase in phases)
 
-    def crossings_of(self, *phases: Phase) -> Iterator[Crossing]:
+    def crossings_of(self, *phases: PassPhase) -> Iterator[Crossing]:
         """What crosses in the steps of some phases."""
         for at, phase in enumerate(self.split.step_phases):
             if phase in phases and (found := self.crossing(at)) is not None: yield found

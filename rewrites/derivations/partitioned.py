@@ -142,7 +142,7 @@ def merged_over(split: Split, step: RankStep) -> type[Monoid]:
 def name_of_step(step: RankStep) -> str:
     """The stored matrix of a step, or its product."""
     if step.op == "act": return next((str(each) for each in step.more[0].args if isinstance(each, Data)), "")
-    if step.op == "experts":
+    if step.op == "answer":
         return ", ".join(dict.fromkeys(str(data) for _, data, _ in stored_arrays([step])))
     if step.op in ("product", "ring"):
         over, where = step.more[-2:]

@@ -7,7 +7,7 @@ from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.program import Program
 from rewrites.lower.phased import Generation, later_step, prefill
 from rewrites.lower.price import TimeModel
-from rewrites.workload.decoded import Decoding, Tokens, decoder_of, predict_step
+from rewrites.workload.decoded import Decoding, TokenIds, decoder_of, predict_step
 
 CONTEXTS = 16, 256, 1024, 4096                              # tokens of a sequence
 MOST_SECONDS = 30.0                                         # of prompts that are measured, as predicted
@@ -22,14 +22,14 @@ def list_contexts(asked: Generation, positions: int | None) -> list[int]:
     return [each for each in CONTEXTS if each <= most] or [min(most, asked.length)]
 
 
-def find_generated(program: Program, asked: Generation, tokens: Tokens, machine: TimeModel,
+def find_generated(program: Program, asked: Generation, tokens: TokenIds, machine: TimeModel,
                    contexts: Iterable[int]) -> list[dict[str, object]] | None:
     """What a program takes at each context, as the report has it; None where no session runs it."""
     if (decoder := decoder_of(program)) is None: return None
     return [describe_context(program, decoder, asked, tokens, machine, each) for each in contexts]
 
 
-def describe_context(program: Program, decoder: Program, asked: Generation, tokens: Tokens, machine: TimeModel,
+def describe_context(program: Program, decoder: Program, asked: Generation, tokens: TokenIds, machine: TimeModel,
                      context: int) -> dict[str, object]:
     """One context: seconds of the prompts' step and of a step of one row a sequence, and bytes of rows in caches."""
     count = asked.sequences

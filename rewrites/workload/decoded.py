@@ -21,7 +21,7 @@ from rewrites.lower.price import Prices, TimeModel
 from rewrites.phases import Tell
 
 STEPS_A_ROUND = 4                                                   # that are timed of a session in a round
-Tokens = NDArray[np.integer]
+TokenIds = NDArray[np.integer]
 
 
 def decoder_of(program: Program) -> Program | None:
@@ -35,12 +35,12 @@ class Decoding:
     """A program as it answers requests of so many sequences at once: the step of their prompts, and a step at some
     context."""
 
-    def __init__(self, program: Program, sequences: int, tokens: Tokens, context: int, prompt: int = 0) -> None:
+    def __init__(self, program: Program, sequences: int, tokens: TokenIds, context: int, prompt: int = 0) -> None:
         self.program, self.decoder = program, decoder_of(program)
         self.sequences, self.tokens, self.context = sequences, tokens, context
         self.prompt = prompt or context
 
-    def texts(self, length: int) -> list[Tokens]:
+    def texts(self, length: int) -> list[TokenIds]:
         return [np.resize(self.tokens, length) for _ in range(self.sequences)]
 
     @cached_property
@@ -80,7 +80,7 @@ def predict_step(machine: TimeModel, program: Program, phase: Phase) -> float:
     return prices.beside(program) + prices.spent(program.schedule.cost)
 
 
-def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens: Tokens, rounds: int,
+def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens: TokenIds, rounds: int,
                      progress: Tell) -> Seconds:
     """Seconds that each program takes for a request, one number a round: its prompts, and for each token of the answer
     a step at the mean context. Programs take turns, and a round before is not counted."""
@@ -111,14 +111,14 @@ def planned_peak(program: Program, asked: Generation) -> float:
     return decoder.peak_bytes(Extents.made({**found.numbers, C: capacity_of(asked)}))
 
 
-def measured_peak(program: Program, asked: Generation, tokens: Tokens, runs: int) -> float:
+def measured_peak(program: Program, asked: Generation, tokens: TokenIds, runs: int) -> float:
     """The most bytes, of so many runs, that a session holds in the step of the prompts, its caches among them."""
     if (decoder := decoder_of(program)) is None:
         return peak(program, Batch([np.resize(tokens, asked.length)] * asked.sequences), runs)
     return most_held(partial(answer, decoder, asked, tokens), decoder.schedule.forget, runs)
 
 
-def answer(decoder: Program, asked: Generation, tokens: Tokens) -> tuple[Session, object]:
+def answer(decoder: Program, asked: Generation, tokens: TokenIds) -> tuple[Session, object]:
     """A session with room for a request, after the step of its prompts."""
     session = decoder.start(capacity_of(asked))
     return session, session.step({session.join(): np.resize(tokens, length) for length in asked.prompts})

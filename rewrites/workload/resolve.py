@@ -22,9 +22,11 @@ from rewrites.lower.phased import Generation, parse_generation
 from rewrites.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
+AnyWorkload = Workload | Batch | Generation | str | Path | Mix      # what says it
 
-def open_arguments(model: str | Model, workload: Workload | Batch | Generation | str | Path | Mix | None,
-                   text: str | None, tokens: int | None, output: str = "pooled",
+
+def open_arguments(model: str | Model, workload: AnyWorkload | None, text: str | None,
+                   tokens: int | None, output: str = "pooled",
                    adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, object]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
     if isinstance(workload, str) and not Path(workload).exists(): workload = parse_generation(workload) or workload

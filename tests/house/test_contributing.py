@@ -46,7 +46,7 @@ DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
             "monoid": [source(each) for each in MONOIDS if "." not in each.__name__],      # a finish is its monoid's
             "attention pattern": [*(source(each.sees) for each in NAMED_PATTERNS.values()),
                                   *(source(each) for each in NUMBERED_PATTERNS.values())],
-            "command": [source(each.callback) for each in app.registered_commands],
+            "CLI command": [source(each.callback) for each in app.registered_commands],
             "machine": [FILE.relative_to(ROOT)] * len(datasheets())}
 
 
@@ -58,7 +58,7 @@ def test_every_recipe_is_listed():
 def test_what_there_is_lies_where_it_says(what):
     """From the listing of folders alone: the place has the thing's name, and holds all that there are of it."""
     place, page = ROWS[what]
-    assert any(word[:6] in place for word in what.split()
+    assert any(word[:6].lower() in place for word in what.split()
                if len(word) > 2) and place in (ROOT / page).read_text("utf-8")
     assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
 

@@ -12,7 +12,7 @@ from opmatrix.launching.dtensor import placed, placed_weights, placements_text
 from opmatrix.launching.jobs import Job
 from opmatrix.launching.prepared import Moment
 from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-from opmatrix.launching.workflow import Task, ordered, workflow_of
+from opmatrix.launching.workflow import FlowTask, ordered, workflow_of
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.ranks import Meter, Rank
 from opmatrix.split.mesh import Mesh
@@ -52,7 +52,7 @@ def test_a_workflow_is_yaml():
 
 
 def test_tasks_that_wait_for_each_other_are_refused():
-    one, other = Task("one", reads=[(0, 0, 1)], writes=[(0, 0, 2)]), Task("other", reads=[(0, 0, 2)],
+    one, other = FlowTask("one", reads=[(0, 0, 1)], writes=[(0, 0, 2)]), FlowTask("other", reads=[(0, 0, 2)],
                                                                          writes=[(0, 0, 1)])
     with pytest.raises(ValueError, match=r"^workflow: tasks wait for each other: one, other$"): [*ordered([one, other])]
 

@@ -51,7 +51,7 @@ REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed 
 SPREAD = 3.0                                                # of scores: what is seen most has most of a row's mass
 FINITE = 1e15                                               # of factors: squares of it are float32
 Keys = Annotated[int, Range(int, 1, 1 << 16)]
-NumberType = Annotated[str, OneOf(tuple(PRICED))]
+KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
 SomeRows = Annotated[str, OneOf(("all", "last"))]
 Cached = Annotated[str, OneOf((SEEN,))]
@@ -96,7 +96,7 @@ class attention(Arguments):
 
     def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, mask0: Array | None = None,
             mask1: Array | None = None, *, scale: float = 1.0, where: str = "sequence", tile: Keys = 256,
-            number_type: NumberType = "float32") -> None:
+            number_type: KeyNumbers = "float32") -> None:
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
             compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch))
