@@ -17,7 +17,7 @@ def gain(x: value[n], c: constant[n]):
     return x * c, x @ (I * c)
 
 
-@law(source="linearity", without=(dict(A=operator[n, p]),))
+@law(phase=SIMPLIFY, source="linearity", without=(dict(A=operator[n, p]),))
 def spread(x: value[n], c: constant[n], A: matrix[n, p]):
     """A shift goes through a matrix and becomes a bias: norms lose their shift to the next product. True of any c, but
     spreading residual streams too would only multiply products."""
