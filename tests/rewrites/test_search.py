@@ -2,11 +2,13 @@
 import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
+from test_families import CASES, made
 
 from opmatrix.algebra.operators import attention
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.extents import patterns
+from opmatrix.models import build
 from opmatrix.patterns import everyone, mask, sequence
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.search import shortest
@@ -14,7 +16,7 @@ from rewrites.extraction import Infeasible, verify
 from rewrites.graph.borders import FULL, normed
 from rewrites.graph.layers import Explorer, parts, states
 from rewrites.law import find
-from rewrites.laws import EXACT_LAWS
+from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.lower import Lowering, Method, plainly
 from rewrites.lower.price import Prices
 
@@ -84,6 +86,15 @@ def test_laws_join_products_and_drop_biases():
 def test_laws_and_fusion_only_help():
     times = [found()[1][kind][0].time for kind in KINDS]
     assert times == sorted(times, reverse=True) and len(set(times)) == 3
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_pangu"])
+def test_no_law_is_in_the_way(family):
+    """What a norm's shift adds to values comes late, and once kept products apart that are joined without this law."""
+    case = next(case for case in CASES if CASES[case][0] == family)
+    operator = build(CASES[case][1] | dict(model_type=family), made(CASES[case][1]))
+    cheapest = structure(operator).time
+    assert structure(operator, without(EXACT_LAWS, ["value_bias"])).time >= cheapest * (1 - 1e-9)
 
 
 def test_shared_constants_are_stored_once():
