@@ -118,7 +118,7 @@ class AskingRank:
         if axis is None: return sent, 0
         return (yield from self.exchanged(at, axis, sent)), sum(each.size for each in sent)
 
-    def experts(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
+    def answer(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
         """Rows that came through the experts that are here."""
         yield from ()
         [body], came = step.more, self.values[step.args[0]]

@@ -48,7 +48,7 @@ def shares(x: ReadAt, z: Operator, where: Pattern = everyone) -> ReadAt:
 
 
 @combinator(row_linear=True, diagonal=True)
-def dropout(x: ReadAt, name: str, rate: float) -> ReadAt:
+def dropped(x: ReadAt, name: str, rate: float) -> ReadAt:
     """Entries times a mask of zeros and ones that the batch gives by its name, over the share 1 - rate of those that
     stay (Srivastava et al. 2014). Its adjoint is itself."""
     return x.dropped(name, rate)
@@ -58,7 +58,7 @@ def drop(name: str, rate: float) -> Operator:
     """Dropout by the mask of that name. Raises InputError for a rate that drops all, or less than none."""
     if not (isinstance(rate, int | float) and 0 <= rate < 1):
         raise InputError(f"dropout {name!r}: rate {rate!r}: it is from 0 to below 1, such as 0.1")
-    made: Operator = dropout(name, rate)
+    made: Operator = dropped(name, rate)
     return made
 
 

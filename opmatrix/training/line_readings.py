@@ -14,7 +14,7 @@ from opmatrix.algebra.oracles import DenseReading, ReadInput, check_input
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.batch import Batch
 from opmatrix.split.traced import Operation
-from opmatrix.training.backward_kinds import dropout, fold, shares
+from opmatrix.training.backward_kinds import dropped, fold, shares
 
 if TYPE_CHECKING:
     from opmatrix.training.pullback import Pulled
@@ -91,7 +91,7 @@ def as_term(line: Operation, *args: Operator) -> Operator:
         case "given": made = given(*line.more)
         case "related" | "entered": made = KINDS[line.op](*line.more)
         case "symbol": made = through(args[0], symbol(*line.more, ()))
-        case "dropped": made = through(args[0], dropout(*line.more))
+        case "dropped": made = through(args[0], dropped(*line.more))
         case "fold": made = through(args[0], fold(*line.more))
         case _: made = through(args[0], KINDS[{"split": "heads"}.get(line.op, line.op)](*line.more))
     return made
