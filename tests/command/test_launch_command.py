@@ -41,11 +41,11 @@ def test_what_cannot_be_is_refused_in_a_line(said, line, words):
 
 def test_ranks_that_fail_are_one_line(said, monkeypatch):
     def fails(*_): raise RanksFailed("rank 1 died by SIGKILL")
-    monkeypatch.setattr("rewrites.cli.launches.launched", fails)
+    monkeypatch.setattr("rewrites.cli.rank_commands.launched", fails)
     assert said("tiny.json --tp 2") == (1, "", "opmatrix: rank 1 died by SIGKILL\n")
 
 
 def test_what_differs_is_status_1(said, monkeypatch):
-    monkeypatch.setattr("rewrites.cli.launches.launched", lambda *_: ("a table", {"holds": False}))
+    monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("a table", {"holds": False}))
     status, out, errors = said("tiny.json --tp 2")
     assert status == 1 and out == "a table\n" and errors.startswith("opmatrix: ranks differ from one rank")

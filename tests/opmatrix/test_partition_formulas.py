@@ -102,7 +102,8 @@ LAYERS, QUARTERS = ("n_layer", "num_layers", "num_hidden_layers"), om.Mesh.of(tp
 def test_every_known_model_is_partitioned(name):
     """Each rank of four has a quarter of what is cut, experts too, and more than that in all. Two layers are like
     all."""
-    config = {key: 2 if key in LAYERS else said[:1] if isinstance(said, list) and "experts" in key else said
+    shorter = dict.fromkeys(LAYERS, 2) | dict(first_k_dense_replace=1)
+    config = {key: shorter.get(key, said[:1] if isinstance(said, list) and "experts" in key else said)
               for key, said in known.configuration(name).items()}
     model = promised(config)
     plan, whole = (om.partition(model, mesh) for mesh in (QUARTERS, om.Mesh.of()))
