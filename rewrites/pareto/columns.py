@@ -144,7 +144,12 @@ class PartProblem:
     def made(self, at: int, shape: ProgramShape, methods: tuple[int, ...]) -> Column:
         fixed, offers = self.table(shape)
         spent = fixed + offers[range(len(methods)), list(methods)].sum(0)
+        if len({use.weight for use in shape.uses}) < len(shape.uses):       # what two uses read is stored once
+            read = {s.cls: s.memory for _, s in map(self.offer, shape.uses, methods) if s.cls not in self.shared}
+            spent[1] = fixed[1] + sum(read.values())
         return Column(at, spent, shape, methods, self.given(shape).union(*map(self.reads, shape.uses, methods)))
+
+    def offer(self, use: Use, method: int) -> tuple[Node, Node]: return self.offers[use][method]
 
     def given(self, shape: ProgramShape) -> frozenset[Shared]:
         """What a shape reads that is shared, whatever its methods."""

@@ -244,7 +244,7 @@ def test_families_are_tried_at_several_sizes():
     from opmatrix.models import FAMILIES
     made = [*widths.cases([*widths.FAMILIES])]
     known = {widths.FAMILIES[each.family].says.get("model_type", each.family) for each in made}
-    assert known == FAMILIES.keys() - {"transformer", "PanguProMoE", "pr_moe"}
+    assert known == FAMILIES.keys() - {"transformer", "PanguProMoE", "pr_moe", "deepseek_v3"}
     assert all(sum(each.family == name for each in made) >= 2 for name in widths.FAMILIES)
     assert widths.right(widths.Found("exact", 9e-6, 0.0), 0.0) and not widths.right(
         widths.Found("exact", 2e-5, 0.0), 0.0)

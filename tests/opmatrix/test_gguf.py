@@ -251,8 +251,8 @@ DAMAGE = {
     "another model": (saying("general.architecture", "mamba"), "general.architecture is 'mamba': it must be one of "
                                                                "llama, qwen2"),
     "no architecture": (saying("general.architecture", None), "general.architecture is None"),
-    "a key that nobody reads": (saying("llama.expert_count", 8), "llama.expert_count is 8: the model would be computed "
-                                                                 "without"),
+    "a key that nobody reads": (saying("llama.expert_shared_count", 8),
+                                "llama.expert_shared_count is 8: the model would be computed without"),
     "a window of 0": (saying("llama.attention.sliding_window", 0), "sliding_window is 0: it must be a whole number "
                                                                    "from 1"),
     "layers without end": (saying("llama.block_count", 2 ** 31), "num_hidden_layers is 2147483648"),

@@ -16,7 +16,7 @@ from opmatrix.models import FAMILIES, build, head, normalise_config, tensors
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
-EXPERTS = "mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe"      # tests/opmatrix/test_expert_models.py
+EXPERTS = "mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v3"      # test_expert_models.py
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
 BERT = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3,
             max_position_embeddings=20,
