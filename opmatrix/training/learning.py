@@ -43,7 +43,11 @@ class Adam:
     second: dict[str, Numeric] = field(default_factory=dict)
 
     def step(self, arrays: Mapping[str, Numeric], gradients: Mapping[str, Numeric]) -> dict[str, Numeric]:
-        """The arrays after one step. Raises InputError for a gradient that is not finite, by the step and the array."""
+        """The arrays after one step. Raises InputError for a gradient that is not finite, by the step and the array,
+        and for one of another name: terms hold arrays of equal numbers once, under one name."""
+        if other := sorted(gradients.keys() - arrays.keys()):
+            raise InputError(f"step {self.steps + 1}: a gradient of {other[0]}, and no such array: arrays of equal "
+                             "numbers are one in a term, so begin with numbers that differ")
         self.steps += 1
         made: dict[str, Numeric] = dict(arrays)
         for name, g in gradients.items():

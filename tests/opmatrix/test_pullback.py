@@ -24,7 +24,7 @@ IDS = [1, 2, 3], [4, 5, 6, 7]
 
 def drawn(config, seed=0):
     """A model and its arrays by name."""
-    rng, arrays = np.random.default_rng(seed), {}
+    rng, arrays = np.random.default_rng([seed, 27]), {}      # numbers that no other test has: equal arrays are one
 
     def at(name, *shape):
         arrays.setdefault(name, rng.normal(size=shape) * 0.4)
@@ -191,3 +191,5 @@ def test_a_tiny_language_model_learns():
     assert all(b < a for a, b in pairwise(losses)) and losses[-1] < losses[0] / 2, losses
     with pytest.raises(InputError, match="step 11: the gradient of w is not finite"):
         adam.step(dict(w=np.ones(2)), dict(w=np.array([1, np.nan])))
+    with pytest.raises(InputError, match="step 12: a gradient of v, and no such array: arrays of equal numbers"):
+        adam.step(dict(w=np.ones(2)), dict(v=np.ones(2)))
