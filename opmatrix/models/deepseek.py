@@ -40,7 +40,7 @@ def deepseek_v3(config: Settings, at: ArraySource) -> Operator:
 
     def unit(l: int, name: str) -> Operator:
         if l < config["first_k_dense_replace"]: return plain_unit(at, name, n, config["intermediate_size"], act)
-        bias = const(at(f"{name}.gate.e_score_correction_bias", 1, count))
+        bias = const(at(f"{name}.gate.e_score_correction_bias", count))
         gate = best_of_best_groups(bias, groups, config["topk_group"], experts.asked)
         if config["norm_topk_prob"]: gate = gate @ renormalised()
         gate = gate * const(float(config["routed_scaling_factor"]))

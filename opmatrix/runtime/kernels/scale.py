@@ -58,7 +58,7 @@ def time_weighing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price((T * h * p, T * p), lambda tile: Work(
-    vector=2 * T * h * p, moved=T * h * p + 2 * T * p), time_weighing, common=False))
+    vector=2 * T * h * p, moved=T * h * p + 2 * T * p), time_weighing))
 class blend_heads(Arguments):
     """The sum of a row's heads, each times a number of its own, + residual; rows are one head."""
 
