@@ -177,3 +177,17 @@ def advised(axes, refusal):
         assert names != [*axes], f"{refusal}: it is given so"
         return {name: axes[name] for name in names}
     raise AssertionError(f"advises nothing: {refusal}")
+
+
+def command_runner(command, monkeypatch, capsys):
+    """Runs a command of the command line by its words, and gives status, output and errors."""
+    import pytest
+
+    from rewrites.cli import __main__ as cli
+
+    def run(line):
+        monkeypatch.setattr("sys.argv", ["opmatrix", command, *line.split()])
+        with pytest.raises(SystemExit) as end: cli.main()
+        told = capsys.readouterr()
+        return end.value.code or 0, told.out, told.err
+    return run

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -17,12 +18,14 @@ MOST_BARS = 20_000                                          # of a picture; a tr
 
 
 class Bar(NamedTuple):
-    """Something that a lane does from a second to another; bars of a kind have one colour."""
+    """Something that a lane does from a second to another; bars of a kind have one colour. `more`: what a trace says of
+    it beside these."""
     lane: int
     begin: float
     end: float
     kind: str
     label: str
+    more: Mapping[str, object] = MappingProxyType({})
 
 
 COLOURS = {"F": "#8fb8de", "B": "#7fbf8e", "W": "#e8c46c"}  # of kinds; others have the last
@@ -34,8 +37,9 @@ def chrome_trace(bars: Sequence[Bar], lanes: Sequence[str]) -> str:
     events: list[dict[str, object]] = [
         dict(name="thread_name", ph="M", pid=0, tid=lane, args=dict(name=name)) for lane, name in enumerate(lanes)]
     events += [dict(name=bar.label, cat=bar.kind, ph="X", pid=0, tid=bar.lane, ts=1e6 * float(bar.begin),
-                    dur=1e6 * float(bar.end - bar.begin)) for bar in bars]
-    return json.dumps(dict(traceEvents=events, displayTimeUnit="ms"), indent=None) + "\n"
+                    dur=1e6 * float(bar.end - bar.begin), **({"args": dict(bar.more)} if bar.more else {}))
+               for bar in bars]
+    return json.dumps(dict(traceEvents=events, displayTimeUnit="ms")) + "\n"
 
 
 def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], title: str) -> str:

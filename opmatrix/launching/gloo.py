@@ -11,9 +11,9 @@ import torch
 
 from opmatrix.launching.exchanges import RankVectors
 from opmatrix.launching.headings import RanksFailed
+from opmatrix.launching.pipes import LOOPBACK
 
 dist: Any = import_module("torch.distributed")              # names that it does not say that it exports
-LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(days=1)                                # who hangs is found by the launcher, which sees all ranks
 
 

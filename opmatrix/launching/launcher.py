@@ -23,12 +23,12 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import RanksFailed
 from opmatrix.launching.jobs import Job
-from opmatrix.launching.pipes import Note, read_note
+from opmatrix.launching.pipes import LOOPBACK, Note, read_note
 from opmatrix.launching.prepared import Moment
+from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
 
-LOOPBACK = "127.0.0.1"
 PROGRAM = sys.executable, "-m", "opmatrix.launching.worker"
 STARTING = 120.0                                            # seconds that ranks may take to import and meet
 AFTERMATH = 1.0                                             # seconds in which who was lost says why
@@ -220,5 +220,5 @@ def listening(port: int) -> socket.socket:
 
 def meter_of(found: Mapping[str, Any]) -> Meter:
     """A meter from its JSON."""
-    tables = {name: {(op, axis): count for op, axis, count in found[name]} for name in ("payload", "wire", "messages")}
+    tables = {name: {(op, axis): count for op, axis, count in found[name]} for name in CROSSED}
     return Meter(found["flops"], found["peak"], found["stored"], found["gathered"], **tables)

@@ -10,6 +10,8 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 
+LOOPBACK = "127.0.0.1"                                      # where they are, all of them
+
 
 class Note(NamedTuple):
     """What one rank says: of what kind, with what, and an array."""

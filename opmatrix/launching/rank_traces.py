@@ -1,9 +1,9 @@
 """What ranks did from when to when, for Chrome's tracing (its JSON is read by Perfetto, too), or drawn as SVG."""
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
+from opmatrix.display import timeline
 from opmatrix.launching.prepared import Moment
 from opmatrix.partitions.virtual import STEPS
 from opmatrix.split.placement import Coordinates
@@ -25,16 +25,18 @@ def named(each: Moment) -> str:
 
 def chrome_trace(moments: Moments) -> str:
     """A lane for each rank; what crosses says how many bytes it handed over, and in which step of which factor."""
-    start, events = beginning(moments), list[dict[str, object]]()
-    for rank, (place, own) in enumerate(moments.items()):
-        events.append(dict(name="thread_name", ph="M", pid=0, tid=rank, args=dict(name=f"rank {rank} {place}")))
-        for each in own:
-            factor, step = divmod(max(each.at, 0), STEPS)
-            crosses = {} if each.what == "compute" else dict(bytes=8 * each.numbers, axis=each.axis)
-            events.append(dict(name=named(each), cat="compute" if each.what == "compute" else "crossing", ph="X",
-                               ts=round(1e6 * (each.begin - start), 3), dur=round(1e6 * (each.end - each.begin), 3),
-                               pid=0, tid=rank, args=dict(factor=factor, step=step, **crosses)))
-    return json.dumps(dict(traceEvents=events, displayTimeUnit="ms"))
+    start = beginning(moments)
+    bars = [bar_of(lane, each, start) for lane, own in enumerate(moments.values()) for each in own]
+    return timeline.chrome_trace(bars, [f"rank {rank} {place}" for rank, place in enumerate(moments)])
+
+
+def bar_of(lane: int, each: Moment, start: float) -> timeline.Bar:
+    """A moment of a rank, by seconds since the first one's."""
+    factor, step = divmod(max(each.at, 0), STEPS)
+    computes = each.what == "compute"
+    crosses = {} if computes else dict(bytes=8 * each.numbers, axis=each.axis)
+    return timeline.Bar(lane, each.begin - start, each.end - start, "compute" if computes else "crossing", named(each),
+                        dict(factor=factor, step=step, **crosses))
 
 
 def drawn_trace(moments: Moments) -> str:

@@ -15,6 +15,7 @@ from formats.core.errors import InputError
 from opmatrix.launching.exchanges import Crossings
 from opmatrix.launching.headings import Heading, RanksFailed
 from opmatrix.launching.pipes import NoteWriter
+from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.ranks import Meter
 
 BEAT = 0.2                                                  # seconds between two signs of life
@@ -74,8 +75,7 @@ class Worker:
 
 
 def meter_json(meter: Meter) -> dict[str, object]:
-    tables = {name: [[*key, count] for key, count in getattr(meter, name).items()]
-              for name in ("payload", "wire", "messages")}
+    tables = {name: [[*key, count] for key, count in getattr(meter, name).items()] for name in CROSSED}
     return dict(flops=meter.flops, peak=meter.peak, stored=meter.stored, gathered=meter.gathered, **tables)
 
 

@@ -3,6 +3,7 @@ their answers come back to who asked. Nothing is known of a gate before it is th
 is not 0."""
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
@@ -82,28 +83,28 @@ def expert_of(matrix: Operator, e: int) -> Operator:
     return found
 
 
-class AskingRank:
+class AskingRank(ABC):
     """What a rank does for mixtures, beside all else that it does."""
     values: dict[int, Any]
     steps: Sequence[RankStep]
     mesh: Mesh
     feed: Feed
 
+    @abstractmethod
     def exchanged(self, at: int, axis: int, arrays: ByExpert) -> Generator[Any, Any, ByExpert]:
         """To each rank of an axis its share of the arrays, in order; what came, in the order of senders."""
-        raise NotImplementedError
 
+    @abstractmethod
     def narrowed(self, step: RankStep) -> Operator:
         """The matrix of a step with the numbers that are here."""
-        raise NotImplementedError
 
     def by_expert(self, stored: Placement) -> bool:
         """Whether an array lies expert by expert."""
         return any(self.mesh.axes[k].strategy.experts for k, _ in stored.cuts)
 
+    @abstractmethod
     def worked(self, flops: int) -> None:
         """Counts multiplications and additions."""
-        raise NotImplementedError
 
     def gate(self, at: int, asked: int) -> tuple[Numeric, AskedExperts]:
         """The rows of a gate, and whom they ask."""
@@ -137,4 +138,3 @@ class AskingRank:
             room = sum(each.size for each in answers)
         found = combined(answers, gate, mine)
         return found.reshape(*self.values[step.args[1]].shape[:-1], -1), room
-

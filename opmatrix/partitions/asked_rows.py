@@ -69,8 +69,9 @@ class AskedRows:
         if not whole.atoms(Coordinate) or not all(isinstance(n, int) for n in (count, *(a.ranks for a in folded))):
             return even(whole) * count
         places = range(sympy.prod([axis.ranks for axis in folded]))
-        each = [whole.xreplace(dict(zip((axis.at for axis in folded), coordinates(at, folded), strict=True)))
-                for at in places]
+        origin = (0,) * len(self.mesh.devices)
+        each = [whole.xreplace({self.mesh.axes[k].at: sympy.Integer(self.mesh.placed(origin, at)[k])
+                                for k in self.mesh.folded}) for at in places]
         groups = [sum(each[at - at % count:at - at % count + count], ZERO_SUM) for at in places]
         for axis in reversed(folded):
             groups = [self.by_rank(axis.at, *groups[at:at + axis.count]) for at in range(0, len(groups), axis.count)]
@@ -113,15 +114,6 @@ def evened(e: sympy.Expr) -> sympy.Expr:
     """An expression in which cuts that divide are numbers, whatever the rank."""
     return e.xreplace({cut: cut.even() for cut in e.atoms(Piece)
                        if all(each.is_Integer for each in cut.args[:2]) and cut.args[0] % cut.args[1] == 0})
-
-
-def coordinates(number: int, axes: Sequence[Axis]) -> list[sympy.Integer]:
-    """The coordinates of a rank by its number, the last axis fastest."""
-    found = []
-    for axis in reversed(axes):
-        number, r = divmod(number, axis.count)
-        found.append(sympy.Integer(r))
-    return found[::-1]
 
 
 def live_lines(body: Sequence[RankStep]) -> list[list[int]]:

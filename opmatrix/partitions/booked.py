@@ -21,6 +21,8 @@ from opmatrix.split.moving import TURNED_ROLES, RankStep, last_reads
 from opmatrix.split.placement import Placement, local
 from opmatrix.split.visible import seen_blocks, sees_all, sent_blocks
 
+CROSSED = "payload", "wire", "messages"                     # what of a crossing is a formula, and is counted
+
 
 class Crossing(NamedTuple):
     """What one rank sends of an operation on an axis, in numbers or in bytes: `payload` is what it hands over, `wire`

@@ -17,6 +17,7 @@ from opmatrix.partitions.formulas import Formulas
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.timing import StageSeconds, Timing
 from opmatrix.partitions.weight_storage import Storage
+from opmatrix.split.mesh import Mesh
 
 OFFLOADED = {1: "the optimiser", 2: "the optimiser and gradients", 3: "the optimiser, gradients and weights"}
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -42,8 +43,8 @@ class Overview:
 
     def heading(self) -> str:
         mesh, sizes = self.plan.mesh, self.plan.sizes
-        axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in mesh.devices) or "one rank"
-        return (f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {axes}{self.experts()}\n"
+        return (f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {describe_axes(mesh)}"
+                f"{self.experts()}\n"
                 f"{sizes.sequences} sequences of {sizes.tokens} tokens, values in {self.number}"
                 + self.training * ", trained in mixed precision with Adam"
                 + (f"; {OFFLOADED[mesh.offload]} in the memory of the host" if mesh.offload else ""))
@@ -140,6 +141,11 @@ def sums(found: list[StageSeconds]) -> list[str]:
 def shown(numbers: Mapping[str, float] | None, names: Sequence[str], unit: str) -> list[str]:
     """Numbers by their names, shortened; none where there are none."""
     return [] if numbers is None else [shorten(numbers[name], unit) if name in numbers else "none" for name in names]
+
+
+def describe_axes(mesh: Mesh) -> str:
+    """The axes by which ranks are counted, in words."""
+    return " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in mesh.devices) or "one rank"
 
 
 def shorten(value: float, unit: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Role, piece
+from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, piece
 from opmatrix.split.haloed import HALO_ROWS, NamedRows
 from opmatrix.split.mesh import Mesh
 
@@ -18,6 +18,11 @@ class Placement(NamedTuple):
     cuts: tuple[tuple[int, AxisState], ...] = ()
 
     def on(self, axis: int) -> AxisState: return next((state for k, state in self.cuts if k == axis), None)
+
+    @property
+    def partial(self) -> tuple[int, ...]:
+        """The axes over which ranks have parts of a value."""
+        return tuple(k for k, state in self.cuts if isinstance(state, Partial))
 
     def but(self, axis: int, state: AxisState) -> Placement:
         """With that state on an axis: in its place where one of the same dimension was there, else as the innermost."""

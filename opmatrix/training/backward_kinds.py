@@ -5,7 +5,6 @@ from __future__ import annotations
 from formats.core.errors import InputError
 from opmatrix.algebra.monoid import Scalars
 from opmatrix.algebra.nodes import DERIVATIVES, Cell, ReadAt, ScalarBody, combinator, every, matrix, ones
-from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.patterns import Pattern, everyone
 
@@ -59,10 +58,4 @@ def drop(name: str, rate: float) -> Operator:
     if not (isinstance(rate, int | float) and 0 <= rate < 1):
         raise InputError(f"dropout {name!r}: rate {rate!r}: it is from 0 to below 1, such as 0.1")
     made: Operator = dropped(name, rate)
-    return made
-
-
-def width_of(n: LiveSize) -> Operator:
-    """One column as so many."""
-    made: Operator = widen(n)
     return made

@@ -12,16 +12,18 @@ from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.term import Operator
+from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.feeds import Feed, OneHot
 from opmatrix.partitions.ranks import Carriers, Held, Message, Meter, Rank
 from opmatrix.partitions.virtual import assembled, drive
-from opmatrix.split.axis_states import Cut, Partial, bounds
+from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes, RankStep, last_reads
 from opmatrix.split.placement import Coordinates, Placement
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import Keep
-from opmatrix.training.pullback import COTANGENT, assembled_gradients, pullback
+from opmatrix.training.line_readings import COTANGENT
+from opmatrix.training.pullback import assembled_gradients, pullback
 from opmatrix.training.step_costs import BackwardBooked
 from opmatrix.visibility import shares_of
 
@@ -43,7 +45,7 @@ class BackwardRank(Rank):
     def __init__(self, split: BackwardSplit, place: Coordinates, feed: Feed, meter: Meter, cotangent: Numeric,
                  kept: dict[Any, Data]) -> None:
         super().__init__(split.steps, split.out, split.mesh, place, feed, meter, None, kept)
-        self.split_, self.cotangent = split, cotangent
+        self.cotangent = cotangent
         self.asked = {line: split.places[line] for line in split.pulled.gradients.values()}
 
     def both_ways(self) -> Generator[Message, Any, dict[int, Numeric]]:
@@ -59,8 +61,7 @@ class BackwardRank(Rank):
         found = {-1: self.array(self.out)}
         buckets: dict[tuple[int, ...], list[int]] = {}
         for line, at in self.asked.items():
-            parts = tuple(k for k, state in self.steps[at].placement.cuts if isinstance(state, Partial))
-            buckets.setdefault(parts, []).append(line)
+            buckets.setdefault(self.steps[at].placement.partial, []).append(line)
         for number, (parts, lines) in enumerate(buckets.items()):
             arrays = [self.array(self.asked[line]) for line in lines]
             flat = np.concatenate([each.ravel() for each in arrays])
@@ -134,7 +135,7 @@ def counted_apart(rank: BackwardRank, summed: Meter) -> Generator[Message, Any, 
     while True:
         try: message = running.send(value)
         except StopIteration as end: return end.value       # type: ignore[no-any-return]
-        before = {name: dict(getattr(own, name)) for name in ("payload", "wire", "messages")}
+        before = {name: dict(getattr(own, name)) for name in CROSSED}
         value = yield message
         if message.at < REDUCTIONS: continue
         key = message.op, rank.mesh.axes[message.axis].name
@@ -146,7 +147,7 @@ def counted_apart(rank: BackwardRank, summed: Meter) -> Generator[Message, Any, 
 def whole_of_gradient(step: RankStep, results: Mapping[Coordinates, Carriers], mesh: Mesh) -> Numeric:
     """A whole gradient of what ranks have: the same on all that share it; where weights are stored in pieces, a sum."""
     cuts = tuple((k, state) for k, state in step.placement.cuts if isinstance(state, Cut))
-    parts = [k for k, state in step.placement.cuts if isinstance(state, Partial) and mesh.axes[k].strategy.stored > 2]
+    parts = [k for k in step.placement.partial if mesh.axes[k].strategy.stored > 2]
     own: dict[Coordinates, Any] = {}
     for place, value in results.items():
         key = tuple(0 if k in parts else r for k, r in enumerate(place))

@@ -11,11 +11,11 @@ from opmatrix.algebra.shapes import Shape
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import TURNED_ROLES, BatchSizes, Ground, RankStep, Ruling, WaitingScores
+from opmatrix.split.moving import TURNED_ROLES, BatchSizes, Ground, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, pass_rule, role_of
-from opmatrix.split.rules import RULES
 from opmatrix.split.spreading import Split, patterns_of_scores
 from opmatrix.split.traced import Operation, renumber
+from opmatrix.training.forward_lines import is_product
 from opmatrix.training.pullback import PassPhase, Pulled
 
 REFUSED = "ring", "keys"                                    # how attention meets rows, of which there is no pullback
@@ -46,7 +46,6 @@ class BackwardSplit(Split):
         carried.units += [None] * more
         carried.grain += [carried.grain[self.scores()]] * more
         self.place: dict[int, int | WaitingScores] = {}
-        self.mixtures = {}
         self.scored = patterns_of_scores(self.every)
         self.stored_as: dict[str, Placement] = {}
         self.step_phases: list[PassPhase] = []
@@ -105,11 +104,11 @@ class BackwardSplit(Split):
 
     def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
         matrix = line.more[0] if line.op == "act" else None
-        if matrix is not None and self.phase != "forward" and contracts(matrix) and not matrix.diagonal:
+        if matrix is not None and self.phase != "forward" and is_product(line):
             data = matrix.args[0]
             if len(data.shape) == 2 and not self.steps[args[0]].selects:
                 return self.lying(k, in_base(data, self.stored_as[stored_once(data).key]).on(k), args)
-        return RULES[line.op](self, k, self.mesh.axes[k], at, line, args)
+        return super().ruling(k, at, line, args)
 
     def lying(self, k: int, stored: AxisState, args: Sequence[int]) -> Ruling:
         """The states of x @ W for a W that lies so."""
@@ -127,8 +126,3 @@ def stored_once(data: Data) -> Data: return data.base or data
 def in_base(data: Data, stored: Placement) -> Placement:
     """How an array lies as it is stored, or the other way round, where it is read turned."""
     return stored if data.base is None else stored.turned(TURNED_ROLES)
-
-
-def step_of(split: BackwardSplit, line: int) -> RankStep:
-    """The step of a line that was asked for."""
-    return split.steps[split.places[line]]

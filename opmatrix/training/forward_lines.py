@@ -96,6 +96,11 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0) -> Forward:
                    frozenset(tables), within)
 
 
+def is_product(line: Operation) -> bool:
+    """Whether a line multiplies a value by a stored matrix that is more than its diagonal."""
+    return line.op == "act" and bool(line.args) and contracts(line.more[0]) and not line.more[0].diagonal
+
+
 def ancestors(lines: Sequence[Operation], of: int) -> set[int]:
     """The lines that a line is computed of, itself among them."""
     found, todo = set[int](), [of]

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, TypeAlias
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.split.carrying import contracts
-from opmatrix.training.forward_lines import Forward
+from opmatrix.training.forward_lines import Forward, is_product
 
 LAYER_IN, NORM_IN, WEIGHT_IN, ACTIVATION_IN, PRODUCT_IN, FACTOR_IN, SOFTMAX_OUT, DROPOUT_MASK = KEPT_UNITS = (
     "input", "norm in", "weight in", "activation in", "product in", "factor in", "softmax out", "dropout mask")
@@ -17,6 +16,10 @@ class Policy(NamedTuple):
     """The units that are kept, and whether those that have a number for each pair of tokens are, too."""
     units: frozenset[str]
     between_tokens: bool = True
+
+    def keeps(self, unit: str, forward: Forward, at: int) -> bool:
+        """Whether a line that is a unit is kept."""
+        return unit in self.units and (self.between_tokens or not forward.between_tokens(at))
 
 
 POLICIES: dict[str, Policy] = {
@@ -55,7 +58,7 @@ def name_units(forward: Forward) -> dict[int, str]:
     for at, value in enumerate(forward.values):
         line = value.line
         match line.op:
-            case "act" if line.args and contracts(line.more[0]) and not line.more[0].diagonal:
+            case "act" if is_product(line):
                 name(line.args[0], WEIGHT_IN)
             case "act" if line.args and line.more[0].entrywise and not line.more[0].linear and at not in forward.inside:
                 name(line.args[0], ACTIVATION_IN)
@@ -78,5 +81,4 @@ def is_function(forward: Forward, at: int) -> bool:
 
 def kept_lines(forward: Forward, policy: Policy, named: Mapping[int, str]) -> frozenset[int]:
     """The lines that a policy keeps where backward reads them."""
-    return frozenset(at for at, unit in named.items() if unit in policy.units and (
-        policy.between_tokens or not forward.between_tokens(at)))
+    return frozenset(at for at, unit in named.items() if policy.keeps(unit, forward, at))

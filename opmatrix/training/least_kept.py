@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import sympy
 
-from opmatrix.split.carrying import contracts
 from opmatrix.split.moving import BatchSizes
-from opmatrix.training.forward_lines import VIEWS, Forward
+from opmatrix.training.forward_lines import VIEWS, Forward, is_product
 
 PROBED = 8192                                               # for a size with a name that has no number
 SMALL = dict(b=1, s=2048, a=32)
@@ -53,8 +52,7 @@ def least_kept(forward: Forward, reads: Mapping[int, Sequence[int]], named: Mapp
 def is_dear(forward: Forward, at: int) -> bool:
     """Whether a line multiplies matrices."""
     line = forward.line(at)
-    if line.op == "product": return True
-    return line.op == "act" and bool(line.args) and contracts(line.more[0]) and not line.more[0].diagonal
+    return line.op == "product" or is_product(line)
 
 
 def numbers(forward: Forward, at: int, sizes: Mapping[str, int]) -> int:

@@ -19,6 +19,8 @@ from opmatrix.training.backward_kinds import dropped, fold, shares
 if TYPE_CHECKING:
     from opmatrix.training.pullback import Pulled
 
+COTANGENT = "cotangent"                                     # the input by which backward begins
+
 
 def computed_lines(pulled: Pulled, x: ReadInput, batch: Batch | None,
                    cotangent: Numeric | None) -> tuple[Numeric, dict[int, Numeric]]:
@@ -33,7 +35,7 @@ def computed_lines(pulled: Pulled, x: ReadInput, batch: Batch | None,
     for at, line in enumerate(lines):
         args = [held[a] for a in line.args]
         if at == 0: held[at] = start
-        elif line.op == "entered" and line.more[0].name == "cotangent":
+        elif line.op == "entered" and line.more[0].name == COTANGENT:
             value = held[pulled.result].array
             if g is not None and g.shape != value.shape:
                 raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")

@@ -24,11 +24,10 @@ from opmatrix.split.traced import Operation, Trace, TracedValue
 from opmatrix.training.forward_lines import Forward, traced_forward
 from opmatrix.training.keeping import DROPOUT_MASK, LEAST, Keep, Policy, kept_lines, name_units, policy_of
 from opmatrix.training.least_kept import least_kept
-from opmatrix.training.line_readings import computed_lines, term_of
+from opmatrix.training.line_readings import COTANGENT, computed_lines, term_of
 from opmatrix.training.pull_rules import PULLS, refuse, teaches
 
 PassPhase: TypeAlias = Literal["forward", "kept", "again", "backward"]
-COTANGENT = "cotangent"                                     # the input by which backward begins
 
 
 class Gradients(NamedTuple):
@@ -170,8 +169,7 @@ class Pulled:
         """The lines whose masks are kept; others are drawn again from their seeds."""
         policy = self.policy
         if not isinstance(policy, Policy): return self.pull.masks
-        return [at for at in self.pull.masks if DROPOUT_MASK in policy.units
-                and (policy.between_tokens or not self.forward.between_tokens(at))]
+        return [at for at in self.pull.masks if policy.keeps(DROPOUT_MASK, self.forward, at)]
 
     @property
     def again(self) -> list[int]:
@@ -219,11 +217,9 @@ def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[st
     """Gradients by the names of whole arrays, as they are stored: parts put in place, turned ones turned back."""
     made: dict[str, Numeric] = {}
     for data, at in pulled.gradients.items():
-        part, whole = found[at], data.cut_of or data
-        stored = whole.base or whole
-        name = stored.name or str(stored)
-        target = made.setdefault(name, np.zeros(stored.shape))
-        target = target if whole.base is None else target.swapaxes(-1, -2)
+        part, stored = found[at], stored_whole(data)
+        target = made.setdefault(name_of_array(data), np.zeros(stored.shape))
+        target = target if (data.cut_of or data).base is None else target.swapaxes(-1, -2)
         if data.cut_at is not None:
             axis, lo, hi = data.cut_at
             inside: tuple[Any, ...] = (..., slice(int(lo), int(hi)), *[slice(None)] * (-1 - axis))
@@ -283,6 +279,11 @@ def learning(forward: Forward, wrt: Collection[str] | None) -> list[Data]:
 
 def name_of_array(data: Data) -> str:
     """The name of the whole stored array that an operator reads, or reads a part of."""
-    whole = data.cut_of or data
-    stored = whole.base or whole
+    stored = stored_whole(data)
     return stored.name or str(stored)
+
+
+def stored_whole(data: Data) -> Data:
+    """The array as it is stored, of what may be a part of it, or turned."""
+    whole = data.cut_of or data
+    return whole.base or whole

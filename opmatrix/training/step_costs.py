@@ -15,7 +15,7 @@ from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up
 from opmatrix.partitions.factor_chain import joined, layers
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Partial, piece
+from opmatrix.split.axis_states import piece
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
 from opmatrix.training.pullback import PassPhase, pullback
@@ -63,7 +63,7 @@ class BackwardBooked(Booked):
         found: dict[tuple[int, ...], sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
-            parts = tuple(k for k, state in self.steps[at].placement.cuts if isinstance(state, Partial))
+            parts = self.steps[at].placement.partial
             found[parts] = found.get(parts, NONE) + self.held_dims[at].numbers
         return found
 

@@ -141,7 +141,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from opmatrix.launching.prepared import Prepared
     from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
     from opmatrix.launching.tallies import tallies, unlike_said
-    from opmatrix.partitions.overview import shorten
+    from opmatrix.partitions.overview import describe_axes, shorten
     from rewrites.cli.partitions import name_of
     given = given_model(model)
     ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), size)
@@ -158,9 +158,8 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     bad = [*unlike_said(counts)]
     rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
              "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
-    axes = " × ".join(f"{axis.name} {axis.ranks} ({axis.strategy.name})" for axis in plan.mesh) or "one rank"
-    lines = [f"{name_of(model)} on {plan.mesh.ranks} processes: {axes}; {size[0]} sequences of {size[1]} tokens, "
-             "float64", "", table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), "",
+    lines = [f"{name_of(model)} on {plan.mesh.ranks} processes: {describe_axes(plan.mesh)}; {size[0]} sequences of "
+             f"{size[1]} tokens, float64", "", table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), "",
              f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
              f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first"]
     if far is not None: lines.append(f"from one rank: {far:.1e} of the largest entry at most")

@@ -45,7 +45,7 @@ class Decoding:
 
     @cached_property
     def session(self) -> Session:
-        from formats.kernels.mixing.caches import PAGE
+        from formats.kernels.mixing.chunks import PAGE
         assert self.decoder is not None
         return self.decoder.start(PAGE * self.sequences * (pages_of(self.context, PAGE) + pages_of(self.prompt, PAGE)))
 
@@ -98,7 +98,7 @@ def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens:
 
 def capacity_of(asked: Generation) -> int:
     """Rows of caches that a request needs."""
-    from formats.kernels.mixing.caches import PAGE
+    from formats.kernels.mixing.chunks import PAGE
     return PAGE * asked.sequences * pages_of(asked.length, PAGE)
 
 

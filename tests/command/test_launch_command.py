@@ -4,10 +4,9 @@ import json
 import re
 
 import pytest
-from partitioned import LLAMA
+from partitioned import LLAMA, command_runner
 
 from opmatrix.launching.headings import RanksFailed
-from rewrites.cli import __main__ as cli
 
 
 @pytest.fixture
@@ -16,13 +15,7 @@ def said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.json").write_text(json.dumps(LLAMA))
     monkeypatch.setattr("opmatrix.launching.launcher.Ranks.start", lambda *_: pytest.fail("a process was started"))
-
-    def run(line):
-        monkeypatch.setattr("sys.argv", ["opmatrix", "launch", *line.split()])
-        with pytest.raises(SystemExit) as end: cli.main()
-        told = capsys.readouterr()
-        return end.value.code or 0, told.out, told.err
-    return run
+    return command_runner("launch", monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("line, words", [

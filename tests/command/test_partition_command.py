@@ -3,9 +3,7 @@ import json
 import re
 
 import pytest
-from partitioned import GPT2, LLAMA
-
-from rewrites.cli import __main__ as cli
+from partitioned import GPT2, LLAMA, command_runner
 
 CONFIG = GPT2 | dict(n_embd=12, n_head=6, n_layer=4)
 
@@ -21,13 +19,7 @@ def said(tmp_path, monkeypatch, capsys):
     (tmp_path / "list.json").write_text("[1]")
     for name in ("directory", "empty"): (tmp_path / name).mkdir()
     (tmp_path / "directory" / "config.json").write_text(json.dumps(CONFIG))
-
-    def run(line):
-        monkeypatch.setattr("sys.argv", ["opmatrix", "partition", *line.split()])
-        with pytest.raises(SystemExit) as end: cli.main()
-        told = capsys.readouterr()
-        return end.value.code or 0, told.out, told.err
-    return run
+    return command_runner("partition", monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("line, words", [

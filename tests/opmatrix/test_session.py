@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from searched import Round, relative
 
 from formats.core.errors import InputError
-from formats.kernels.mixing.caches import PAGE
+from formats.kernels.mixing.chunks import PAGE
 from formats.machine.threads import limit
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import mean

@@ -14,7 +14,7 @@ import opmatrix
 from formats import Dense
 from formats.core.errors import InputError
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.caches import PAGE
+from formats.kernels.mixing.chunks import PAGE
 from opmatrix.pipelines import pages, session
 from opmatrix.program import Program, Step
 from opmatrix.signature import Port

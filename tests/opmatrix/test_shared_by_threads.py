@@ -13,7 +13,7 @@ from test_session_interrupts import program as cached_program
 from test_session_interrupts import text
 
 from formats.kernels.mixing import caches
-from formats.kernels.mixing.caches import PAGE
+from formats.kernels.mixing.chunks import PAGE
 from formats.machine.threads import limit
 from opmatrix.algebra import term
 from opmatrix.algebra.data import Data

@@ -24,6 +24,7 @@ from .attending import LINE, LOG2_E, PIECES, QUERIES
 from .chunks import (
     CHUNK,
     KEYS_AT_ONCE,
+    PAGE,
     STRANDS,
     Unit,
     add_strand,
@@ -31,9 +32,6 @@ from .chunks import (
     merge_sums,
     share_sums,
     turn_queries,
-)
-from .chunks import (
-    PAGE as PAGE,
 )
 from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of, sequences, served
 

@@ -227,7 +227,7 @@ TIMED_PRODUCTS = 2 ** 25                                    # of a call that is 
 def time_cached(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """New rows of a few sequences, each of one row and of whole prompts, over caches that no cache of the processor
     holds any more: other layers were read since."""
-    from formats.kernels.mixing.caches import PAGE
+    from formats.kernels.mixing.chunks import PAGE
     memory, begun = np.ones(uncached() // 4, np.float32), 0
     for (heads, shared, cols), (count, rows, context) in product(TIMED_HEADS, TIMED_STEPS + TIMED_PROMPTS):
         pages = -(-context // PAGE)

@@ -32,6 +32,11 @@ def in_heads(x: Any) -> Any:
     return x[:, None] if x.ndim == 2 else x
 
 
+def in_columns(by: Any) -> Any:
+    """A number of each head as a column."""
+    return by if by.ndim == 2 else by[:, :, 0]
+
+
 def by_heads(x: Any) -> Doubles:
     """Heads x rows x columns."""
     return np.swapaxes(in_heads(x), 0, 1)

@@ -20,6 +20,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, times_experts
 from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.kernels.gate import in_columns
 from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ Most = Annotated[int, Range(int, 1, 2 ** 20)]
 BYTE_STEP = 1 / 127                                              # of a row in bytes, of its largest number
 WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
 k, E = size("k"), size("E")                                 # experts that a row names, and that there are
-
-
-def of_columns(gate: Any) -> Any:
-    """Heads of one column as columns."""
-    return gate[:, :, 0]
 
 
 def bias_rows(bias: Any, count: int) -> Any:
@@ -98,7 +94,7 @@ def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
 
 def named_too_many(a: Arguments) -> Any:
     """The rows that name more matrices than is promised."""
-    return np.count_nonzero(of_columns(a.gate), 1) > a.most
+    return np.count_nonzero(in_columns(a.gate), 1) > a.most
 
 
 def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
@@ -122,7 +118,7 @@ class experts(Arguments):
     def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, bias: Vector | None = None,
             beside: Stack | None = None, residual: Rows | None = None, *, most: Most,
             activation: Activated = "") -> None:
-        by = of_columns(gate)
+        by = in_columns(gate)
         compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias_rows(bias, by.shape[1]))
 
     def shape(a) -> Rows:
@@ -145,7 +141,7 @@ class experts(Arguments):
         """A row that names more experts than is promised is no number."""
         up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
         found = np.zeros((len(a.x), down.stack.shape[2]))
-        for e, rows in routed(of_columns(a.gate)):
+        for e, rows in routed(in_columns(a.gate)):
             y = apply_stages(up.multiply(e, a.x[rows]), Raised.of(a, e))
             if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
             found[rows] += a.gate[rows, e] * down.multiply(e, y)
@@ -156,7 +152,7 @@ class experts(Arguments):
     def bound(a) -> Doubles:
         """Errors of products, of the function and of the factor, carried through the second product."""
         up, down, beside = Matrices(a.up), Matrices(a.down), Matrices(a.beside)
-        x, gate = np.asarray(a.exact.x), of_columns(np.asarray(a.exact.gate))
+        x, gate = np.asarray(a.exact.x), in_columns(np.asarray(a.exact.gate))
         found, sizes = np.zeros((len(x), a.down.shape[2])), np.zeros((len(x), a.down.shape[2]))
         for e, rows in routed(gate):
             y, error = hidden_rows(a, up, beside, x[rows], e)

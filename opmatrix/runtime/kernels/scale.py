@@ -15,7 +15,7 @@ from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.fitting import ONE_PASS, passes, same
 from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.kernels.gate import in_heads
+from opmatrix.runtime.kernels.gate import in_columns, in_heads
 from opmatrix.runtime.operands import Heads, Rows
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ class scale(Arguments):
         """The factor is rounded, and the product."""
         return np.asarray(gamma(2) * abs(a.exact.x * a.factor))
     cost = one_pass("scale")
-
-
-def in_columns(by: Any) -> Any:
-    """A number of each head as a column."""
-    return by if by.ndim == 2 else by[:, :, 0]
 
 
 def sum_products(x: Doubles, by: Doubles) -> Doubles:
