@@ -1,5 +1,7 @@
 """What the tests of the algebra start from, and the one whole run that is made for all tests of a process."""
 
+import gc
+import os
 import sys
 from contextlib import suppress
 
@@ -13,6 +15,12 @@ from opmatrix.batch import Batch
 from opmatrix.models import build
 
 SHARED = {"optimized", "once"}                              # fixtures that several modules ask for
+
+# Hundreds of processes import the packages, and two rewrite the assertions of all tests: bytecode is kept beside the
+# sources, whatever the environment says, or each would compile all of them, which took a second of every process.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+gc.set_threshold(50_000, 10, 10)                            # as the command line has it
 
 
 def pytest_sessionstart(session):
@@ -30,6 +38,12 @@ def pytest_collection_modifyitems(items):
     begins in the middle, and what either has left is taken from its end."""
     sharing = {item.path for item in items if SHARED.intersection(item.fixturenames)}
     items.sort(key=lambda item: item.path not in sharing)
+
+
+def pytest_collection_finish():
+    """What is collected, and all that was imported for it, lasts: nobody looks for garbage there."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

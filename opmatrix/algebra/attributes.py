@@ -54,19 +54,19 @@ def is_term(given: object) -> bool:
 def check_eps(name: str, eps: object) -> None:
     """Raises InputError unless the number that is added to a mean of squares is one that kernels take; what stands for
     one in a law passes."""
-    what = "eps is added to a mean of squares before its root is divided by, in float32"
-    refuse_outside(f"{name}({brief(repr(eps))}): {what}", eps, *EPS)
+    refuse_outside(name, "eps is added to a mean of squares before its root is divided by, in float32", eps, *EPS)
 
 
 def check_least(eps: object) -> None:
     """Raises InputError unless the number that is added to the square of a length is one that kernels take."""
-    what = "it is added to the square of a length before its root is divided by"
-    refuse_outside(f"unit_length({brief(repr(eps))}): {what}", eps, LEAST_SQUARE, EPS[1])
+    refuse_outside("unit_length", "it is added to the square of a length before its root is divided by", eps,
+                   LEAST_SQUARE, EPS[1])
 
 
-def refuse_outside(words: str, given: Any, least: float, most: float) -> None:
-    """Raises InputError for a number outside, and for what is no number."""
+def refuse_outside(name: str, what: str, given: Any, least: float, most: float) -> None:
+    """Raises InputError for a number outside, and for what is no number; `name` was given it, `what` it is for."""
     one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
     number = isinstance(one, Real) and not isinstance(one, bool)
     if (number and not least <= one <= most) or (not number and isinstance(one, STRANGERS)):
-        raise InputError(f"{words}: give a number from {least:.2g} to {most:.2g}, such as 1e-5")
+        raise InputError(f"{name}({brief(repr(given))}): {what}: give a number from {least:.2g} to {most:.2g}, such as "
+                         "1e-5")

@@ -75,6 +75,8 @@ class Kind:
         parameters = list(inspect.signature(body, eval_str=True).parameters.values())[2 if matrix else 1:]
         self.signature = self.__signature__ = inspect.Signature(parameters)
         self.arity = sum(p.annotation is Operator for p in parameters)
+        # of arguments that are all there; where there may be any number, none
+        self.count = -1 if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters) else len(parameters)
         self.data = [k for k, p in enumerate(parameters) if p.annotation is Data]
         self.readers = [(k, p.name, READERS[p.annotation]) for k, p in enumerate(parameters) if p.annotation in READERS]
         KINDS[self.name] = self
@@ -87,9 +89,10 @@ class Kind:
     def __call__(self, /, *args: Any, **named: Any) -> Operator: ...
     def __call__(self, /, *args: object, **named: object) -> Operator | Value:
         """Operators in, an operator out; values in, a value out; never mixed."""
-        bound = bind(self.name, self.signature, *args, **named)
-        children, attributes = [lift(c) for c in bound.args[:self.arity]], list(bound.args)
+        if named or len(args) != self.count: args = bind(self.name, self.signature, *args, **named).args
+        children, attributes = [lift(c) for c in args[:self.arity]], list(args)
         for k, called, read_attribute in self.readers: attributes[k] = read_attribute(attributes[k], self.name, called)
+        if not any(isinstance(c, Value) for c in children): return Operator(self, *children, *attributes[self.arity:])
         if len(sorts := {isinstance(c, Value) for c in children if not fixed(c)}) > 1:
             stranger = next(c for c in children if not isinstance(c, Value) and not fixed(c))
             raise TypeError(f"{self}: a Value meets the Operator {brief(stranger)}: apply it first, x @ A")

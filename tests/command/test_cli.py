@@ -198,7 +198,7 @@ def test_nothing_is_written_over_what_is_not_ours(command, tmp_path):
 
 def test_a_memory_that_nothing_fits(command, optimized, laws_known):
     model, text, *_ = optimized
-    ran = command("optimize", model, "--text", text, "--memory", "0.001", "--out", "mine.opmatrix")
+    ran = command("optimize", model, "--text", text, "--error", "0", "--memory", "0.001", "--out", "mine.opmatrix")
     refused(ran, "--memory 0.001", "MB")
 
 

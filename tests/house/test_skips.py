@@ -22,8 +22,8 @@ def session(directory, processes="0", **environment):
     """Runs pytest with the plugin in a directory; returns its exit status and what it printed."""
     variables = {key: value for key, value in os.environ.items() if key not in ("LATER", "PYTEST_ADDOPTS")}
     variables |= {"PYTHONPATH": str(CI), "PYTEST_PLUGINS": "skips"} | environment
-    run = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", processes, str(directory)],
-                         cwd=directory,
+    unneeded = [word for plugin in ("cacheprovider", "hypothesispytest", "anyio") for word in ("-p", f"no:{plugin}")]
+    run = subprocess.run([sys.executable, "-m", "pytest", *unneeded, "-n", processes, str(directory)], cwd=directory,
                          env=variables, capture_output=True, text=True)
     return run.returncode, run.stdout
 

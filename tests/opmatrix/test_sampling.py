@@ -4,7 +4,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import chisquare
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.sampling import Sampling, draw_place, keep_best, keep_share, uniform
@@ -52,6 +51,9 @@ def test_a_share_of_a_large_vocabulary(rng):
                                        (dict(top_k=3, top_p=0.95), [0, 2, 4]), (dict(top_k=1), [4])])
 def test_tokens_are_drawn_as_often_as_they_are_likely(how, kept):
     """Of five tokens, at 2,000 positions of a seed, and from 2,000 seeds."""
+    # which takes a second, and is asked for here alone
+    from scipy.stats import chisquare
+
     scores = np.log(np.array([0.15, 0.05, 0.3, 0.05, 0.45], np.float32)) * np.float32(1.5)
     shares = np.zeros(5)
     shares[kept] = np.exp(scores / 1.5, dtype=np.float64)[kept]
