@@ -3,7 +3,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -148,11 +148,15 @@ def fitting(node: ENode, terms: dict[int, Operator], values: dict[str, object]) 
 
 class Engines(threading.local):
     """The engines of a thread, by number; all go with it. `whose` is another for every thread: what holds an engine and
-    is remembered, is remembered for it."""
+    is remembered, is remembered for it. `kept` are those that its graphs share, by all that they were told, each with
+    how many have asked for it."""
 
-    def __init__(self) -> None: self.by_number, self.whose = dict[int, "EGraph"](), object()
+    def __init__(self) -> None:
+        self.by_number, self.whose = dict[int, "EGraph"](), object()
+        self.kept: dict[str, tuple[EgglogEngine, int]] = {}
 
 
+KEPT_ENGINES = 2                                            # by a thread: one for searches, one that traces; 70 MB each
 ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
 GONE = set[int]()                                           # the numbers of engines that nobody has any more
 
@@ -190,6 +194,21 @@ def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) 
     return made
 
 
+def shared_engine(laws: Sequence[Law], trace: bool = False) -> EgglogEngine:
+    """An engine of these laws that all graphs of this thread share: to tell one its laws takes as long as many a graph.
+    It keeps KEPT_ENGINES, of which the last and those that were asked for most."""
+    told, kept = prelude(laws, trace), ENGINES.kept
+    made, uses = kept.pop(told, None) or (engine(laws, trace), 0)
+    while len(kept) >= KEPT_ENGINES: del kept[min(kept, key=lambda each: kept[each][1])]
+    kept[told] = made, uses + 1
+    return made
+
+
+def discard(spoiled: EgglogEngine) -> None:
+    """No graph gets an engine again in which one was begun and not ended."""
+    for told in [told for told, (each, _) in ENGINES.kept.items() if each is spoiled]: del ENGINES.kept[told]
+
+
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
              shared: EgglogEngine | None = None) -> Graph:
     """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
@@ -197,8 +216,17 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     growing. `shared` is an engine of these laws."""
     graph, names = Graph(), {each.name + back for each in laws for back in ("", " backwards")}
     start = time.perf_counter()
-    shared = engine(laws, trace) if shared is None else shared
+    shared = shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start
+    try: return grow(shared, graph, template, names, budget, rounds)
+    except BaseException:
+        discard(shared)
+        raise
+
+
+def grow(shared: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
+         rounds: int) -> Graph:
+    """The graph of a template, made in an engine, which is as it was before. `names` are of rules that laws are."""
 
     def run(program: str, phase: str) -> Any:
         start = time.perf_counter()

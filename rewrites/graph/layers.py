@@ -21,7 +21,7 @@ from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
 from rewrites.graph.borders import FULL, border, split_forms
-from rewrites.graph.egraph import EgglogEngine, Graph, engine, saturate
+from rewrites.graph.egraph import EgglogEngine, Graph, saturate, shared_engine
 from rewrites.graph.template import Template
 from rewrites.law import Law
 
@@ -196,9 +196,9 @@ class Explorer:
 
     @cached_property
     def engine(self) -> EgglogEngine:
-        """One for all graphs: the rules are read once."""
+        """One for all graphs, and for those of others of the same laws: the rules are read once."""
         start = time.perf_counter()
-        made = engine(self.laws)
+        made = shared_engine(self.laws)
         self.prepared = time.perf_counter() - start
         return made
 

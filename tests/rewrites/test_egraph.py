@@ -346,8 +346,7 @@ def unraised(monkeypatch):
 def explored():
     """A search's engine, held by what holds itself."""
     explorer = Explorer(())
-    explorer.graphs["itself"] = explorer
-    assert explorer.engine.parse_program("(push)")
+    explorer.graphs["itself"], explorer.graphs["engine"] = explorer, engine(())
 
 
 @pytest.mark.parametrize("makes", [explored, lambda: prove(I, I @ I) and prover.cache_clear()], ids=["search", "prove"])

@@ -16,7 +16,7 @@ from formats.kernels.engine import replay
 from opmatrix.algebra.monoids import logsumexp
 from opmatrix.algebra.operators import I, attention, over, weight
 from opmatrix.patterns import everyone
-from rewrites.derivations.savings import group_laws, join_names, saves
+from rewrites.derivations.savings import find_used, group_laws, join_names, leave_out, saves
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.price import Prices
@@ -137,6 +137,35 @@ def test_laws_that_save_as_much_apart_are_not_one():
     found = group_laws([(name, lacking([name])) for name in "acebd"], 10.0, lacking)
     assert {names for names, _ in found} == {("e",), ("a",), ("b",), ("c", "d")}
     assert [join_names(names) for names in (("a",), ("c", "d"))] == ["a", "c + d, together"]
+
+
+def test_laws_that_save_nothing_are_left_out_together():
+    """In one search where no one of them saves anything; where one does, or cannot go, it is found; none is lost."""
+    asked = []
+    def lacking(names):
+        asked.append(names)
+        if "rest" in names: raise Infeasible("others rest on it")
+        return SimpleNamespace(time=10.0 + 2 * ("c" in names) - ("hides" in names))
+    for names, searches, wanted in (("abd", 1, [10, 10, 10]), ("abcd", 5, [10, 10, 12, 10]), ("", 0, []),
+                                    (["a", "b", "hides"], 5, [10, 10, 9]), (["a", "rest", "b"], 5, [10, 10])):
+        asked.clear()
+        found = dict(leave_out(names, 10.0, lacking))
+        assert [each.time for each in found.values()] == wanted and len(asked) == searches
+        assert [*found] == [name for name in names if name != "rest"]
+
+
+def test_what_a_program_follows_from_is_searched_without_one_by_one():
+    """Every law that fired has its search, or its share of one; those that no step names share theirs."""
+    operator = searched.model(num_hidden_layers=1)
+    exact = searched.structure(operator)
+    used = find_used(exact, EXACT_LAWS)
+    assert {"associate", "stack_columns"} <= used & exact.fired and len(exact.fired - used) > 2
+    spare = [law.name for law in EXACT_LAWS if law.name in exact.fired - used]
+    asked = []
+    def lacking(names):
+        asked.append(names)
+        return searched.structure(operator, without(EXACT_LAWS, names), along=exact.path)
+    assert {each.time for _, each in leave_out(spare, exact.time, lacking)} == {exact.time} and asked == [spare]
 
 
 # ---- what was proved
