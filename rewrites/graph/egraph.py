@@ -156,7 +156,8 @@ class Engines(threading.local):
         self.kept: dict[str, tuple[EgglogEngine, int]] = {}
 
 
-KEPT_ENGINES = 2                                            # by a thread: one for searches, one that traces; 70 MB each
+KEPT_ENGINES = 3                                            # by a thread, of up to 70 MB: that of no laws, one for
+                                                            # searches, one that traces
 ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
 GONE = set[int]()                                           # the numbers of engines that nobody has any more
 
@@ -198,7 +199,7 @@ def shared_engine(laws: Sequence[Law], trace: bool = False) -> EgglogEngine:
     """An engine of these laws that all graphs of this thread share: to tell one its laws takes as long as many a graph.
     It keeps KEPT_ENGINES, of which the last and those that were asked for most."""
     told, kept = prelude(laws, trace), ENGINES.kept
-    made, uses = kept.pop(told, None) or (engine(laws, trace), 0)
+    made, uses = kept.pop(told) if told in kept else (engine(laws, trace), 0)
     while len(kept) >= KEPT_ENGINES: del kept[min(kept, key=lambda each: kept[each][1])]
     kept[told] = made, uses + 1
     return made

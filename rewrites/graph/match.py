@@ -1,6 +1,6 @@
 """All ways in which a subject holds a pattern: a class of a graph, which has many members, or a tree or a term, which
 is its only one. From the leaves up: patterns that share a part match it once in each subject."""
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import eq
 from typing import Any, Generic, TypeVar
@@ -24,7 +24,7 @@ class Matches(Generic[Subject]):
     compares an attribute of a pattern with one of a member, `fits` tells what a symbol may stand for, `variable` how an
     open attribute is called."""
 
-    members: Callable[[Subject, str], Iterable[tuple[Sequence[Subject], Sequence[object]]]]
+    members: Callable[[Subject, str], Sequence[tuple[Sequence[Subject], Sequence[object]]]]
     same: Callable[[object, Any], bool] = eq
     fits: Callable[[Operator, Subject], bool] = accept
     variable: Callable[[object], str] = str
@@ -32,14 +32,18 @@ class Matches(Generic[Subject]):
 
     def find(self, pattern: Operator, subject: Subject) -> Sequence[Binding]:
         """Each way, in the order of the members; one may be there twice."""
-        if (pattern, subject) not in self.known:
+        if (found := self.known.get((pattern, subject))) is None:
             if pattern.kind.name == "symbol":
-                self.known[pattern, subject] = [{str(pattern.args[0]): subject}] if self.fits(pattern, subject) else ()
-            else: self.known[pattern, subject] = [*self._among_members(pattern, subject)]
-        return self.known[pattern, subject]
+                found = [{str(pattern.args[0]): subject}] if self.fits(pattern, subject) else ()
+            else:
+                members = self.members(subject, pattern.kind.name)
+                found = [*self._among_members(pattern, members)] if members else ()
+            self.known[pattern, subject] = found
+        return found
 
-    def _among_members(self, pattern: Operator, subject: Subject) -> Iterator[Binding]:
-        for children, attributes in self.members(subject, pattern.kind.name):
+    def _among_members(self, pattern: Operator,
+                       members: Sequence[tuple[Sequence[Subject], Sequence[object]]]) -> Iterator[Binding]:
+        for children, attributes in members:
             ways = self._attributes(pattern.attributes, attributes)
             for part, child in zip(pattern.children, children, strict=True):
                 if not ways: break

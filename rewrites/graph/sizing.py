@@ -43,6 +43,27 @@ class Question(NamedTuple):
                        for terms in self[1:])
         return self.asked(left, right)
 
+    def leave(self, answer: bool, size: int, able: Sequence[int], small: Mapping[int, int]) -> list[int]:
+        """Of the numbers that a size may become those that leave the answer; the other sizes have theirs. Both sides
+        are polynomials in it."""
+        left, right = (polynomial_in(size, terms, small) for terms in self[1:])
+        return [n for n in able if self.asked(evaluate_at(n, left), evaluate_at(n, right)) == answer]
+
+
+def polynomial_in(size: int, terms: Terms, small: Mapping[int, int]) -> list[int]:
+    """What terms are in one size where the others are these: coefficients, that of the highest power first."""
+    found: dict[int, int] = {}
+    for factors, times in terms:
+        power = factors.count(size)
+        found[power] = found.get(power, 0) + times * prod(small[each] for each in factors if each != size)
+    return [found.get(power, 0) for power in range(max(found, default=0), -1, -1)]
+
+
+def evaluate_at(n: int, coefficients: Sequence[int]) -> int:
+    value = 0
+    for each in coefficients: value = value * n + each
+    return value
+
 
 class Answers(dict[Question, bool]):
     """Every question with its answer, and the sizes it was about. A size is known by its number, so equal ones are
@@ -233,6 +254,6 @@ def narrow_domains(about: Sequence[ShapeQuery], small: Mapping[int, int], domain
         waiting = [size for size in sizes if size not in small]
         if len(waiting) == 1:
             size = waiting[0]
-            domains[size] = [n for n in domains[size] if question.answer({**small, size: n}) == answer]
+            domains[size] = question.leave(answer, size, domains[size], small)
             if not domains[size]: return False
     return all(domains.values())

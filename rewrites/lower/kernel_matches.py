@@ -129,13 +129,14 @@ class KernelMatches:
 
     def _ways(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Binding]:
         """Each substitution once, whatever its sizes."""
-        if pattern not in self.declared:
-            self.declared.add(pattern)
-            self._declare(variables)
-        if (pattern, cls) not in self.distinct:
-            ways = {tuple(way[name] for name in variables): way for way in self.matches.find(pattern, cls)}
-            self.distinct[pattern, cls] = [*ways.values()]
-        return self.distinct[pattern, cls]
+        if (found := self.distinct.get((pattern, cls))) is None:
+            if pattern not in self.declared:
+                self.declared.add(pattern)
+                self._declare(variables)
+            ways = self.matches.find(pattern, cls)
+            found = [*{tuple(way[name] for name in variables): way for way in ways}.values()] if ways else ()
+            self.distinct[pattern, cls] = found
+        return found
 
     def _agree(self, bound: Binding, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""

@@ -120,6 +120,7 @@ def test_what_may_stand_for_layers(pre_norm, kinds):
 def test_a_run_states_what_it_left_out(monkeypatch, tmp_path):
     """The program is verified against the model without the layers, its error against the one that was asked for."""
     standin.know_laws(monkeypatch)
+    monkeypatch.setattr("rewrites.verify.lengths.MAX_LENGTH", 64)           # tests/rewrites/test_lengths.py is about it
     found = run.optimize(model := six(), error=0.01, workload=BATCH, machine=standin.machine(), rounds=1,
                          number_type="float32")
     point = next(point for point in found.points if point.methods.get(LAYER_DROPPED) == 2)
