@@ -1,7 +1,8 @@
 """A pytest plugin: every skip is printed, and fails the session unless nobody could have run that test here.
 
-Excused are three reasons, and "needs peers" where $LATER names a file: there go the files of those tests, which .ci/run
-runs once the peers are installed. Of worker processes, the one that gathers their reports speaks alone."""
+Excused are three reasons, and "needs peers" where $LATER names a file: there go those tests, and files that wait as a
+whole, which .ci/run runs once the peers are installed. Of worker processes, the one that gathers their reports speaks
+alone."""
 import os
 from pathlib import Path
 
@@ -30,8 +31,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"): return       # a worker of pytest-xdist
     if unexcused() and session.exitstatus == pytest.ExitCode.OK: session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if path := os.environ.get("LATER"):
-        later = {test.split("::")[0] for test, why in skips.items() if "needs peers" in why}
-        Path(path).write_text("".join(f"{file}\n" for file in sorted(later)))
+        Path(path).write_text("".join(f"{test}\n" for test, why in sorted(skips.items()) if "needs peers" in why))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -3,7 +3,7 @@ declared once, by a function of the rows y and its operands; a chain of stages b
 when a graph is found to hold it (rewrites/lower/kernel_matches.py)."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import add, or_
 
 from formats.core.stage import STAGES as FUSED
@@ -17,14 +17,17 @@ FIELDS = [field for stage in FUSED for field in stage.operands]       # operands
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
 StageRows = varying[p]                                           # what a stage is applied to, in one head or several
 
+# formulas that are asked for again wherever a kernel may end in them
+MADE_NORM, MADE_RMS = (lru_cache(64, typed=True)(each) for each in (layernorm, rmsnorm))
+
 
 # What may follow in the same pass over a row.
 def bias(rows: StageRows, bias: constant[p]): return rows + bias
 def activate(rows: StageRows, activation: entrywise[p]): return rows @ activation
 def times(rows: StageRows, times: value[p]): return rows * times
 def residual(rows: StageRows, residual: value[p]): return rows + residual
-def norm(rows: StageRows, eps: scalar): return rows @ layernorm(eps)
-def rms(rows: StageRows, eps: scalar): return rows @ rmsnorm(eps)
+def norm(rows: StageRows, eps: scalar): return rows @ MADE_NORM(eps)
+def rms(rows: StageRows, eps: scalar): return rows @ MADE_RMS(eps)
 def gained(rows: StageRows, gain: constant[p]): return rows @ (I * gain)
 def affine(rows: StageRows, gain: constant[p], shift: constant[p]): return rows @ (I * gain) + shift
 

@@ -53,12 +53,12 @@ def test_any_other_skip_fails(tmp_path, processes):
 
 @PROCESSES
 def test_what_needs_peers_waits_where_it_is_run_later(tmp_path, processes):
-    """The files of all workers."""
+    """Those of all workers: a file where all of it waits, otherwise the tests."""
     write(tmp_path, one="pytest.importorskip('no_such_package', reason='needs peers: no_such_package')",
           two="def test_two(): pytest.skip('needs peers: other')\ndef test(): pass",
           three="def test_three(): pytest.skip('needs peers: other')")
     assert session(tmp_path, processes, LATER=str(tmp_path / "later"))[0] == 0
-    assert (tmp_path / "later").read_text() == "test_one.py\ntest_three.py\ntest_two.py\n"
+    assert (tmp_path / "later").read_text() == "test_one.py\ntest_three.py::test_three\ntest_two.py::test_two\n"
 
 
 def test_failures_stay_failures(tmp_path):
