@@ -36,7 +36,8 @@ Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 
 class Message(NamedTuple):
     """What a rank hands over on an axis, and waits for. `cut` is how it lies now, `then` how it shall; sizes of a unit
-    of each. `unfinished`: other axes have parts of it, too, so what is merged is a carrier still."""
+    of each. `unfinished`: other axes have parts of it, too, so what is merged is a carrier still. `among`: the ranks of
+    the axis that take part, all where none are named."""
     op: str
     axis: int
     arrays: Carriers
@@ -47,6 +48,7 @@ class Message(NamedTuple):
     unit: int = 1
     units: int = 0
     unfinished: bool = False
+    among: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> int: return sum(each.size for each in self.arrays)
@@ -230,7 +232,9 @@ class Rank(AskingRank):
         return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
 
     def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u + v
-    def mul(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u * v
+    def mul(self, step: RankStep, u: Numeric | OneHot, v: Numeric | OneHot) -> Held:
+        one, other = (each.rows if isinstance(each, OneHot) else each for each in (u, v))
+        return one * other
     def keep_top(self, step: RankStep, s: Numeric, by: Numeric) -> Held:
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
     def turn(self, step: RankStep, x: Numeric) -> Held: return x.swapaxes(-1, -2)
