@@ -11,7 +11,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.partitions.booked import StoredKey, stored_dims, stored_key
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Dims, Partial
+from opmatrix.split.axis_states import Cut, Dims, Partial
 from opmatrix.split.placement import Placement
 from opmatrix.stepping.stage_chunks import StageChunk
 
@@ -48,10 +48,16 @@ class LearnedArray:
     @property
     def dims(self) -> Dims: return stored_dims(self.data)
 
+    @property
+    def copied(self) -> tuple[tuple[int, Cut], ...]:
+        """How it is cut over axes of which several ranks have a copy of it."""
+        return tuple((k, state) for k, state in self.key[1].cuts if isinstance(state, Cut) and state.copied)
+
 
 @dataclass(frozen=True)
 class Bucket:
-    """Arrays whose gradients cross together. `summed`: axes over which they are summed whole; `pieces`: axes that store
+    """Arrays whose gradients cross together. `summed`: axes over which they are summed whole; `copied`: how those are
+    cut of which several ranks of an axis have a copy; `pieces`: axes that store
     the optimiser once, those that store weights once first; `stages`: those among which they are summed, too."""
     number: int
     arrays: tuple[LearnedArray, ...]
@@ -59,6 +65,7 @@ class Bucket:
     pieces: tuple[int, ...]
     stored: tuple[int, ...]
     stages: tuple[int, ...]
+    copied: tuple[tuple[int, Cut], ...] = ()
 
     @cached_property
     def chunks(self) -> frozenset[int]: return frozenset(k for each in self.arrays for k in each.chunks)
@@ -109,12 +116,13 @@ def check_alike(found: Sequence[LearnedArray], by_stage: Mapping[int, Mapping[St
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
     """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket of its own."""
     found: dict[tuple[object, ...], list[LearnedArray]] = {}
-    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages), []).append(each)
+    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.copied), []).append(each)
     axes = plan.mesh.flat.axes
     made = []
     for number, own in enumerate(found.values()):
         parts = own[0].partial
         pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
         made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces),
-                           tuple(k for k in pieces if axes[k].strategy.stored > 2), own[0].stages))
+                           tuple(k for k in pieces if axes[k].strategy.stored > 2), own[0].stages,
+                           own[0].copied))
     return made

@@ -15,6 +15,7 @@ from opmatrix.split.placement import local
 from opmatrix.stepping.learned_arrays import Bucket
 from opmatrix.stepping.train_ranks import TrainPlan
 from opmatrix.training.pullback import PassPhase
+from opmatrix.training.step_costs import among_copies
 
 PHASES: tuple[PassPhase, ...] = ("forward", "kept", "again", "backward")
 OftenCrossed: TypeAlias = tuple[int, Crossing]              # how often, and what
@@ -74,6 +75,7 @@ def summed(numbers: sympy.Expr, axis: Axis, ranks: LiveSize, own: sympy.Expr) ->
 def learned(train: TrainPlan, bucket: Bucket) -> Iterator[Crossing]:
     """How the gradients of a bucket are summed, and its new numbers gathered."""
     mesh, sizes = train.plan.mesh.flat, level_sizes(train, bucket)
+    for k, state in bucket.copied: yield among_copies(mesh.axes[k], state, sizes[0])
     for k in bucket.summed: yield summed(sizes[0], mesh.axes[k], mesh.axes[k].ranks, share_of(sizes[0], mesh.axes[k]))
     for k, whole, own in zip(bucket.pieces, sizes, sizes[1:], strict=False):
         axis = mesh.axes[k]

@@ -21,7 +21,7 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
 from opmatrix.partitions.virtual import STEPS, assembled, drive, with_mesh_axes
 from opmatrix.split.axis_states import Cut
-from opmatrix.split.placement import Coordinates, found_at
+from opmatrix.split.placement import Coordinates, copy_holders, found_at
 from opmatrix.split.traced import sliced_at
 from opmatrix.stepping.chunk_passes import NO_NUMBERS, ChunkPass
 from opmatrix.stepping.learned_arrays import Bucket, LearnedArray, buckets_of, learned_arrays
@@ -259,6 +259,9 @@ class TrainingRank:
         bucket = shard.bucket
         at = self.named(bucket, SUMMING)
         flat = np.concatenate([self.gradients[each.key].ravel() for each in bucket.arrays])
+        for k, state in bucket.copied:
+            holders = copy_holders(state, self.mesh.axes[k].count, self.flat_place[k])
+            flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=holders)
         for k in bucket.summed: flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum)
         for k in bucket.pieces:
             flat = yield Message("reduce_scatter", self.numbers[k], (flat,), at, monoids.sum, None,

@@ -19,7 +19,7 @@ from opmatrix.split.traced import Operation, renumber
 from opmatrix.training.forward_lines import is_product
 from opmatrix.training.pullback import PassPhase, Pulled
 
-REFUSED = "ring", "keys"                                    # how attention meets rows, of which there is no pullback
+REFUSED = ()
 
 
 class BackwardSplit(Split):
