@@ -9,7 +9,7 @@ from partitioned import TABLES, Compared, advised, ids_of, random_arrays, random
 
 from formats.core.errors import InputError
 from opmatrix.batch import Batch
-from opmatrix.models import build
+from opmatrix.models import build, head
 from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import partition
@@ -17,10 +17,12 @@ from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.training.backward_ranks import run_backward
 from opmatrix.training.backward_split import REFUSED, BackwardSplit
+from opmatrix.training.learning import cross_entropy
 from opmatrix.training.pullback import pullback
 from opmatrix.training.step_costs import training_step
 
 PASSES = "forward", "kept", "again", "backward"
+SPEAKING = "gpt2", "llama"                                  # families of whose configurations the head is known
 POLICIES = "units", "selective", "full", "least", "reads"
 COPIED = "would copy"                                       # keys of fewer heads than ranks: no pullback yet
 
@@ -30,10 +32,11 @@ def given(term, sequences, tokens):
     return ids_of(sequences, tokens), np.random.default_rng(1).normal(size=(sequences, tokens, term.out.cols))
 
 
-def drawn(term, sequences, tokens):
+def drawn(term, sequences, tokens, **inputs):
     """Ids and a cotangent, and what one rank makes of them."""
     ids, g = given(term, sequences, tokens)
-    return ids, g, pullback(term, tokens=True).at(Batch(list(ids)), cotangent=g.reshape(sequences * tokens, -1))
+    batch = Batch(list(ids), inputs={name: each.reshape(-1, 1) for name, each in inputs.items()})
+    return ids, g, pullback(term, tokens=True).at(batch, cotangent=g.reshape(sequences * tokens, -1))
 
 
 def at_place(e, mesh, place):
@@ -78,11 +81,22 @@ class TrainedCase(NamedTuple):
     tokens: int
     keep: str
     dropout: float
+    loss: bool = False                                      # cross entropy, of the vocabulary where scores are known
     changed: int = 0                                        # times that a mesh was refused and changed
 
     def __str__(self):
         axes = ", ".join(f"{axis.name}={axis.ranks} {axis.strategy.name}" for axis in self.mesh)
-        return f"{self.config}, {axes}, {self.sequences} x {self.tokens}, {self.keep}, dropout {self.dropout}"
+        return f"{self.config}, {axes}, {self.sequences} x {self.tokens}, {self.keep}, dropout {self.dropout}" + (
+            ", cross entropy" if self.loss else "")
+
+    @property
+    def term(self):
+        """The model, and the loss of what it gives or of scores of the next token."""
+        at = random_arrays()
+        model = build(self.config, at)
+        if not self.loss: return model
+        if self.config["model_type"] in SPEAKING: model = model @ head(self.config, at)
+        return model @ cross_entropy(int(model.out.cols))
 
 
 def has_pullback(strategy):
@@ -92,14 +106,15 @@ def has_pullback(strategy):
 
 def random_training_case(seed):
     """A model of any family of random sizes, a mesh of up to 8 ranks and 3 axes, a batch, a policy, a third with
-    dropout. Where a mesh is refused, what the refusal advises is done; where keys would be copied, another is drawn."""
+    dropout, half with a loss. Where a mesh is refused, what the refusal advises is done; where keys would be copied,
+    another is drawn."""
     rng = np.random.default_rng(seed)
     config, sequences, tokens = random_config(rng), int(rng.integers(2, 7)), int(rng.integers(3, 12))
     keep, dropout = str(rng.choice(POLICIES)), 0.25 * float(rng.integers(3) == 0)
-    axes, said = random_axes(rng, has_pullback), 0
+    loss, axes, said = bool(rng.integers(2)), random_axes(rng, has_pullback), 0
     while True:
         mesh = Mesh.of(**axes)
-        case = TrainedCase(config, mesh, sequences, tokens, keep, dropout, said)
+        case = TrainedCase(config, mesh, sequences, tokens, keep, dropout, loss, said)
         try: check(case)
         except InputError as refused:
             said += 1
@@ -110,18 +125,24 @@ def random_training_case(seed):
 def check(case):
     """Raises InputError for a mesh that a model does not fit, forward or backward."""
     sizes = BatchSizes(case.sequences, case.tokens)
-    training_step(partition(build(case.config, random_arrays()), case.mesh, sizes), case.keep, case.dropout)
+    training_step(partition(case.term, case.mesh, sizes), case.keep, case.dropout)
 
 
 def trained(case):
     """Runs a case, and compares its gradients with one rank's and its counts with the formulas."""
-    term = build(case.config, random_arrays())
+    term = case.term
     ids, g = given(term, case.sequences, case.tokens)
-    feed = Feed(ids, inputs=masks_of(term, case))
+    fields = dict(targets=np.roll(ids, -1, 1) % scored(term)) if case.loss else {}
+    feed = Feed(ids, fields, masks_of(term, case))
     ran = run_backward(term, case.mesh, feed, g, keep=case.keep, dropout=case.dropout)
-    alone = run_backward(term, Mesh.of(), feed, g, dropout=case.dropout).gradients if case.dropout else drawn(
-        term, case.sequences, case.tokens)[2].arrays
+    if case.dropout: alone = run_backward(term, Mesh.of(), feed, g, dropout=case.dropout).gradients
+    else: alone = drawn(term, case.sequences, case.tokens, **fields)[2].arrays
     return Compared(off(ran, alone), differences(ran, case.mesh))
+
+
+def scored(term):
+    """How many classes a loss is of."""
+    return next(node.args[1] for node in term.walk() if node.kind.name == "given" and node.args[0] == "targets")
 
 
 def masks_of(term, case):

@@ -230,7 +230,9 @@ class Rank(AskingRank):
         return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
 
     def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u + v
-    def mul(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u * v
+    def mul(self, step: RankStep, u: Numeric | OneHot, v: Numeric | OneHot) -> Held:
+        one, other = (each.rows if isinstance(each, OneHot) else each for each in (u, v))
+        return one * other
     def keep_top(self, step: RankStep, s: Numeric, by: Numeric) -> Held:
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
     def turn(self, step: RankStep, x: Numeric) -> Held: return x.swapaxes(-1, -2)

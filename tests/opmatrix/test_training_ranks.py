@@ -27,7 +27,7 @@ def test_gradients_and_counts_of_every_strategy(axes):
     assert off(ran, alone.arrays) < 1e-13 and differences(ran, mesh) == []
 
 
-@pytest.mark.parametrize("seed", [8, 9, 10])
+@pytest.mark.parametrize("seed", [2, 3, 10])
 def test_random_models_on_random_meshes(seed):
     """Of those that `benchmarks/partitions.py --backward` runs: sizes of cuts that do not divide among them."""
     case = random_training_case(seed)
