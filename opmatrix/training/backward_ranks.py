@@ -2,7 +2,7 @@
 summed over the ranks that have parts of them. What is computed and handed over is counted at the arrays."""
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.feeds import Feed, OneHot
-from opmatrix.partitions.ranks import Carriers, Held, Message, Meter, Rank
+from opmatrix.partitions.ranks import Carriers, Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
@@ -51,13 +51,13 @@ class BackwardRank(Rank):
     def both_ways(self) -> Generator[Message, Any, dict[int, Numeric]]:
         """Runs all steps: what this rank holds of the result, under -1, and of the sum of each gradient, by line."""
         yield from self.fetch()
-        pinned = {self.out, *self.asked.values()}
-        lasts = last_reads(self.steps, self.out)
+        lasts = last_reads(self.steps, self.out, *self.asked.values())
         for at, step in enumerate(self.steps):
             if step.op == "move": self.values[at] = yield self.message(at, step)
-            elif step.op == "kept": self.values[at] = self.values[step.args[0]]
+            elif step.op == "kept": self.renamed(at, step, lasts)
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
-            for done in [v for v in self.values if lasts[v] <= at and v not in pinned]: del self.values[done]
+            self.meter.peak = max(self.meter.peak, sum(map(count_held, self.values.values())))
+            for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
         found = {-1: self.array(self.out)}
         buckets: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for line, at in self.asked.items():
@@ -95,6 +95,12 @@ class BackwardRank(Rank):
         found = np.zeros_like(flat)
         found[slice(*bounds(flat.size, axis.count, self.place[k]))] = own
         return found
+
+    def renamed(self, at: int, step: RankStep, lasts: Sequence[int]) -> None:
+        """What is kept is the value itself, and no copy, unless something else reads it later."""
+        source = step.args[0]
+        self.values[at] = self.values[source]
+        if lasts[source] <= at: del self.values[source]
 
     # What backward steps are made of.
 

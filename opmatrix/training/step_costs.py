@@ -11,7 +11,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up
+from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, gathers
 from opmatrix.partitions.factor_chain import joined, layers
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
@@ -39,6 +39,15 @@ class BackwardBooked(Booked):
         if self.steps[step.args[0]].selects: return NONE
         u, own = self.held_dims[step.args[0]], self.held_dims[at]
         return sympy.sympify(2 * u.batch * u.rows * own.heads * own.rows * own.cols)
+
+    def held_both_ways(self) -> list[sympy.Expr]:
+        """Numbers that are held while each step of forward and backward runs, gradients until all have run."""
+        asked = (self.split.places[line] for line in self.split.pulled.gradients.values())
+        return [*dict.fromkeys(self.held(asked))]
+
+    def fetched(self) -> Iterator[Crossing]:
+        """How weights that are stored in pieces become whole, all at once, before anything runs."""
+        yield from gathers([dims.numbers for _, dims in self.stored().values()], self.mesh.storing(3))
 
     def flops_of(self, *phases: PassPhase) -> sympy.Expr:
         """Operations of the steps of some phases."""
