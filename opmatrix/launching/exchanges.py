@@ -11,7 +11,8 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
-from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, cut_piece
+from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece
+from opmatrix.partitions.ranks import Message, Meter
 from opmatrix.partitions.virtual import POSTED, group_of, pieces_of
 from opmatrix.split.axis_states import bounds
 from opmatrix.split.mesh import Mesh
@@ -251,10 +252,10 @@ def exchange_rows(one: RankCrossing) -> Crossed:
     return tuple(each for part in parts for each in part), sum(each.size for each in sends.values()), len(one.others)
 
 
-NAMES = dict(give="send", give_back="send", exchange="all_to_all")     # what they are called where they are counted
+NAMES = dict(give="send", give_back="send", exchange="all_to_all")      # where they are counted
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
-    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, all_gather=gather_all, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
-    all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, all_gather=gather_all,
+    all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
 
 
 def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)

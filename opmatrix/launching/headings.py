@@ -10,7 +10,8 @@ from zlib import crc32
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.partitions.ranks import AXES, Message
+from opmatrix.partitions.carrier_pieces import AXES
+from opmatrix.partitions.ranks import Message
 from opmatrix.partitions.virtual import MERGES, POSTED, STEPS
 from opmatrix.split.mesh import Mesh
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece, each_of
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, count_held, cut_piece, each_of
+from opmatrix.partitions.ranks import Message, Meter, Rank, count_held
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep

@@ -14,7 +14,8 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.feeds import Feed, OneHot
-from opmatrix.partitions.ranks import Carriers, Held, Message, Meter, Rank, count_held
+from opmatrix.partitions.carrier_pieces import Carriers
+from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh

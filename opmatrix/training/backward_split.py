@@ -19,18 +19,13 @@ from opmatrix.split.traced import Operation, renumber
 from opmatrix.training.forward_lines import is_product
 from opmatrix.training.pullback import PassPhase, Pulled
 
-REFUSED = ()
-
 
 class BackwardSplit(Split):
     """The steps of a pullback on a mesh. `places`: the step of each line; `step_phases`: of each step, whether it is
-    forward's. Raises InputError as a split does, and for attention that goes round in a ring."""
+    forward's. Attention in a ring, and over keys that stay, has its keys gathered. Raises
+    InputError as a split does."""
     def __init__(self, pulled: Pulled, mesh: Mesh, sizes: BatchSizes, *, selects: bool = False,
                  cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
-        for axis in mesh:
-            if axis.strategy.mixing in REFUSED:
-                raise InputError(f"mesh: {axis.name}: attention over {axis.strategy.name} has no pullback yet: give "
-                                 "ulysses or gathered")
         if mesh.experts is not None and mesh.experts.ranks > 1:
             raise InputError(f"mesh: {mesh.experts.name}: experts on an axis of their own have no pullback yet: leave "
                              "it out")
