@@ -24,9 +24,10 @@ from opmatrix.training.timed_step import cut_batch
 
 @dataclass(frozen=True)
 class Job:
-    """A forward pass of a batch, or a step of training where `train` says how (`TrainAsked`), `steps` times. `model` is the directory of a checkpoint or a configuration, whose
-    weights `seed` draws; `axes` are ranks and strategy of each axis, the outermost first; `ids` the tokens, a row for
-    each sequence. `scores`: with the head of the vocabulary. `traced`: the last step is written down."""
+    """A forward pass of a batch, or a step of training where `train` says how (`TrainAsked`), `steps` times. `model` is
+    the directory of a checkpoint or a configuration, whose weights `seed` draws; `axes` are ranks and strategy of each
+    axis, the outermost first; `ids` the tokens, a row for each sequence, of training one more than are read. `scores`:
+    with the head of the vocabulary. `traced`: the last step is written down."""
     model: str | Settings
     axes: Mapping[str, tuple[int, str]]
     ids: Sequence[Sequence[int]]

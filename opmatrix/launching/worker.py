@@ -21,6 +21,7 @@ from opmatrix.launching.pipes import NoteWriter
 from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.ranks import Meter
 
+OPENING = "opens the model"
 BEAT = 0.2                                                  # seconds between two signs of life
 
 
@@ -45,7 +46,9 @@ class Worker:
             meter = line.meter if line else Meter()
             waits = line.current if line else None
             told = Heading.of(waits).told(line.mesh) if line and waits else ""
-            self.notes.send("beat", progress=[self.at, self.step, meter.flops, *meter.messages.values()], waits=told)
+            busy = time.process_time() if self.at == OPENING else 0     # nothing is counted before it runs
+            self.notes.send("beat", progress=[self.at, self.step, busy, meter.flops, *meter.messages.values()],
+                            waits=told)
 
     def serve(self) -> None:
         """Meets the other ranks, then does jobs."""
@@ -62,7 +65,7 @@ class Worker:
         from opmatrix.launching.jobs import Job
         from opmatrix.launching.prepared import Moment, PreparedRun
         from opmatrix.launching.train_runs import TrainingRun
-        self.at = "opens the model"
+        self.at = OPENING
         job = Job.read(asked)
         place = [*job.mesh.places()][rank]
         ready = PreparedRun(job, place) if job.train is None else TrainingRun(job, place)
@@ -76,7 +79,8 @@ class Worker:
             if job.train is not None: values.append(value)
             times.append((begun, time.monotonic()))
             memory.append(resident())
-        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments, meter=meter_json(line.meter))
+        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments,
+                        meter=meter_json(line.meter))
         self.line = None
 
 

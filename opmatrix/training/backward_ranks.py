@@ -13,8 +13,8 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import CROSSED
-from opmatrix.partitions.feeds import Feed, OneHot
 from opmatrix.partitions.carrier_pieces import Carriers
+from opmatrix.partitions.feeds import Feed, OneHot
 from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
 from opmatrix.split.axis_states import Cut, bounds

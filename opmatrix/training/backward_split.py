@@ -90,7 +90,8 @@ class BackwardSplit(Split):
     def as_stored(self, data: Data, at: int) -> int:
         """The gradient of an array as the array lies, but for sums of which ranks have parts."""
         lies = self.stored_as.get(stored_once(data).key)
-        for k in range(len(self.mesh)) if lies is not None else ():
+        if lies is None: return at
+        for k in range(len(self.mesh)):
             own, wanted = self.steps[at].placement.on(k), in_base(data, lies).on(k)
             if own != wanted and not (isinstance(own, Partial) and wanted is None): at = self.want(at, k, wanted)
         return at

@@ -2,8 +2,9 @@
 compared with one rank and with the formulas."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
 
 import typer
 
@@ -15,7 +16,14 @@ from rewrites.cli.outputs import possible, printable, say, write_results
 if TYPE_CHECKING:
     from opmatrix.algebra.data import Numeric
     from opmatrix.algebra.term import Operator
+    from opmatrix.launching.jobs import Job
+    from opmatrix.launching.launcher import Launched
+    from opmatrix.launching.tallies import Tally
     from opmatrix.models.config import Settings
+    from opmatrix.partitions.plan import Partition
+
+Judged: TypeAlias = "tuple[list[Tally], float | None, list[str]]"      # counts, how far from one rank, lines
+Judge: TypeAlias = "Callable[[Launched, bool], Judged]"
 
 DRAWN_WEIGHTS = 2 * 10 ** 8                                 # numbers that ranks may each draw
 TOO_FAR = 1e-6                                              # of the largest entry: no rounding is as large
@@ -72,18 +80,25 @@ def partition_model(
 def launch_model(
     model: options.ModelName,
     ranks: Annotated[int | None, typer.Option(help="processes; as many as the axes have without")] = None,
-    dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
+    dp: options.DataRanks = None,
     tp: options.TensorRanks = 1,
     pp: options.StageRanks = 1,
     cp: options.ContextRanks = 1,
-    zero: Annotated[int, typer.Option(help="what dp stores once: 3 weights, too")] = 0,
+    ep: options.ExpertRanks = 1,
+    whole_experts: options.WholeExperts = False,
+    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     context: options.ContextKind = "ring",
     sequence: options.CutNorms = False,
     vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
-    steps: Annotated[int, typer.Option(min=1, help="forward passes")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
+    train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
+    rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
+    schedule: Annotated[str, typer.Option(help="of a step of training: 1f1b or gpipe")] = "1f1b",
+    micro_batches: options.MicroBatches = 1,
+    recompute: options.Recompute = "none",
     seed: Annotated[int, typer.Option(help="what tokens, and weights of a configuration, are drawn by")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a "
                                                           "configuration")] = False,
@@ -101,13 +116,15 @@ def launch_model(
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import stages_of
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
-    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
+    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
+                      whole_experts=whole_experts)
+    learns = check_steps(train, rate, schedule, micro_batches, recompute)
     if ranks is not None and ranks != mesh.ranks:
         axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
         raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
     if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
     asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
-                 stages=stages_of(stages), scores=scores, traced=trace is not None)
+                 stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns)
     try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
     except RanksFailed as error: end_with(str(error))
     say(text)
@@ -138,20 +155,20 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from opmatrix.display.tables import table
     from opmatrix.launching.jobs import Job
     from opmatrix.launching.launcher import Ranks
-    from opmatrix.launching.prepared import Prepared
     from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-    from opmatrix.launching.tallies import tallies, unlike_said
+    from opmatrix.launching.tallies import unlike_said
     from opmatrix.partitions.overview import describe_axes, shorten
     from rewrites.cli.partitions import name_of
     given = given_model(model)
-    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), size)
+    wide = size[0], size[1] + bool(asked["train"])          # each token's next is a target
+    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), wide)
     job = Job(given, ids=ids.tolist(), **asked)              # type: ignore[arg-type]
     term = job.operator()
     plan = job.plan(term)                                   # what does not fit is refused before a process starts
-    prepared = Prepared(plan)
+    judge = judged_training if job.train is not None else judged_forward
+    ready = judge(job, plan, term)
     with Ranks(int(plan.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
-    whole, counts = prepared.assembled(ran.values), tallies(plan, ran.meters)
-    far = compared_with_one(term, ids, whole) if compare else None
+    counts, far, more = ready(ran, compare)
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
         with replacing(trace) as out: out.write(text.encode())
@@ -162,12 +179,68 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
              f"{size[1]} tokens, float64", "", table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), "",
              f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
              f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first"]
-    if far is not None: lines.append(f"from one rank: {far:.1e} of the largest entry at most")
+    lines += more
+    if far is not None: lines.append(f"from one rank: {far:.1e} of the largest {'loss' if job.train else 'entry'} at "
+                                     "most")
     if trace is not None: lines.append(f"the last step is in {trace}")
     found: dict[str, object] = dict(
         holds=not bad and (far is None or far <= TOO_FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
         counts=[dict(name=each.name, unit=each.unit, counted=each.counted, formula=each.formula) for each in counts])
     return "\n".join(lines), found
+
+
+def judged_forward(job: Job, plan: Partition, term: Operator) -> Judge:
+    """Counts beside formulas, and what comes out beside one rank's."""
+    from opmatrix.launching.prepared import Prepared
+    from opmatrix.launching.tallies import tallies
+    prepared = Prepared(plan)
+
+    def judge(ran: Launched, compare: bool) -> Judged:
+        whole = prepared.assembled(ran.values)
+        far = compared_with_one(term, job.feed.x, whole) if compare else None
+        return tallies(plan, ran.meters), far, []
+    return judge
+
+
+def judged_training(job: Job, plan: Partition, term: Operator) -> Judge:
+    """Counts of the last step beside formulas, and the loss of every step beside one rank's. Raises InputError for what
+    has no pullback."""
+    from dataclasses import replace
+
+    from opmatrix.launching.tallies import train_tallies
+    from opmatrix.launching.train_runs import mean_losses, train_plan
+    from opmatrix.stepping.train_ranks import train_virtual
+    train = train_plan(job, term)
+    assert train.buckets                                    # what is refused is refused before a process starts
+
+    def judge(ran: Launched, compare: bool) -> Judged:
+        losses = mean_losses(train, ran.values)
+        alone = train_virtual(train_plan(replace(job, axes={}, stages=None), term), job.feed, job.steps).losses
+        far = max(abs(a - b) for a, b in zip(losses, alone, strict=True)) / max(map(abs, alone)) if compare else None
+        beside = [f", one rank's {each:.12g}" if compare else "" for each in alone]
+        lines = [f"step {k}: loss {loss:.12g}{one}"
+                 for k, (loss, one) in enumerate(zip(losses, beside, strict=True), 1)]
+        return train_tallies(train, ran.meters), far, lines
+    return judge
+
+
+def check_steps(train: bool, rate: float, schedule: str, micro_batches: int,
+                recompute: str) -> dict[str, object] | None:
+    """What the options of steps of training say, where there are any. Raises InputError for one that says nothing that
+    there is, and for one without `--train`."""
+    from opmatrix.stepping.train_ranks import TrainAsked, check_train_asked
+    from opmatrix.training.timed_step import RECOMPUTED
+    from rewrites.cli.partitions import check_among
+    own = {"--rate": (rate, 1e-3), "--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1),
+           "--recompute": (recompute, "none")}
+    for option, (given, usual) in own.items():
+        if not train and given != usual:
+            raise InputError(f"{option} {given}: it is of steps of training: give --train, too")
+    if not train: return None
+    check_among("--recompute", recompute, [*RECOMPUTED])
+    asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute])
+    check_train_asked(asked)
+    return asked._asdict()
 
 
 def given_model(model: str) -> str | Settings:
