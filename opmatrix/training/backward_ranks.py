@@ -22,6 +22,7 @@ from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes, RankStep, last_reads
 from opmatrix.split.placement import Coordinates, Placement, copy_holders
 from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.expert_gradients import ExpertGradients
 from opmatrix.training.keeping import Keep
 from opmatrix.training.line_readings import COTANGENT
 from opmatrix.training.pullback import assembled_gradients, pullback
@@ -41,7 +42,7 @@ class RanBackward:
     booked: BackwardBooked
 
 
-class BackwardRank(Rank):
+class BackwardRank(Rank, ExpertGradients):
     """A rank that goes forward and back. Sums of gradients are counted apart."""
     def __init__(self, split: BackwardSplit, place: Coordinates, feed: Feed, meter: Meter, cotangent: Numeric,
                  kept: dict[Any, Data]) -> None:
