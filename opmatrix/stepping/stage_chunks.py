@@ -78,6 +78,6 @@ def chunk_of(plan: Partition, lo: int, hi: int, keep: Keep) -> StageChunk:
     known = plan.splits[lo]
     term = plan.chain[lo].term if hi == lo + 1 else joined(plan.chain[lo:hi]).term
     pulled = pullback(term, keep=keep, tokens=known.selects, x=known.x,
-                      routed=plan.mesh.experts is not None and plan.mesh.experts.ranks != 1)
+                      routed=plan.mesh.sends_to_experts)
     return StageChunk(lo, hi, BackwardSplit(pulled, known.mesh, plan.sizes, selects=known.selects, cuts=known.cuts,
                                             last=hi == len(plan.chain)))

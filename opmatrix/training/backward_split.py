@@ -14,10 +14,10 @@ from opmatrix.split.asking import ask_experts
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
+from opmatrix.split.mixtures import Mixture
 from opmatrix.split.moving import TURNED_ROLES, BatchSizes, Ground, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.spreading import Split, patterns_of_scores
-from opmatrix.split.mixtures import Mixture
 from opmatrix.split.traced import Operation, renumber
 from opmatrix.training.expert_gradients import BACK, MIXTURE, PART, split_mixture, split_part
 from opmatrix.training.forward_lines import is_product

@@ -1,6 +1,6 @@
-"""Mixtures backward: rows of a cotangent go to the experts that forward's rows asked, which compute forward once more and
-go back; what they found for each row and for its gate comes back. One line of forward and one of backward, whose parts
-are the cotangents of rows and gate and the gradients of each stack."""
+"""Mixtures backward: rows of a cotangent go to the experts that forward's rows asked, which compute forward once more
+and go back; what they found for each row and for its gate comes back. One line of forward and one of backward, whose
+parts are the cotangents of rows and gate and the gradients of each stack."""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -168,7 +168,7 @@ def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[
 
 
 def back_flops(step: RankStep, widths: Sequence[Any]) -> sympy.Expr:
-    """Operations that a row takes backward: forward once more, the cotangent of what each weight takes, its gradient."""
+    """Operations that a row takes backward: forward again, the cotangent of what each weight takes, its gradient."""
     body = step.more[3]
     return 3 * sum((sympy.sympify(2 * widths[each.args[0]] * own) for each, own in zip(body, widths, strict=True)
                     if each.op == "act" and each.args and contracts(each.more[0])), sympy.Integer(0))

@@ -62,8 +62,9 @@ def is_unit(node: Operator) -> bool:
 
 
 def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = False) -> Forward:
-    """The lines of a term at x. Where it is `routed` a mixture is one line, of rows and their gate. With a rate, shares of softmax are dropped, and what is added to what it was computed
-    of, through a stored matrix; masks are called "dropout 0" and so on, in order."""
+    """The lines of a term at x. Where it is `routed` a mixture is one line, of rows and their gate. With a rate,
+    shares of softmax are dropped, and what is added to what it was computed of, through a stored matrix; masks are
+    called "dropout 0" and so on, in order."""
     memo: dict[tuple[Operator, TracedValue], TracedValue] = {}
     start = Trace().write("input", (), (), x)
     found: TracedValue = read(term, start, memo)

@@ -230,15 +230,16 @@ def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[st
 
 
 def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep = "units", dropout: float = 0,
-             tokens: bool = False, routed: bool = False, sizes: Mapping[str, int] | None = None, x: Shape | int | None = None) -> Pulled:
-    """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is computed
-    again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart. `keep`: a
-    policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of softmax, and what
-    is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x is one-hot tokens, so
-    no cotangent of it is wanted. `routed`: experts answer those who ask alone, which ranks run. `sizes`: numbers for
-    sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the term takes any. Raises
-    InputError for a kind that has no pullback, a policy that there is not, and what is read but neither kept nor
-    computed again."""
+             tokens: bool = False, routed: bool = False, sizes: Mapping[str, int] | None = None,
+             x: Shape | int | None = None) -> Pulled:
+    """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is
+    computed again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart.
+    `keep`: a policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of
+    softmax, and what is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x
+    is one-hot tokens, so no cotangent of it is wanted. `routed`: experts answer those who ask alone, which ranks
+    run. `sizes`: numbers for sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the
+    term takes any. Raises InputError for a kind that has no pullback, a policy that there is not, and what is read
+    but neither kept nor computed again."""
     if not 0 <= dropout < 1: raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
     policy = policy_of(keep)
     into = x if isinstance(x, Shape) else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows,

@@ -203,7 +203,7 @@ def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropou
             if key not in known:
                 term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
                 pulled = pullback(term, keep=policy, dropout=dropout if layer is not None else 0,
-                                  tokens=split.selects, x=split.x, sizes=sizes)
+                                  tokens=split.selects, x=split.x, sizes=sizes, routed=plan.mesh.sends_to_experts)
                 known[key] = BackwardBooked(BackwardSplit(pulled, split.mesh, plan.sizes, selects=split.selects,
                                                           cuts=split.cuts, last=last))
             groups[key] = groups.get(key, 0) + 1
