@@ -63,12 +63,12 @@ class Worker:
 
     def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
         from opmatrix.launching.jobs import Job
-        from opmatrix.launching.prepared import Moment, PreparedRun
-        from opmatrix.launching.train_runs import TrainingRun
+        from opmatrix.launching.prepared import Moment
+        from opmatrix.launching.train_runs import run_of
         self.at = OPENING
         job = Job.read(asked)
         place = [*job.mesh.places()][rank]
-        ready = PreparedRun(job, place) if job.train is None else TrainingRun(job, place)
+        ready = run_of(job, place)
         self.line = line = Crossings(wire, job.mesh, place, Meter())      # type: ignore[arg-type]
         values: list[Numeric] = []
         times, memory, moments = list[tuple[float, float]](), list[int](), list[Moment]()
@@ -76,7 +76,7 @@ class Worker:
         for self.step in range(1, job.steps + 1):
             begun, traced = time.monotonic(), job.traced and self.step == job.steps
             value = ready.run(line, moments if traced else None)
-            if job.train is not None: values.append(value)
+            if job.each_step: values.append(value)
             times.append((begun, time.monotonic()))
             memory.append(resident())
         self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments,

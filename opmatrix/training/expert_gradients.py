@@ -107,7 +107,7 @@ class ExpertGradients(AskingRank):
         return (*shaped, *found), 0
 
     def mixture_part(self, step: RankStep, whole: ByExpert) -> Numeric:
-        found = whole[step.more[0]]
+        found: Numeric = whole[step.more[0]]
         return found if found.ndim == 4 else found[None]
 
 
@@ -134,7 +134,9 @@ def back_through(body: Sequence[RankStep], narrowed: Sequence[Operator | None], 
 
 def stack_of(matrix: Operator | None) -> Numeric | None:
     """The numbers of a stack of matrices."""
-    return None if matrix is None else matrix.args[0].array
+    if matrix is None: return None
+    found: Numeric = matrix.args[0].array
+    return found
 
 
 def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[Numeric], back: FoundGradients,

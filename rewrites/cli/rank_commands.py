@@ -2,9 +2,8 @@
 compared with one rank and with the formulas."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,16 +13,7 @@ from rewrites.cli import options
 from rewrites.cli.outputs import possible, printable, say, write_results
 
 if TYPE_CHECKING:
-    from opmatrix.algebra.data import Numeric
-    from opmatrix.algebra.term import Operator
-    from opmatrix.launching.jobs import Job
-    from opmatrix.launching.launcher import Launched
-    from opmatrix.launching.tallies import Tally
     from opmatrix.models.config import Settings
-    from opmatrix.partitions.plan import Partition
-
-Judged: TypeAlias = "tuple[list[Tally], float | None, list[str]]"      # counts, how far from one rank, lines
-Judge: TypeAlias = "Callable[[Launched, bool], Judged]"
 
 DRAWN_WEIGHTS = 2 * 10 ** 8                                 # numbers that ranks may each draw
 TOO_FAR = 1e-6                                              # of the largest entry: no rounding is as large
@@ -94,6 +84,8 @@ def launch_model(
     batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
+    decode: Annotated[bool, typer.Option("--decode", help="a step makes the next token of each sequence, over caches "
+                                                          "of keys and values on the ranks")] = False,
     train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
     rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
     schedule: Annotated[str, typer.Option(help="of a step of training: 1f1b or gpipe")] = "1f1b",
@@ -118,13 +110,15 @@ def launch_model(
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
                       whole_experts=whole_experts)
+    if train and decode: raise InputError("--decode, --train: ranks do one of both: leave one out")
     learns = check_steps(train, rate, schedule, micro_batches, recompute)
     if ranks is not None and ranks != mesh.ranks:
         axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
         raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
     if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
     asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
-                 stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns)
+                 stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns,
+                 decode=decode)
     try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
     except RanksFailed as error: end_with(str(error))
     say(text)
@@ -154,6 +148,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from formats.disk.files import replacing
     from opmatrix.display.tables import table
     from opmatrix.launching.jobs import Job
+    from opmatrix.launching.judged_runs import judge_of
     from opmatrix.launching.launcher import Ranks
     from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
     from opmatrix.launching.tallies import unlike_said
@@ -165,8 +160,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     job = Job(given, ids=ids.tolist(), **asked)              # type: ignore[arg-type]
     term = job.operator()
     plan = job.plan(term)                                   # what does not fit is refused before a process starts
-    judge = judged_training if job.train is not None else judged_forward
-    ready = judge(job, plan, term)
+    ready = judge_of(job, plan, term)
     with Ranks(int(plan.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
     counts, far, more = ready(ran, compare)
     if trace is not None:
@@ -175,53 +169,18 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     bad = [*unlike_said(counts)]
     rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
              "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
+    compared = [table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), ""] if rows else []
     lines = [f"{name_of(model)} on {plan.mesh.ranks} processes: {describe_axes(plan.mesh)}; {size[0]} sequences of "
-             f"{size[1]} tokens, float64", "", table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), "",
+             f"{size[1]} tokens, float64", "", *compared,
              f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
-             f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first"]
-    lines += more
-    if far is not None: lines.append(f"from one rank: {far:.1e} of the largest {'loss' if job.train else 'entry'} at "
-                                     "most")
+             f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first", *more]
+    what = "loss" if job.train is not None else "entry"
+    if far is not None and not job.decode: lines.append(f"from one rank: {far:.1e} of the largest {what} at most")
     if trace is not None: lines.append(f"the last step is in {trace}")
     found: dict[str, object] = dict(
         holds=not bad and (far is None or far <= TOO_FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
         counts=[dict(name=each.name, unit=each.unit, counted=each.counted, formula=each.formula) for each in counts])
     return "\n".join(lines), found
-
-
-def judged_forward(job: Job, plan: Partition, term: Operator) -> Judge:
-    """Counts beside formulas, and what comes out beside one rank's."""
-    from opmatrix.launching.prepared import Prepared
-    from opmatrix.launching.tallies import tallies
-    prepared = Prepared(plan)
-
-    def judge(ran: Launched, compare: bool) -> Judged:
-        whole = prepared.assembled(ran.values)
-        far = compared_with_one(term, job.feed.x, whole) if compare else None
-        return tallies(plan, ran.meters), far, []
-    return judge
-
-
-def judged_training(job: Job, plan: Partition, term: Operator) -> Judge:
-    """Counts of the last step beside formulas, and the loss of every step beside one rank's. Raises InputError for what
-    has no pullback."""
-    from dataclasses import replace
-
-    from opmatrix.launching.tallies import train_tallies
-    from opmatrix.launching.train_runs import mean_losses, train_plan
-    from opmatrix.stepping.train_ranks import train_virtual
-    train = train_plan(job, term)
-    assert train.buckets                                    # what is refused is refused before a process starts
-
-    def judge(ran: Launched, compare: bool) -> Judged:
-        losses = mean_losses(train, ran.values)
-        alone = train_virtual(train_plan(replace(job, axes={}, stages=None), term), job.feed, job.steps).losses
-        far = max(abs(a - b) for a, b in zip(losses, alone, strict=True)) / max(map(abs, alone)) if compare else None
-        beside = [f", one rank's {each:.12g}" if compare else "" for each in alone]
-        lines = [f"step {k}: loss {loss:.12g}{one}"
-                 for k, (loss, one) in enumerate(zip(losses, beside, strict=True), 1)]
-        return train_tallies(train, ran.meters), far, lines
-    return judge
 
 
 def check_steps(train: bool, rate: float, schedule: str, micro_batches: int,
@@ -268,11 +227,3 @@ def vocabulary_of(given: str | Settings) -> int:
     from opmatrix.models import normalise_config
     config = open_model(given).config if isinstance(given, str) else given
     return int(normalise_config(config)["vocab_size"])
-
-
-def compared_with_one(term: Operator, ids: Numeric, whole: Numeric) -> float:
-    """How far an output is from one rank's, of its largest entry."""
-    from opmatrix.algebra.oracles import dense
-    from opmatrix.batch import Batch
-    wanted = dense(term, Batch([*ids])).reshape(whole.shape)
-    return float(abs(whole - wanted).max() / abs(wanted).max())

@@ -6,8 +6,9 @@ from threaded_ranks import run_steps
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
-from opmatrix.launching.jobs import Job
+from opmatrix.launching.jobs import Job, drawn_model
 from opmatrix.launching.tallies import train_tallies
 from opmatrix.launching.train_runs import train_plan
 from opmatrix.models import build, head
@@ -15,6 +16,7 @@ from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import partition
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
+from opmatrix.stepping.decode_ranks import DecodePlan, decode_virtual
 from opmatrix.stepping.train_ranks import LossNotFinite, TrainAsked, TrainPlan, train_virtual
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.learning import Adam, cross_entropy
@@ -107,6 +109,27 @@ def test_threads_give_the_bits_of_virtual_ranks():
     train = train_plan(job)
     assert losses == train_virtual(train, job.feed, 2).losses
     assert [each for each in train_tallies(train, meters) if not each.holds] == []
+
+
+def test_tokens_over_caches_are_those_of_whole_texts():
+    """On heads and layers of several ranks, copied keys among them; without the caches other tokens come out."""
+    model = drawn_model(SHARED, 1, True)
+    text = IDS
+    for _ in range(4):
+        scores = dense(model, Batch([*text])).reshape(*text.shape, -1)[:, -1]
+        text = np.concatenate([text, scores.argmax(-1)[:, None]], 1)
+    assert len({*text[:, 5:].ravel()}) > 3
+    for axes in (dict(t=(4, "tensor-vocabulary")), dict(p=(2, "pipeline"), d=(2, "data"))):
+        assert (decode_virtual(DecodePlan(model, Mesh.of(**axes), 4, 5), IDS, 4) == text[:, 5:]).all()
+    alone = np.stack([decode_virtual(DecodePlan(model, Mesh.of(), 4, 1), text[:, at:at + 1], 1)[:, 0]
+                      for at in range(4, 8)], 1)
+    assert (alone != text[:, 5:]).any()
+
+
+@pytest.mark.parametrize("axes, words", [
+    (dict(r=(2, "ring")), "mesh: r: a step has a row a sequence, which ring cuts: give data, tensor or pipeline")])
+def test_what_no_step_of_one_row_has_is_refused(axes, words):
+    with pytest.raises(InputError, match=words): DecodePlan(drawn_model(SHARED, 1, True), Mesh.of(**axes), 4, 5)
 
 
 def test_a_loss_that_is_not_finite_is_named():

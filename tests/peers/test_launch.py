@@ -16,7 +16,9 @@ from opmatrix.launching.jobs import Job
 from opmatrix.launching.launcher import Ranks
 from opmatrix.launching.prepared import Prepared
 from opmatrix.launching.tallies import train_tallies
-from opmatrix.launching.train_runs import mean_losses, train_plan
+from opmatrix.launching.train_runs import made_tokens, mean_losses, train_plan
+from opmatrix.split.mesh import Mesh
+from opmatrix.stepping.decode_ranks import DecodePlan, decode_virtual
 from opmatrix.stepping.train_ranks import train_virtual
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
@@ -86,6 +88,13 @@ def test_experts_learn_on_four_ranks(ranks):
                  for axes in ({}, dict(dp=(4, "data"), ep=(4, "experts"))))
     losses = mean_losses(train_plan(four), ranks.run(four).values)
     np.testing.assert_allclose(losses, train_virtual(train_plan(one), one.feed, 3).losses, rtol=1e-6)
+
+
+def test_four_processes_decode_what_one_rank_does(ranks):
+    """A prompt, then five rows, over caches on stages and heads."""
+    job = Job(CONFIG, dict(pp=(2, "pipeline"), tp=(2, "tensor-vocabulary")), ids_of(4, 5).tolist(), 6, decode=True)
+    alone = DecodePlan(job.operator(), Mesh.of(), 4, 5)
+    assert (made_tokens(ranks.run(job).values) == decode_virtual(alone, ids_of(4, 5), 6)).all()
 
 
 def test_a_loss_that_is_no_number_is_named():
