@@ -1,17 +1,23 @@
 """Random models on random meshes: whether formulas of partitions are what virtual ranks count.
 
-    python benchmarks/partitions.py [--count 1000] [--seed 0] [--processes 2] [--csv OUT]
+    python benchmarks/partitions.py [--backward] [--count 1000] [--seed 0] [--processes 2] [--csv OUT]
 
 Models of BERT, GPT-2, LLaMA and `transformer` of random sizes, heads, norms, gates, masks; meshes of one to three axes
 of any strategies that go together, 2 to 8 ranks, in any order; batches that nothing divides (tests/partitioned.py).
 `right`: operations, payload, wire, messages, stored numbers and peak of every rank are what the formulas say, exactly,
 and the output is one rank's to 1e-12. `advised`: meshes that were refused first, and then changed as the refusal says.
 What must not be: `wrong`, `fault` (an exception, or a refusal that advises nothing). Seconds are those of one model:
-its formulas, one rank's output and all virtual ranks."""
+its formulas, one rank's output and all virtual ranks.
+
+`--backward`: forward and backward under a random policy, a third with dropout (tests/trained_ranks.py). `right`: the
+counts are what the formulas say, sums of gradients and the peak of both ways, too, and gradients are one rank's to
+1e-12. Where an axis cuts weights, every fourth runs again without the sums of the cotangents that matrices of cut rows
+give: the control. It must differ, or it is `unnoticed`."""
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from lib import command
@@ -19,10 +25,12 @@ from lib.command import Figure, Parser, concluded, count, followed, tabled, take
 
 import numpy as np
 from partitioned import compared, random_arrays, random_case
+from trained_ranks import random_training_case, trained, without_a_dual
 
 from opmatrix.models import build
 
-BAD = "wrong", "fault"
+BAD = "wrong", "fault", "unnoticed"
+CONTROLS = 4                                                # of so many cases one is a control, too
 COLUMNS = ("seed", "strategies", "ranks", "outcome", "error", "advised", "seconds", "said")
 
 
@@ -41,27 +49,46 @@ class Outcome(NamedTuple):
     def case(self) -> str: return f"seed {self.seed}"
 
 
-def judge(seed: int) -> Outcome:
+def judge(seed: int, backward: bool = False) -> Outcome:
     """The case of a seed, run."""
     start = time.perf_counter()
-    try:
-        case = random_case(seed)
-        names = " ".join(f"{axis.strategy.name}:{axis.ranks}" for axis in case.mesh)
-        ranks, advised = int(case.mesh.ranks), len(case.advised)
-        found = compared(build(case.config, random_arrays()), case.mesh, case.sequences, case.tokens)
+    try: case, advised, found, outcome = (run_backward if backward else run_forward)(seed)
     except Exception as fault:
         return Outcome(seed, "", 0, "fault", np.nan, 0, time.perf_counter() - start, f"{type(fault).__name__}: {fault}")
-    said = "" if found.agrees else f"{case}: {found.differences[:2]}"
-    return Outcome(seed, names, ranks, "right" if found.agrees else "wrong", found.error, advised,
-                   time.perf_counter() - start, said)
+    names = " ".join(f"{axis.strategy.name}:{axis.ranks}" for axis in case.mesh)
+    said = "" if outcome == "right" else f"{case}: {found.differences[:2]}"
+    return Outcome(seed, names, int(case.mesh.ranks), outcome, found.error, advised, time.perf_counter() - start, said)
 
 
-def judged(many: int, seed: int, processes: int) -> Iterator[Outcome]:
+def run_forward(seed):
+    """A case forward, how often its mesh was changed, how it compares, what became of it."""
+    case = random_case(seed)
+    found = compared(build(case.config, random_arrays()), case.mesh, case.sequences, case.tokens)
+    return case, len(case.advised), found, "right" if found.agrees else "wrong"
+
+
+def run_backward(seed):
+    """A case forward and backward, and every few the control."""
+    case = random_training_case(seed)
+    found = trained(case)
+    if not found.agrees: return case, case.changed, found, "wrong"
+    cut = any(axis.strategy.weights for axis in case.mesh)
+    return case, case.changed, found, "unnoticed" if cut and seed % CONTROLS == 0 and not noticed(case) else "right"
+
+
+def noticed(case) -> bool:
+    """Whether gradients differ where a dual is left out; ranks that then have other shapes to sum notice it at once."""
+    with without_a_dual():
+        try: return trained(case).error > 1e-6
+        except (ValueError, RuntimeError): return True
+
+
+def judged(many: int, seed: int, processes: int, backward: bool = False) -> Iterator[Outcome]:
     """The outcomes of so many cases."""
-    seeds = range(seed, seed + many)
-    if processes == 1: yield from map(judge, seeds)
+    seeds, one = range(seed, seed + many), partial(judge, backward=backward)
+    if processes == 1: yield from map(one, seeds)
     else:
-        with ProcessPoolExecutor(processes) as pool: yield from pool.map(judge, seeds, chunksize=8)
+        with ProcessPoolExecutor(processes) as pool: yield from pool.map(one, seeds, chunksize=8)
 
 
 def table(found: list[Outcome]) -> list[str]:
@@ -83,14 +110,16 @@ def main() -> int:
     parser.add_argument("--count", type=count, default=1000, help="models, each on a mesh")
     parser.add_argument("--seed", type=whole, default=0, help="of the first; the others follow")
     parser.add_argument("--processes", type=count, default=2)
+    parser.add_argument("--backward", action="store_true", help="forward and backward, gradients and what is kept")
     options = parser.parse_args()
-    takes(5 + 0.4 * options.count / options.processes)
-    found = followed(judged(options.count, options.seed, options.processes), "models", BAD)
+    takes(5 + (1.6 if options.backward else 0.4) * options.count / options.processes)
+    found = followed(judged(options.count, options.seed, options.processes, options.backward), "models", BAD)
     for line in table(found): print(line)
     tabled(options.csv, [COLUMNS, *found])
     counts = Counter(each.outcome for each in found)
     figures = [Figure(f"{kind} of {len(found)} partitions", counts[kind], most=0) for kind in BAD]
-    figures += [Figure("largest error of an output", float(np.nanmax([each.error for each in found])), most=1e-12),
+    figures += [Figure("largest error of " + ("gradients" if options.backward else "an output"),
+                       float(np.nanmax([each.error for each in found])), most=1e-12),
                 Figure("meshes changed as a refusal says", sum(bool(each.advised) for each in found)),
                 Figure("seconds of one, at the median", float(np.median([each.seconds for each in found])), "s")]
     concluded(options, figures)

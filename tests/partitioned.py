@@ -152,10 +152,10 @@ def random_config(rng):
         head=pick("none", "tied", "own"))
 
 
-def random_axes(rng):
+def random_axes(rng, among=lambda strategy: True):
     """Up to three axes of strategies that do not meet, 2 to 8 ranks in all, in any order."""
     axes, count = {}, int(rng.integers(1, 4))
-    for name in rng.permutation([name for name, each in STRATEGIES.items() if not each.by_hand]):
+    for name in rng.permutation([name for name, each in STRATEGIES.items() if not each.by_hand and among(each)]):
         strategy, left = STRATEGIES[name], 8 // prod((n for n, _ in axes.values()), start=1)
         if left < 2 or len(axes) == count: break
         if not any(meet(strategy, other) for _, other in axes.values()):

@@ -11,13 +11,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
+import numpy as np
+
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Numeric
 from opmatrix.launching.exchanges import Crossings
 from opmatrix.launching.headings import Heading, RanksFailed
 from opmatrix.launching.pipes import NoteWriter
 from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.ranks import Meter
 
+OPENING = "opens the model"
 BEAT = 0.2                                                  # seconds between two signs of life
 
 
@@ -42,7 +46,9 @@ class Worker:
             meter = line.meter if line else Meter()
             waits = line.current if line else None
             told = Heading.of(waits).told(line.mesh) if line and waits else ""
-            self.notes.send("beat", progress=[self.at, self.step, meter.flops, *meter.messages.values()], waits=told)
+            busy = time.process_time() if self.at == OPENING else 0     # nothing is counted before it runs
+            self.notes.send("beat", progress=[self.at, self.step, busy, meter.flops, *meter.messages.values()],
+                            waits=told)
 
     def serve(self) -> None:
         """Meets the other ranks, then does jobs."""
@@ -57,20 +63,24 @@ class Worker:
 
     def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
         from opmatrix.launching.jobs import Job
-        from opmatrix.launching.prepared import Moment, Prepared
-        self.at = "opens the model"
+        from opmatrix.launching.prepared import Moment
+        from opmatrix.launching.train_runs import run_of
+        self.at = OPENING
         job = Job.read(asked)
-        feed, prepared = job.feed, Prepared(job.plan())
-        place = [*prepared.plan.mesh.places()][rank]
-        self.line = line = Crossings(wire, prepared.plan.mesh, place, Meter())      # type: ignore[arg-type]
+        place = [*job.mesh.places()][rank]
+        ready = run_of(job, place)
+        self.line = line = Crossings(wire, job.mesh, place, Meter())      # type: ignore[arg-type]
+        values: list[Numeric] = []
         times, memory, moments = list[tuple[float, float]](), list[int](), list[Moment]()
         self.at = "runs"
         for self.step in range(1, job.steps + 1):
             begun, traced = time.monotonic(), job.traced and self.step == job.steps
-            value = prepared.run(place, feed, line, moments if traced else None)
+            value = ready.run(line, moments if traced else None)
+            if job.each_step: values.append(value)
             times.append((begun, time.monotonic()))
             memory.append(resident())
-        self.notes.send("done", value, times=times, memory=memory, moments=moments, meter=meter_json(line.meter))
+        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments,
+                        meter=meter_json(line.meter))
         self.line = None
 
 

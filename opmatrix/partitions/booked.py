@@ -22,6 +22,7 @@ from opmatrix.split.placement import Placement, local
 from opmatrix.split.visible import seen_blocks, sees_all, sent_blocks
 
 CROSSED = "payload", "wire", "messages"                     # what of a crossing is a formula, and is counted
+RENAMED = ("kept",)                                         # steps whose value is the one that they read
 
 
 class Crossing(NamedTuple):
@@ -210,15 +211,18 @@ class Booked:
             if (dims := stored_dims(data)).numbers != 1: found[key] = data, local(dims, step.stored, self.mesh)
         return found
 
-    def held(self) -> Iterator[sympy.Expr]:
-        """Numbers that are held while each step runs: what is read later, what it reads, what it makes."""
-        lasts, now = last_reads(self.steps, self.out), NONE
+    def held(self, to_end: Iterable[int] = ()) -> Iterator[sympy.Expr]:
+        """Numbers that are held while each step runs: what is read later, what it reads, what it makes. `to_end`: steps
+        beside the result whose values are held until all have run. What is kept is no copy of what was computed."""
+        lasts, now = last_reads(self.steps, self.out, *to_end), NONE
         ending: dict[int, list[int]] = {}
         for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
         for at, step in enumerate(self.steps):
-            now += self.numbers(at)
+            over = ending.get(at, [])
+            if step.op in RENAMED and step.args[0] in over: over.remove(step.args[0])
+            else: now += self.numbers(at)
             yield now + (ROOM[step.op](self, at) if step.op in ROOM else 0)
-            for done in ending.get(at, ()): now -= self.numbers(done)
+            now -= add_up(map(self.numbers, over))
 
     def ring_room(self, at: int) -> sympy.Expr:
         """Beside its operands a ring holds a carrier, and the block that came with its scores."""
@@ -242,6 +246,15 @@ ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores,          # what a 
 
 
 def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), NONE)
+
+
+def gathers(arrays: Sequence[LiveSize], axes: Iterable[Axis]) -> Iterator[Crossing]:
+    """How arrays of so many numbers that axes store in pieces become whole on a rank, the nearest axis first."""
+    for axis in axes if arrays else ():
+        whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
+        own = add_up(arrays)
+        yield Crossing("all_gather", axis.name, own, whole - own, whole, sympy.sympify(axis.ranks) - 1,
+                       sympy.Integer(1), "weights")
 
 
 def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, RankStep]]:

@@ -18,12 +18,12 @@ from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
-from opmatrix.partitions.booked import Booked, Crossing, add_up
+from opmatrix.partitions.booked import Booked, Crossing, add_up, gathers
 from opmatrix.partitions.factor_chain import Factor, chain, cut_stages
 from opmatrix.split.axis_states import Dims, piece
 from opmatrix.split.carrying import asked_of
 from opmatrix.split.haloed import FromRelation
-from opmatrix.split.mesh import HOST, Axis, Mesh
+from opmatrix.split.mesh import HOST, Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.split.placement import local
 from opmatrix.split.spreading import Split
@@ -107,13 +107,9 @@ class Partition:
             for found in part.crossings: yield part.count, found
             arrays = [each for each in part.stored if not self.by_expert(each)]
             experts = add_up(each for each in part.stored if self.by_expert(each))
-            for axis in self.stored_over(3) if arrays else ():
-                whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
-                own = add_up(arrays)
-                yield part.count, Crossing("all_gather", axis.name, own, whole - own, whole,
-                                           sympy.sympify(axis.ranks) - 1, sympy.Integer(1), "weights")
+            for found in gathers(arrays, self.mesh.storing(3)): yield part.count, found
             if part.stored and self.mesh.offload > 2:
-                own = add_up(arrays) + experts
+                own = add_up(self.share(each, 3) for each in arrays) + experts
                 yield part.count, Crossing("fetch", HOST, own, own, own, sympy.Integer(1), sympy.Integer(0), "weights")
         if stage < len(self.stages) - 1:
             sent, along = self.handed(stage), self.mesh.stages
@@ -124,11 +120,6 @@ class Partition:
         """Numbers that a rank hands to the next stage."""
         split = self.splits[self.cuts[stage][1] - 1]
         return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].placement, split.mesh).numbers)
-
-    def stored_over(self, level: int) -> list[Axis]:
-        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights. The
-        nearest cuts first, so what comes from afar is a piece of what is near."""
-        return [axis for axis in reversed(self.mesh.axes) if axis.strategy.stored >= level]
 
     def weights(self, stage: int = 0) -> list[tuple[Data, Dims, int]]:
         """Each array that a rank computes with in its stage, what it has of it, and in how many layers; what two parts
@@ -157,7 +148,7 @@ class Partition:
     def share(self, numbers: LiveSize, level: int) -> LiveSize:
         """What a rank stores of an array that a stage of ZeRO stores once over its axes; of experts, once over those of
         their copies, but for their weights, which stay where rows are sent to them."""
-        for axis in self.stored_over(level):
+        for axis in self.mesh.storing(level):
             if not self.by_expert(numbers): numbers = piece(numbers, axis.ranks, axis.at)
             elif level < 3: numbers = piece(numbers, self.mesh.copies(axis), 0)
         return numbers
@@ -170,7 +161,7 @@ class Partition:
     def gathered(self, stage: int = 0) -> list[sympy.Expr]:
         """Numbers of the weights of a factor, which are there whole while it runs where they are stored in pieces or by
         the host."""
-        if not self.stored_over(3) and self.mesh.offload < 3: return []
+        if not self.mesh.storing(3) and self.mesh.offload < 3: return []
         return [*dict.fromkeys(add_up(each for each in part.stored if self.mesh.offload > 2 or not self.by_expert(each))
                                for part in self.stages[stage])]
 

@@ -166,6 +166,9 @@ class Mesh:
     @cached_property
     def experts(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.experts), None)
 
+    @property
+    def sends_to_experts(self) -> bool: return self.experts is not None and self.experts.ranks != 1
+
     @cached_property
     def folded(self) -> tuple[int, ...]:
         """The axes over whose ranks experts lie, by number: those that cut sequences and tokens, and where experts are
@@ -186,6 +189,12 @@ class Mesh:
                                  f"{each.name} and go on beyond it: give a multiple of {each.count}, or a divisor")
             left, found[each.name] = left // shared, each.count // shared
         return found[axis.name]
+
+    def storing(self, level: int) -> list[Axis]:
+        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights. The
+        nearest cuts first, so what comes from afar is a piece of what is near."""
+        return [axis for axis in reversed(self.axes) if axis.strategy.stored >= level]
+
     def __iter__(self) -> Iterator[Axis]: return iter(self.axes)
     def __len__(self) -> int: return len(self.axes)
     def index(self, name: str) -> int: return next(k for k, axis in enumerate(self.axes) if axis.name == name)

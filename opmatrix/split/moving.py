@@ -205,12 +205,12 @@ class Ground:
         return not copied and state.units == before.dims.heads
 
 
-def last_reads(steps: Sequence[RankStep], out: int) -> list[int]:
-    """The last step that reads each value; a result is read at the end."""
+def last_reads(steps: Sequence[RankStep], *results: int) -> list[int]:
+    """The last step that reads each value; results are read at the end."""
     found = [*range(len(steps))]
     for at, step in enumerate(steps):
         for arg in step.args: found[arg] = at
-    found[out] = len(steps)
+    for out in results: found[out] = len(steps)
     return found
 
 

@@ -2,7 +2,7 @@
 summed over the ranks that have parts of them. What is computed and handed over is counted at the arrays."""
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,16 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import CROSSED
+from opmatrix.partitions.carrier_pieces import Carriers
 from opmatrix.partitions.feeds import Feed, OneHot
-from opmatrix.partitions.ranks import Carriers, Held, Message, Meter, Rank
+from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes, RankStep, last_reads
-from opmatrix.split.placement import Coordinates, Placement
+from opmatrix.split.placement import Coordinates, Placement, copy_holders
 from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.expert_gradients import ExpertGradients
 from opmatrix.training.keeping import Keep
 from opmatrix.training.line_readings import COTANGENT
 from opmatrix.training.pullback import assembled_gradients, pullback
@@ -40,7 +42,7 @@ class RanBackward:
     booked: BackwardBooked
 
 
-class BackwardRank(Rank):
+class BackwardRank(Rank, ExpertGradients):
     """A rank that goes forward and back. Sums of gradients are counted apart."""
     def __init__(self, split: BackwardSplit, place: Coordinates, feed: Feed, meter: Meter, cotangent: Numeric,
                  kept: dict[Any, Data]) -> None:
@@ -51,24 +53,34 @@ class BackwardRank(Rank):
     def both_ways(self) -> Generator[Message, Any, dict[int, Numeric]]:
         """Runs all steps: what this rank holds of the result, under -1, and of the sum of each gradient, by line."""
         yield from self.fetch()
-        pinned = {self.out, *self.asked.values()}
-        lasts = last_reads(self.steps, self.out)
+        lasts = last_reads(self.steps, self.out, *self.asked.values())
         for at, step in enumerate(self.steps):
             if step.op == "move": self.values[at] = yield self.message(at, step)
-            elif step.op == "kept": self.values[at] = self.values[step.args[0]]
+            elif step.op == "kept": self.renamed(at, step, lasts)
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
-            for done in [v for v in self.values if lasts[v] <= at and v not in pinned]: del self.values[done]
+            self.meter.peak = max(self.meter.peak, sum(map(count_held, self.values.values())))
+            for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
         found = {-1: self.array(self.out)}
-        buckets: dict[tuple[int, ...], list[int]] = {}
+        buckets: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for line, at in self.asked.items():
-            buckets.setdefault(self.steps[at].placement.partial, []).append(line)
-        for number, (parts, lines) in enumerate(buckets.items()):
+            lies = self.steps[at].placement
+            buckets.setdefault((lies.partial, lies.copied), []).append(line)
+        for number, ((parts, copied), lines) in enumerate(buckets.items()):
             arrays = [self.array(self.asked[line]) for line in lines]
             flat = np.concatenate([each.ravel() for each in arrays])
+            for k in copied:
+                holders = copy_holders(self.copy_of(lines[0], k), self.mesh.axes[k].count, self.place[k])
+                flat = yield Message("all_reduce", k, (flat,), REDUCTIONS + number, monoids.sum, among=holders)
             for k in parts: flat = yield from self.reduced(flat, k, REDUCTIONS + number)
             ends = np.cumsum([each.size for each in arrays])[:-1]
             found |= {line: part.reshape(each.shape)
                       for line, part, each in zip(lines, np.split(flat, ends), arrays, strict=True)}
+        return found
+
+    def copy_of(self, line: int, k: int) -> Cut:
+        """How a gradient is cut on an axis whose ranks copy its array."""
+        found = self.steps[self.asked[line]].placement.on(k)
+        assert isinstance(found, Cut)
         return found
 
     def reduced(self, flat: Numeric, k: int, at: int) -> Generator[Message, Any, Numeric]:
@@ -85,6 +97,12 @@ class BackwardRank(Rank):
         found = np.zeros_like(flat)
         found[slice(*bounds(flat.size, axis.count, self.place[k]))] = own
         return found
+
+    def renamed(self, at: int, step: RankStep, lasts: Sequence[int]) -> None:
+        """What is kept is the value itself, and no copy, unless something else reads it later."""
+        source = step.args[0]
+        self.values[at] = self.values[source]
+        if lasts[source] <= at: del self.values[source]
 
     # What backward steps are made of.
 

@@ -11,12 +11,16 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up
+from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, gathers
 from opmatrix.partitions.factor_chain import joined, layers
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import piece
+from opmatrix.split.axis_states import Cut, piece
+from opmatrix.split.mesh import Axis
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import local
 from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.expert_gradients import BACK, back_flops
 from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
 from opmatrix.training.pullback import PassPhase, pullback
 
@@ -34,10 +38,35 @@ class BackwardBooked(Booked):
     def flops(self, at: int) -> sympy.Expr:
         """Products of rows that are summed over all rows, too; ids of tokens multiply nothing."""
         step = self.steps[at]
+        if step.op == BACK: return self.asked.came(at) * back_flops(step, self.expert_widths(step))
         if step.op != "outer": return super().flops(at)
         if self.steps[step.args[0]].selects: return NONE
         u, own = self.held_dims[step.args[0]], self.held_dims[at]
         return sympy.sympify(2 * u.batch * u.rows * own.heads * own.rows * own.cols)
+
+    def expert_widths(self, step: RankStep) -> list[LiveSize]:
+        """Columns that a rank has of each value within an expert."""
+        return [local(each.dims, each.placement, self.mesh).cols for each in step.more[3]]
+
+    def crossing(self, at: int) -> Crossing | None:
+        """Rows with cotangents and gates to experts, and what they find for rows and gates back."""
+        step = self.steps[at]
+        axis = self.asked.axis(at) if step.op == BACK else None
+        if axis is None: return None if step.op == BACK else super().crossing(at)
+        x, _, g = (self.held_dims[a].cols for a in step.args)
+        there, back = self.asked.sent(at) * (x + g + 1), self.asked.came(at) * (x + 1)
+        stays = (there + self.asked.load * self.asked.sent(at) * (x + 1)) / axis.ranks
+        return Crossing("all_to_all", axis.name, there + back, there + back - stays, there + back,
+                        2 * (sympy.sympify(axis.ranks) - 1), sympy.Integer(2))
+
+    def held_both_ways(self) -> list[sympy.Expr]:
+        """Numbers that are held while each step of forward and backward runs, gradients until all have run."""
+        asked = (self.split.places[line] for line in self.split.pulled.gradients.values())
+        return [*dict.fromkeys(self.held(asked))]
+
+    def fetched(self) -> Iterator[Crossing]:
+        """How weights that are stored in pieces become whole, all at once, before anything runs."""
+        yield from gathers([dims.numbers for _, dims in self.stored().values()], self.mesh.storing(3))
 
     def flops_of(self, *phases: PassPhase) -> sympy.Expr:
         """Operations of the steps of some phases."""
@@ -58,19 +87,27 @@ class BackwardBooked(Booked):
             found[unit] = found.get(unit, NONE) + sympy.nsimplify(size) * held
         return found
 
-    def buckets(self) -> dict[tuple[int, ...], sympy.Expr]:
-        """Numbers of gradients by the axes over which ranks have parts of them: each bucket is summed at once."""
-        found: dict[tuple[int, ...], sympy.Expr] = {}
+    def buckets(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr]:
+        """Numbers of gradients by the axes over which ranks have parts of them, and by those over which several have
+        what their heads give to a copy: each bucket is summed at once."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
-            parts = self.steps[at].placement.partial
-            found[parts] = found.get(parts, NONE) + self.held_dims[at].numbers
+            lies = self.steps[at].placement
+            key = lies.partial, lies.copied
+            found[key] = found.get(key, NONE) + self.held_dims[at].numbers
         return found
+
+    def copies(self, k: int) -> Cut:
+        """The cut of what ranks of an axis copy."""
+        cuts = (self.steps[at].placement.on(k) for at in self.split.places.values())
+        return next(each for each in cuts if isinstance(each, Cut) and each.copied)
 
     def reductions(self) -> Iterator[Crossing]:
         """How gradients are summed over ranks: as pieces where an axis stores the optimiser's state once, whose new
         weights are then gathered, unless weights are stored in pieces, too."""
-        for parts, numbers in self.buckets().items():
+        for (parts, copied), numbers in self.buckets().items():
+            for k in copied: yield among_copies(self.mesh.axes[k], self.copies(k), numbers)
             for k in parts: yield from self.reduced(k, numbers)
 
     def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
@@ -84,6 +121,14 @@ class BackwardBooked(Booked):
             return
         yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
         if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
+
+
+def among_copies(axis: Axis, state: Cut, numbers: sympy.Expr) -> Crossing:
+    """The sum of what ranks that have the same copy give it."""
+    n = sympy.sympify(axis.ranks) / state.units
+    own = sympy.sympify(piece(numbers, n, sympy.Mod(axis.at, n)))
+    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (n - 1), sympy.Integer(2),
+                    "weights")
 
 
 @dataclass(frozen=True)
@@ -158,7 +203,7 @@ def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropou
             if key not in known:
                 term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
                 pulled = pullback(term, keep=policy, dropout=dropout if layer is not None else 0,
-                                  tokens=split.selects, x=split.x, sizes=sizes)
+                                  tokens=split.selects, x=split.x, sizes=sizes, routed=plan.mesh.sends_to_experts)
                 known[key] = BackwardBooked(BackwardSplit(pulled, split.mesh, plan.sizes, selects=split.selects,
                                                           cuts=split.cuts, last=last))
             groups[key] = groups.get(key, 0) + 1

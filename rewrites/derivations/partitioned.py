@@ -90,7 +90,7 @@ def between_stages(plan: Partition) -> Iterator[PartitionStep]:
         sent = next((spelled(each) for _, each in plan.crossings(stage) if each.of == "stage"), "")
         yield PartitionStep(rule, (plan.mesh.stages.name,), statement(rule),        # type: ignore[union-attr]
                             f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}", sent)
-    for axis in plan.stored_over(3):
+    for axis in plan.mesh.storing(3):
         kept = sum((count * each.whole for stage in range(len(plan.stages)) for count, each in plan.crossings(stage)
                     if each.of == "weights" and each.axis == axis.name), sympy.Integer(0))
         yield PartitionStep(("move", "all_gather"), (axis.name,), statement(("move", "all_gather")), "stored weights",

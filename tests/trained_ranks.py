@@ -1,0 +1,168 @@
+"""Forward and backward that are run on virtual ranks: what they count beside what the formulas say, gradients beside
+one rank's, and random models on random meshes under random policies."""
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import sympy
+from partitioned import TABLES, Compared, advised, ids_of, random_arrays, random_axes, random_config
+
+from formats.core.errors import InputError
+from opmatrix.batch import Batch
+from opmatrix.models import build, head
+from opmatrix.partitions.booked import add_up
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.plan import partition
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import BatchSizes
+from opmatrix.training.backward_ranks import run_backward
+from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.learning import cross_entropy
+from opmatrix.training.pullback import pullback
+from opmatrix.training.step_costs import training_step
+
+PASSES = "forward", "kept", "again", "backward"
+SPEAKING = "gpt2", "llama"                                  # families of whose configurations the head is known
+POLICIES = "units", "selective", "full", "least", "reads"
+COPIED = "would copy"                                       # keys of fewer heads than ranks: no pullback yet
+
+
+def given(term, sequences, tokens):
+    """Ids and a cotangent of what a term gives."""
+    return ids_of(sequences, tokens), np.random.default_rng(1).normal(size=(sequences, tokens, term.out.cols))
+
+
+def drawn(term, sequences, tokens, **inputs):
+    """Ids and a cotangent, and what one rank makes of them."""
+    ids, g = given(term, sequences, tokens)
+    batch = Batch(list(ids), inputs={name: each.reshape(-1, 1) for name, each in inputs.items()})
+    return ids, g, pullback(term, tokens=True).at(batch, cotangent=g.reshape(sequences * tokens, -1))
+
+
+def at_place(e, mesh, place):
+    return int(sympy.sympify(e).xreplace({axis.at: sympy.Integer(r) for axis, r in zip(mesh.axes, place, strict=True)}))
+
+
+def by_axis(crossings):
+    """Sums of what crosses, by operation and axis, of each table."""
+    found = {table: {} for table in TABLES}
+    for each in crossings:
+        for table, sums in found.items(): sums.setdefault((each.op, each.axis), []).append(getattr(each, table))
+    return {table: {key: add_up(parts) for key, parts in sums.items()} for table, sums in found.items()}
+
+
+def differences(ran, mesh):
+    """What was counted otherwise than the formulas say."""
+    found, booked = [], ran.booked
+    flops, held = booked.flops_of(*PASSES), booked.held_both_ways()
+    values, sums = by_axis([*booked.crossings_of(*PASSES), *booked.fetched()]), by_axis(booked.reductions())
+    for place, meter in ran.meters.items():
+        if at_place(flops, mesh, place) != meter.flops: found.append("flops")
+        if max(at_place(e, mesh, place) for e in held) != meter.peak: found.append("peak")
+        for table in TABLES:
+            said, wanted = ({key: at_place(e, mesh, place) for key, e in each[table].items()}
+                            for each in (values, sums))
+            if said != getattr(meter, table): found.append(table)
+            if wanted != getattr(ran.summed[place], table): found.append(f"{table} of gradients")
+    return found
+
+
+def off(ran, alone):
+    """How far gradients are from one rank's, by name, of the largest."""
+    assert ran.gradients.keys() == alone.keys()
+    return max(np.abs(ran.gradients[name] - each).max() / max(1, np.abs(each).max()) for name, each in alone.items())
+
+
+class TrainedCase(NamedTuple):
+    """A configuration, a mesh that it fits, a batch, what is kept, the rate of dropout."""
+    config: dict[str, object]
+    mesh: Mesh
+    sequences: int
+    tokens: int
+    keep: str
+    dropout: float
+    loss: bool = False                                      # cross entropy, of the vocabulary where scores are known
+    changed: int = 0                                        # times that a mesh was refused and changed
+
+    def __str__(self):
+        axes = ", ".join(f"{axis.name}={axis.ranks} {axis.strategy.name}" for axis in self.mesh)
+        return f"{self.config}, {axes}, {self.sequences} x {self.tokens}, {self.keep}, dropout {self.dropout}" + (
+            ", cross entropy" if self.loss else "")
+
+    @property
+    def term(self):
+        """The model, and the loss of what it gives or of scores of the next token."""
+        at = random_arrays()
+        model = build(self.config, at)
+        if not self.loss: return model
+        if self.config["model_type"] in SPEAKING: model = model @ head(self.config, at)
+        return model @ cross_entropy(int(model.out.cols))
+
+
+def has_pullback(strategy):
+    """Whether virtual ranks go backward under a strategy."""
+    return not strategy.layers
+
+
+def random_training_case(seed):
+    """A model of any family of random sizes, a mesh of up to 8 ranks and 3 axes, a batch, a policy, a third with
+    dropout, half with a loss. Where a mesh is refused, what the refusal advises is done; where keys would be copied,
+    another is drawn."""
+    rng = np.random.default_rng(seed)
+    config, sequences, tokens = random_config(rng), int(rng.integers(2, 7)), int(rng.integers(3, 12))
+    keep, dropout = str(rng.choice(POLICIES)), 0.25 * float(rng.integers(3) == 0)
+    loss, axes, said = bool(rng.integers(2)), random_axes(rng, has_pullback), 0
+    while True:
+        mesh = Mesh.of(**axes)
+        case = TrainedCase(config, mesh, sequences, tokens, keep, dropout, loss, said)
+        try: check(case)
+        except InputError as refused:
+            said += 1
+            axes = random_axes(rng, has_pullback) if COPIED in str(refused) else advised(axes, str(refused))
+        else: return case
+
+
+def check(case):
+    """Raises InputError for a mesh that a model does not fit, forward or backward."""
+    sizes = BatchSizes(case.sequences, case.tokens)
+    training_step(partition(case.term, case.mesh, sizes), case.keep, case.dropout)
+
+
+def trained(case):
+    """Runs a case, and compares its gradients with one rank's and its counts with the formulas."""
+    term = case.term
+    ids, g = given(term, case.sequences, case.tokens)
+    fields = dict(targets=np.roll(ids, -1, 1) % scored(term)) if case.loss else {}
+    feed = Feed(ids, fields, masks_of(term, case))
+    ran = run_backward(term, case.mesh, feed, g, keep=case.keep, dropout=case.dropout)
+    if case.dropout: alone = run_backward(term, Mesh.of(), feed, g, dropout=case.dropout).gradients
+    else: alone = drawn(term, case.sequences, case.tokens, **fields)[2].arrays
+    return Compared(off(ran, alone), differences(ran, case.mesh))
+
+
+def scored(term):
+    """How many classes a loss is of."""
+    return next(node.args[1] for node in term.walk() if node.kind.name == "given" and node.args[0] == "targets")
+
+
+def masks_of(term, case):
+    """Random masks of what a term drops, by name: sequences x heads x rows x columns."""
+    if not case.dropout: return {}
+    pulled, rng = pullback(term, dropout=case.dropout, tokens=True), np.random.default_rng(2)
+    shapes = {line.more[0]: BatchSizes(case.sequences, case.tokens).dims(line.shape)
+              for line in pulled.lines if line.op == "dropped"}
+    return {name: rng.random(tuple(map(int, dims))) >= case.dropout for name, dims in shapes.items()}
+
+
+@contextmanager
+def without_a_dual():
+    """Cotangents of which each rank has a part, behind a matrix whose rows are cut, are taken for the whole: nobody
+    sums them."""
+    right = BackwardSplit.lying
+
+    def wrong(*args):
+        demand, out, stored, why = right(*args)
+        return demand, None if why == "rows of a matrix" else out, stored, why
+    BackwardSplit.lying = wrong
+    try: yield
+    finally: BackwardSplit.lying = right
