@@ -14,12 +14,14 @@ class QueueWire:
     def __init__(self, rank, queues):
         self.rank, self.queues = rank, queues
 
-    def exchange(self, sends, takes):
+    def exchange(self, sends, takes, wait=True):
         for to, vector in sends.items(): self.queues[self.rank, to].put(np.array(vector, np.float64))
         found = {of: self.queues[of, self.rank].get(timeout=30) for of in takes}
         if any(each is None for each in found.values()): raise Empty                   # whose rank has failed
         assert {of: len(each) for of, each in found.items()} == dict(takes)
         return found
+
+    def settle(self): pass
 
 
 def run_threads(prepared, mesh, feed, runs=1, crossings=Crossings):

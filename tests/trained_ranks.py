@@ -16,7 +16,7 @@ from opmatrix.partitions.ranks import Meter
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.training.backward_ranks import run_backward
-from opmatrix.training.backward_split import REFUSED, BackwardSplit
+from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.learning import cross_entropy
 from opmatrix.training.pullback import pullback
 from opmatrix.training.step_costs import training_step
@@ -82,7 +82,7 @@ class TrainedCase(NamedTuple):
 
 def has_pullback(strategy):
     """Whether virtual ranks go backward under a strategy."""
-    return not strategy.layers and strategy.mixing not in REFUSED
+    return not strategy.layers
 
 
 def random_training_case(seed):

@@ -11,8 +11,9 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
-from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, cut_piece
-from opmatrix.partitions.virtual import group_of, pieces_of
+from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece
+from opmatrix.partitions.ranks import Message, Meter
+from opmatrix.partitions.virtual import POSTED, group_of, pieces_of
 from opmatrix.split.axis_states import bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.placement import Coordinates
@@ -23,8 +24,13 @@ NOTHING = np.zeros(0)
 
 class Wire(Protocol):
     """Moves vectors of float64."""
-    def exchange(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
-        """Sends a vector to each of some ranks, and takes one of so many numbers from others."""
+    def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True) -> RankVectors:
+        """Sends a vector to each of some ranks, and takes one of so many numbers from others. Without `wait` it goes on
+        before what is sent has arrived."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for what was sent without waiting."""
         ...
 
 
@@ -46,6 +52,7 @@ class Crossings:
 
     def begin(self, meter: Meter) -> None:
         """Counts what follows in another meter; sizes stay known."""
+        self.wire.settle()
         self.meter, self.times = meter, dict[int, int]()
 
     def cross(self, message: Message) -> Numeric | Carriers:
@@ -57,8 +64,8 @@ class Crossings:
         self.current = message
         found, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None
-        if message.op != "take":
-            name = "send" if message.op == "give" else message.op
+        if message.op not in POSTED.values():
+            name = NAMES.get(message.op, message.op)
             self.meter.sent((name, self.mesh.axes[message.axis].name), message.numbers, wire, messages)
         return found
 
@@ -69,7 +76,8 @@ class Crossings:
         key = at, self.times.get(at, 0)
         self.times[at] = key[1] + 1
         if key in self.known: return self.known[key], vector
-        came = self.wire.exchange(dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length))
+        came = self.wire.exchange(dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length),
+                                  message.op not in POSTED)
         said = {rank: Heading.read(each) for rank, each in came.items()}
         self.checking.demand(message, own, said)
         self.known[key] = said
@@ -95,7 +103,8 @@ class RankCrossing:
         """Vectors by place in the group. What comes behind a heading is checked by it."""
         front = len(self.front)
         given = {self.group[q]: np.concatenate([self.front, each]) for q, each in sends.items()}
-        came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()})
+        came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()},
+                                       self.message.op not in POSTED)
         if front:
             said = {rank: Heading.read(each[:front]) for rank, each in came.items()}
             self.line.checking.demand(self.message, Heading.of(self.message), said)
@@ -212,23 +221,41 @@ def hand_on(one: RankCrossing) -> Crossed:
 
 
 def give(one: RankCrossing) -> Crossed:
-    """To the next stage."""
-    one.opened([1], [])
+    """To a neighbouring stage, which takes it when it gets there."""
+    one.opened(one.others, [])
     vector = as_vector(one.message.arrays)
-    one.swap({1: vector}, {})
+    one.swap(dict.fromkeys(one.others, vector), {})
     return (), len(vector), 1
 
 
 def take(one: RankCrossing) -> Crossed:
-    """From the stage before."""
-    one.opened([], [0])
-    came = one.swap({}, {0: count_all(one.shapes[0])})
-    return as_arrays(came[0], one.shapes[0]), 0, 0
+    """From a neighbouring stage."""
+    [other] = one.others
+    one.opened([], [other])
+    came = one.swap({}, {other: count_all(one.shapes[other])})
+    return as_arrays(came[other], one.shapes[other]), 0, 0
 
 
+def exchange_rows(one: RankCrossing) -> Crossed:
+    """To each rank its share of the arrays, in order of senders. How many rows each has goes before them, every time:
+    whom rows ask is not known before."""
+    arrays, share = one.message.arrays, len(one.message.arrays) // one.n
+    own = {q: arrays[q * share:(q + 1) * share] for q in range(one.n)}
+    one.opened(one.others, one.others)
+    told = one.swap({q: np.array([len(each) for each in own[q]], np.float64) for q in one.others},
+                    dict.fromkeys(one.others, share))
+    wide = arrays[0].shape[-1]
+    shapes = {q: [(int(rows), wide) for rows in each] for q, each in told.items()}
+    sends = {q: as_vector(own[q]) for q in one.others}
+    came = one.swap(sends, {q: count_all(each) for q, each in shapes.items()})
+    parts = [own[q] if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
+    return tuple(each for part in parts for each in part), sum(each.size for each in sends.values()), len(one.others)
+
+
+NAMES = dict(give="send", give_back="send", exchange="all_to_all")      # where they are counted
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
-    give=give, take=take, all_gather=gather_all, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
-    all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, all_gather=gather_all,
+    all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
 
 
 def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)

@@ -39,8 +39,9 @@ class GlooWire:
                               master_listen_fd=at.socket if first else None)
         dist.init_process_group("gloo", store=store, rank=at.rank, world_size=at.ranks, timeout=PATIENCE)
         self.rank = at.rank
+        self.posted: list[tuple[Any, torch.Tensor]] = []    # what is on its way still
 
-    def exchange(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
+    def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True) -> RankVectors:
         """Raises Lost where a rank is gone."""
         found = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
         given = {to: torch.from_numpy(np.array(vector, np.float64)) for to, vector in sends.items()}
@@ -48,10 +49,21 @@ class GlooWire:
         try:
             works = []
             for peer, tensor in found.items(): works.append((peer, dist.irecv(tensor, src=peer)))
-            for peer, tensor in given.items(): works.append((peer, dist.isend(tensor, dst=peer)))
+            for peer, tensor in given.items():
+                work = dist.isend(tensor, dst=peer)
+                if wait: works.append((peer, work))
+                else: self.posted.append((work, tensor))
             for peer, work in works: work.wait()                # noqa: B007
         except RuntimeError as error:
             raise Lost(f"rank {self.rank}: lost rank {peer}: {str(error).splitlines()[0][:120]}") from error
         return {of: tensor.numpy() for of, tensor in found.items()}
+
+    def settle(self) -> None:
+        """Waits until what was sent on without waiting has been taken: by then a step has ended."""
+        try:
+            for work, _ in self.posted: work.wait()
+        except RuntimeError as error:
+            raise Lost(f"rank {self.rank}: lost a rank: {str(error).splitlines()[0][:120]}") from error
+        self.posted = []
 
     def close(self) -> None: dist.destroy_process_group()

@@ -10,11 +10,12 @@ from zlib import crc32
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.partitions.ranks import AXES, Message
-from opmatrix.partitions.virtual import MERGES, STEPS
+from opmatrix.partitions.carrier_pieces import AXES
+from opmatrix.partitions.ranks import Message
+from opmatrix.partitions.virtual import MERGES, POSTED, STEPS
 from opmatrix.split.mesh import Mesh
 
-OPERATIONS = tuple(MERGES)
+OPERATIONS = *MERGES, *POSTED, *POSTED.values()
 SAME_SHAPES = "all_reduce", "reduce_scatter"                # all ranks hand over the same shapes
 DIMENSIONS = 4
 ArrayShape = tuple[int, ...]
@@ -41,6 +42,7 @@ class Heading(NamedTuple):
         over = message.over.__name__ if message.over else ""
         how = over, message.cut, message.then, message.unit, message.units, message.unfinished
         shapes = tuple(tuple(map(int, each.shape)) for each in message.arrays)
+        if message.op == "exchange": shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
         return cls(message.op, message.axis, message.at, crc32(repr(how).encode()), shapes)
 
     def vector(self, length: int) -> Numeric:
@@ -58,7 +60,8 @@ class Heading(NamedTuple):
     def told(self, mesh: Mesh) -> str:
         shapes = ", ".join(" × ".join(map(str, shape)) for shape in self.shapes) or "nothing"
         factor, step = divmod(self.at, STEPS)
-        where = f"step {step} of factor {factor}" if self.op not in ("give", "take") else f"factor {factor or step}"
+        between = self.op in POSTED or self.op in POSTED.values()
+        where = f"factor {factor or step}" if between else f"step {step} of factor {factor}"
         return f"{self.op} of {where} on axis {mesh.axes[self.axis].name} with {shapes}"
 
 
@@ -70,7 +73,8 @@ def length_of(mesh: Mesh) -> int:
 def meets(one: Heading, other: Heading, cut_along: int | None) -> bool:
     """Whether two ranks are in one crossing. What is gathered may differ along the dimension that is cut, what goes
     round or to neighbours in its rows."""
-    if {one.op, other.op} == {"give", "take"}: return (one.axis, one.at) == (other.axis, other.at)
+    if POSTED.get(one.op) == other.op or POSTED.get(other.op) == one.op:
+        return (one.axis, one.at) == (other.axis, other.at)
     if one[:4] != other[:4]: return False
     if one.op in ("send", "halo"): return True
     free = None if one.op in SAME_SHAPES else cut_along

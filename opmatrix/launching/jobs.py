@@ -17,11 +17,14 @@ from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition, partition
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
+from opmatrix.stepping.train_ranks import TrainAsked
+from opmatrix.training.learning import TARGETS, cross_entropy
+from opmatrix.training.timed_step import cut_batch
 
 
 @dataclass(frozen=True)
 class Job:
-    """A forward pass of a batch, `steps` times. `model` is the directory of a checkpoint or a configuration, whose
+    """A forward pass of a batch, or a step of training where `train` says how (`TrainAsked`), `steps` times. `model` is the directory of a checkpoint or a configuration, whose
     weights `seed` draws; `axes` are ranks and strategy of each axis, the outermost first; `ids` the tokens, a row for
     each sequence. `scores`: with the head of the vocabulary. `traced`: the last step is written down."""
     model: str | Settings
@@ -34,6 +37,7 @@ class Job:
     stages: Sequence[int] | None = None
     cuts: Mapping[str, str] | None = None
     traced: bool = False
+    train: Mapping[str, object] | None = None
 
     def json(self) -> dict[str, object]:
         return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*each] for each in self.axes.items()]}
@@ -50,18 +54,36 @@ class Job:
         return Mesh(made.axes, self.offload)
 
     @property
-    def feed(self) -> Feed: return Feed(np.asarray(self.ids, np.int64))
+    def learns(self) -> TrainAsked | None:
+        return None if self.train is None else TrainAsked(**self.train)         # type: ignore[arg-type]
+
+    @property
+    def feed(self) -> Feed:
+        """Rows of tokens, of which the next are the targets of a loss of scores."""
+        ids = np.asarray(self.ids, np.int64)
+        return Feed(ids) if self.train is None else Feed(ids[:, :-1], {TARGETS: ids[:, 1:]})
 
     def operator(self) -> Operator:
-        """The model with its numbers."""
-        if not isinstance(self.model, str): return drawn_model(self.model, self.seed, self.scores)
+        """The model with its numbers; where it is trained, with a loss behind it."""
         from opmatrix.files.checkpoint import open_model
-        return open_model(self.model).operator()
+        if isinstance(self.model, str): model = open_model(self.model).operator()
+        else: model = drawn_model(self.model, self.seed, self.scores or self.train is not None)
+        return model if self.train is None else with_loss(model)
 
     def plan(self, model: Operator | None = None) -> Partition:
         """The partition of the model. Raises InputError for a mesh that it does not fit."""
-        sizes = BatchSizes(*np.shape(self.ids))
+        sequences, tokens = np.shape(self.feed.x)
+        if (asked := self.learns) is not None: sequences = cut_batch(sequences, asked.micro_batches)
+        sizes = BatchSizes(sequences, tokens)
         return partition(model or self.operator(), self.mesh, sizes, stages=self.stages, cuts=self.cuts)
+
+
+def with_loss(model: Operator) -> Operator:
+    """The loss of what a model says of each next token. Raises InputError where it scores no vocabulary."""
+    if model.out.cols != model.into.cols:
+        raise InputError(f"train: the model gives {model.out.cols} features and scores no vocabulary of "
+                         f"{model.into.cols}: train one with a head, such as GPT-2 or LLaMA")
+    return model @ cross_entropy(int(model.out.cols))
 
 
 def drawn_model(config: Settings, seed: int = 0, scores: bool = False) -> Operator:

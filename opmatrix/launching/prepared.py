@@ -10,6 +10,7 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.exchanges import Crossings, NotFinite
+from opmatrix.launching.jobs import Job
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
@@ -52,6 +53,15 @@ class Prepared:
         final, last = self.splits[len(self.plan.chain) - 1], len(self.plan.stages) - 1
         ends = {self.plan.flat(place): each for place, each in results.items() if self.plan.stage(place) == last}
         return assembled(final.steps[final.out], ends, self.plan.mesh.flat)
+
+
+class PreparedRun:
+    """One rank of a job that runs forward over a wire, step by step."""
+    def __init__(self, job: Job, place: Coordinates) -> None:
+        self.prepared, self.place, self.feed = Prepared(job.plan()), place, job.feed
+
+    def run(self, line: Crossings, moments: list[Moment] | None = None) -> Numeric:
+        return self.prepared.run(self.place, self.feed, line, moments)
 
 
 def follow(running: Generator[Message, Any, Numeric], line: Crossings, moments: list[Moment] | None) -> Numeric:

@@ -11,7 +11,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
+import numpy as np
+
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Numeric
 from opmatrix.launching.exchanges import Crossings
 from opmatrix.launching.headings import Heading, RanksFailed
 from opmatrix.launching.pipes import NoteWriter
@@ -57,20 +60,23 @@ class Worker:
 
     def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
         from opmatrix.launching.jobs import Job
-        from opmatrix.launching.prepared import Moment, Prepared
+        from opmatrix.launching.prepared import Moment, PreparedRun
+        from opmatrix.launching.train_runs import TrainingRun
         self.at = "opens the model"
         job = Job.read(asked)
-        feed, prepared = job.feed, Prepared(job.plan())
-        place = [*prepared.plan.mesh.places()][rank]
-        self.line = line = Crossings(wire, prepared.plan.mesh, place, Meter())      # type: ignore[arg-type]
+        place = [*job.mesh.places()][rank]
+        ready = PreparedRun(job, place) if job.train is None else TrainingRun(job, place)
+        self.line = line = Crossings(wire, job.mesh, place, Meter())      # type: ignore[arg-type]
+        values: list[Numeric] = []
         times, memory, moments = list[tuple[float, float]](), list[int](), list[Moment]()
         self.at = "runs"
         for self.step in range(1, job.steps + 1):
             begun, traced = time.monotonic(), job.traced and self.step == job.steps
-            value = prepared.run(place, feed, line, moments if traced else None)
+            value = ready.run(line, moments if traced else None)
+            if job.train is not None: values.append(value)
             times.append((begun, time.monotonic()))
             memory.append(resident())
-        self.notes.send("done", value, times=times, memory=memory, moments=moments, meter=meter_json(line.meter))
+        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments, meter=meter_json(line.meter))
         self.line = None
 
 

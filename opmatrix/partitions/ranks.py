@@ -2,7 +2,7 @@
 and holds at the arrays themselves, so a formula is compared with what happened."""
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.asked_experts import AskingRank, ByExpert
 from opmatrix.partitions.booked import stored_arrays, stored_dims, stored_key
+from opmatrix.partitions.carrier_pieces import Carriers, cut_piece, each_of, unit_size
 from opmatrix.partitions.feeds import Feed, OneHot, window
 from opmatrix.partitions.related import HeldRows, dense_window, locate, merge_entries, pick_held
 from opmatrix.patterns import Pattern
@@ -30,13 +31,13 @@ from opmatrix.split.placement import Coordinates, Placement, found_at
 from opmatrix.split.traced import sliced_at
 from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
 
-Carriers: TypeAlias = tuple[Numeric, ...]
 Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 
 
 class Message(NamedTuple):
     """What a rank hands over on an axis, and waits for. `cut` is how it lies now, `then` how it shall; sizes of a unit
-    of each. `unfinished`: other axes have parts of it, too, so what is merged is a carrier still."""
+    of each. `unfinished`: other axes have parts of it, too, so what is merged is a carrier still. `among`: the ranks of
+    the axis that take part, all where none are named."""
     op: str
     axis: int
     arrays: Carriers
@@ -47,6 +48,7 @@ class Message(NamedTuple):
     unit: int = 1
     units: int = 0
     unfinished: bool = False
+    among: tuple[int, ...] = ()
 
     @property
     def numbers(self) -> int: return sum(each.size for each in self.arrays)
@@ -369,25 +371,6 @@ class Rank(AskingRank):
         found = came[source]
         for each in reversed(path): found = getattr(self, each.op)(each, found)
         return found
-
-
-def each_of(x: Numeric | Carriers, change: Callable[[Numeric], Numeric]) -> Numeric | Carriers:
-    """An array, or each component of a carrier, changed."""
-    return tuple(map(change, x)) if isinstance(x, tuple) else change(x)
-
-
-def unit_size(dims: Dims, state: Cut) -> int: return int(getattr(dims, state.role)) // int(state.units)
-
-
-AXES = {"batch": 0, "heads": 1, "rows": 2, "cols": 3}
-
-
-def cut_piece(x: Numeric, state: Cut, unit: int, n: int, r: int) -> Numeric:
-    """What rank r of n holds of an array that is cut."""
-    axis = AXES[state.role]
-    if x.shape[axis] == 1 and unit != 1: return x
-    lo, hi = state.bounds(n, r, x.shape[axis] // unit)
-    return x[(slice(None),) * axis + (slice(lo * unit, hi * unit),)]
 
 
 def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | None = None) -> Carriers:

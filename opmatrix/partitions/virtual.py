@@ -2,6 +2,7 @@
 same numbers come out to the bit whenever they run. What crosses is counted at the arrays."""
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -11,9 +12,10 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece, each_of
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import AXES, Carriers, Message, Meter, Rank, count_held, cut_piece, each_of
+from opmatrix.partitions.ranks import Message, Meter, Rank, count_held
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
@@ -21,6 +23,8 @@ from opmatrix.split.placement import Coordinates, found_at
 from opmatrix.split.spreading import Split
 
 STEPS = 100_000                                             # more than a factor has
+POSTED = {"give": "take", "give_back": "take_back"}         # sent without waiting for who takes it
+NEIGHBOURS = dict(give=(0, 1), take=(-1, 0), give_back=(-1, 0), take_back=(0, 1))      # of stages, the first one first
 
 
 RankBody: TypeAlias = Callable[[Coordinates, Meter, Numeric | None], Generator[Message, Any, Numeric]]
@@ -99,11 +103,24 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
     results: dict[Coordinates, Numeric] = {}
     waits: dict[Coordinates, Message] = {}
 
+    mail: dict[object, deque[Carriers]] = defaultdict(deque)
+
     def advance(place: Coordinates, value: Any) -> None:
-        try: waits[place] = running[place].send(value)
+        try:
+            while (message := running[place].send(value)).op in POSTED:
+                [receiver] = {*group_of(place, message, mesh)} - {place}
+                meters[place].sent(("send", mesh.axes[message.axis].name), message.numbers, message.numbers, 1)
+                mail[receiver, POSTED[message.op], message.at].append(message.arrays)
+                value = ()
+            waits[place] = message
         except StopIteration as end: results[place] = end.value
     for place in running: advance(place, None)
     while waits:
+        taking = [place for place, message in waits.items() if mail[place, message.op, message.at]]
+        for place in taking:
+            taken = waits.pop(place)
+            advance(place, mail[place, taken.op, taken.at].popleft())
+        if taking: continue
         groups = {group_of(place, message, mesh): message for place, message in waits.items()}
         ready = [(group, message) for group, message in groups.items()
                  if all(p in waits and alike(waits[p], message) for p in group)]
@@ -118,17 +135,17 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
 
 
 def alike(one: Message, other: Message) -> bool:
-    """Whether two ranks wait for each other: in one operation of one step, or one gives what the other takes."""
-    pair = {one.op, other.op}
-    return (one.axis, one.at) == (other.axis, other.at) and (len(pair) == 1 or pair == {"give", "take"})
+    """Whether two ranks wait for each other: in one operation of one step."""
+    return one.op not in POSTED.values() and (one.op, one.axis, one.at) == (other.op, other.axis, other.at)
 
 
 def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordinates, ...]:
     """The ranks that take part: those that meet on an axis, in order, or two neighbours."""
     axis, here = message.axis, place[message.axis]
-    along = {"give": (here, here + 1), "take": (here - 1, here)}.get(message.op)
-    if along is None: return mesh.group(place, axis)
-    return tuple((*place[:axis], r, *place[axis + 1:]) for r in along)
+    along = NEIGHBOURS.get(message.op)
+    if along is None and not message.among: return mesh.group(place, axis)
+    if along is not None: return tuple((*place[:axis], here + step, *place[axis + 1:]) for step in along)
+    return tuple((*place[:axis], r, *place[axis + 1:]) for r in message.among)
 
 
 def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric | Carriers:
@@ -218,14 +235,8 @@ def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list
     return [sent[r - 1].arrays for r in range(len(sent))]
 
 
-def give(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
-    """From one stage to the next."""
-    meters[0].sent(("send", axis), sent[0].numbers, sent[0].numbers, 1)
-    return [(), sent[0].arrays]
-
-
 MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
-    give=give, take=give, all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
+    all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
     all_to_all=all_to_all, send=hand_on, halo=exchange_halo,
     exchange=exchange_rows)
 

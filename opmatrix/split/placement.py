@@ -24,6 +24,11 @@ class Placement(NamedTuple):
         """The axes over which ranks have parts of a value."""
         return tuple(k for k, state in self.cuts if isinstance(state, Partial))
 
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """The axes over which several ranks have the same piece."""
+        return tuple(k for k, state in self.cuts if isinstance(state, Cut) and state.copied)
+
     def but(self, axis: int, state: AxisState) -> Placement:
         """With that state on an axis: in its place where one of the same dimension was there, else as the innermost."""
         own = self.on(axis)
@@ -44,6 +49,12 @@ class Placement(NamedTuple):
         behind = behind[behind.index(axis) + 1:] if axis in behind else []
         return [k for k in behind if isinstance(own, Cut) and role_of(self.on(k)) == own.role]
 
+
+
+def copy_holders(state: Cut, ranks: int, r: int) -> tuple[int, ...]:
+    """The ranks that have the copy that one of them has."""
+    own = state.bounds(ranks, r, int(state.units))
+    return tuple(q for q in range(ranks) if state.bounds(ranks, q, int(state.units)) == own)
 
 
 def role_of(state: AxisState) -> Role | None: return state.role if isinstance(state, Cut) else None

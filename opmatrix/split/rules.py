@@ -168,11 +168,12 @@ def split_total(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
 
 @rule("fold")
 def split_fold(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
-    """The sum of each group of heads, where a rank has whole groups. Raises InputError for groups that ranks share."""
-    own = split.merged_on(k, args[0])
-    if isinstance(own, Cut) and own.role == "heads" and (own.copied or not divides(own.units, line.more[0])):
-        raise InputError(f"mesh: {axis.name}: ranks would copy the {line.more[0]} heads of keys, and gradients of "
-                         "copies are not summed yet: cut heads over fewer ranks")
+    """The sum of each group of heads, where a rank has whole groups; of a group that ranks share, each has what its own
+    heads give to the copy that it holds, which weights of copied columns take for a part of a sum."""
+    own, h = split.merged_on(k, args[0]), line.more[0]
+    if isinstance(own, Cut) and own.role == "heads" and not divides(own.units, h):
+        if not axis.strategy.cuts_weights: return [home := split.home(k, args[0])], home, None, pass_rule(home)
+        return [own], Cut("heads", h, copied=True), None, "copied heads"
     return [own], own, None, pass_rule(own)
 
 
@@ -193,8 +194,10 @@ def split_alike(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
 
 @rule("summed")
 def split_summed(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
-    """The sum of all rows, of which a rank has some."""
+    """The sum of all rows, of which a rank has some; columns that attention has cut go home first, as they do for the
+    gradients of weights."""
     own = split.merged_on(k, args[0])
+    if role_of(own) == "cols" and not axis.strategy.cuts_weights: own = split.home(k, args[0])
     if role_of(own) in ("batch", "rows"): return [own], Partial(monoids.sum), None, "contraction"
     return [own], own, None, pass_rule(own)
 

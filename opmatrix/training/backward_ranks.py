@@ -17,12 +17,13 @@ from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import CROSSED, Crossing, add_up
 from opmatrix.partitions.feeds import Feed, OneHot
-from opmatrix.partitions.ranks import Carriers, Held, Message, Meter, Rank, count_held
+from opmatrix.partitions.carrier_pieces import Carriers
+from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
 from opmatrix.split.axis_states import Cut, bounds, piece
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes, RankStep, last_reads
-from opmatrix.split.placement import Coordinates, Placement
+from opmatrix.split.placement import Coordinates, Placement, copy_holders
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import Keep
 from opmatrix.training.line_readings import COTANGENT
@@ -89,16 +90,26 @@ class BackwardRank(Rank):
             self.meter.peak = max(self.meter.peak, sum(map(count_held, self.values.values())))
             for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
         found = {-1: self.array(self.out)}
-        buckets: dict[tuple[int, ...], list[int]] = {}
+        buckets: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for line, at in self.asked.items():
-            buckets.setdefault(self.steps[at].placement.partial, []).append(line)
-        for number, (parts, lines) in enumerate(buckets.items()):
+            lies = self.steps[at].placement
+            buckets.setdefault((lies.partial, lies.copied), []).append(line)
+        for number, ((parts, copied), lines) in enumerate(buckets.items()):
             arrays = [self.array(self.asked[line]) for line in lines]
             flat = np.concatenate([each.ravel() for each in arrays])
+            for k in copied:
+                holders = copy_holders(self.copy_of(lines[0], k), self.mesh.axes[k].count, self.place[k])
+                flat = yield Message("all_reduce", k, (flat,), REDUCTIONS + number, monoids.sum, among=holders)
             for k in parts: flat = yield from self.reduced(flat, k, REDUCTIONS + number)
             ends = np.cumsum([each.size for each in arrays])[:-1]
             found |= {line: part.reshape(each.shape)
                       for line, part, each in zip(lines, np.split(flat, ends), arrays, strict=True)}
+        return found
+
+    def copy_of(self, line: int, k: int) -> Cut:
+        """How a gradient is cut on an axis whose ranks copy its array."""
+        found = self.steps[self.asked[line]].placement.on(k)
+        assert isinstance(found, Cut)
         return found
 
     def reduced(self, flat: Numeric, k: int, at: int) -> Generator[Message, Any, Numeric]:

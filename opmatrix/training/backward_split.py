@@ -8,6 +8,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape
+from opmatrix.partitions.booked import stored_arrays
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
@@ -18,18 +19,13 @@ from opmatrix.split.traced import Operation, renumber
 from opmatrix.training.forward_lines import is_product
 from opmatrix.training.pullback import PassPhase, Pulled
 
-REFUSED = "ring", "keys"                                    # how attention meets rows, of which there is no pullback
-
 
 class BackwardSplit(Split):
     """The steps of a pullback on a mesh. `places`: the step of each line; `step_phases`: of each step, whether it is
-    forward's. Raises InputError as a split does, and for attention that goes round in a ring."""
+    forward's. Attention in a ring, and over keys that stay, has its keys gathered. Raises
+    InputError as a split does."""
     def __init__(self, pulled: Pulled, mesh: Mesh, sizes: BatchSizes, *, selects: bool = False,
                  cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
-        for axis in mesh:
-            if axis.strategy.mixing in REFUSED:
-                raise InputError(f"mesh: {axis.name}: attention over {axis.strategy.name} has no pullback yet: give "
-                                 "ulysses or gathered")
         if mesh.experts is not None and mesh.experts.ranks > 1:
             raise InputError(f"mesh: {mesh.experts.name}: experts on an axis of their own have no pullback yet: leave "
                              "it out")
@@ -80,11 +76,24 @@ class BackwardSplit(Split):
             self.note_phases()
         asked = [pulled.result, *([] if pulled.x is None else [pulled.x]), *pulled.gradients.values(),
                  *pulled.pull.kept.values(), *pulled.masks]
+        self.phase = "backward"
+        live = [self.steps[at] for at in renumber(self.steps, {found[at] for at in asked})]
+        self.stored_as = {key: lies for (key, lies), _, _ in stored_arrays(live)}
+        for data, at in pulled.gradients.items(): found[at] = self.as_stored(data, found[at])
+        self.note_phases()
         place = renumber(self.steps, {found[at] for at in asked})
         steps = [self.steps[at]._replace(args=tuple(place[a] for a in self.steps[at].args)) for at in place]
         self.step_phases = [self.step_phases[at] for at in place]
         self.steps, self.out = steps, place[found[pulled.result]]
         return {at: place[found[at]] for at in asked}
+
+    def as_stored(self, data: Data, at: int) -> int:
+        """The gradient of an array as the array lies, but for sums of which ranks have parts."""
+        lies = self.stored_as.get(stored_once(data).key)
+        for k in range(len(self.mesh)) if lies is not None else ():
+            own, wanted = self.steps[at].placement.on(k), in_base(data, lies).on(k)
+            if own != wanted and not (isinstance(own, Partial) and wanted is None): at = self.want(at, k, wanted)
+        return at
 
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
         """Ids of tokens are kept by the batch: they are no value of their own."""

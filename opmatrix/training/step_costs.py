@@ -15,7 +15,8 @@ from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, gathers
 from opmatrix.partitions.factor_chain import joined, layers
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import piece
+from opmatrix.split.axis_states import Cut, piece
+from opmatrix.split.mesh import Axis
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
 from opmatrix.training.pullback import PassPhase, pullback
@@ -67,19 +68,27 @@ class BackwardBooked(Booked):
             found[unit] = found.get(unit, NONE) + sympy.nsimplify(size) * held
         return found
 
-    def buckets(self) -> dict[tuple[int, ...], sympy.Expr]:
-        """Numbers of gradients by the axes over which ranks have parts of them: each bucket is summed at once."""
-        found: dict[tuple[int, ...], sympy.Expr] = {}
+    def buckets(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr]:
+        """Numbers of gradients by the axes over which ranks have parts of them, and by those over which several have
+        what their heads give to a copy: each bucket is summed at once."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
-            parts = self.steps[at].placement.partial
-            found[parts] = found.get(parts, NONE) + self.held_dims[at].numbers
+            lies = self.steps[at].placement
+            key = lies.partial, lies.copied
+            found[key] = found.get(key, NONE) + self.held_dims[at].numbers
         return found
+
+    def copies(self, k: int) -> Cut:
+        """The cut of what ranks of an axis copy."""
+        cuts = (self.steps[at].placement.on(k) for at in self.split.places.values())
+        return next(each for each in cuts if isinstance(each, Cut) and each.copied)
 
     def reductions(self) -> Iterator[Crossing]:
         """How gradients are summed over ranks: as pieces where an axis stores the optimiser's state once, whose new
         weights are then gathered, unless weights are stored in pieces, too."""
-        for parts, numbers in self.buckets().items():
+        for (parts, copied), numbers in self.buckets().items():
+            for k in copied: yield among_copies(self.mesh.axes[k], self.copies(k), numbers)
             for k in parts: yield from self.reduced(k, numbers)
 
     def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
@@ -93,6 +102,14 @@ class BackwardBooked(Booked):
             return
         yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
         if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
+
+
+def among_copies(axis: Axis, state: Cut, numbers: sympy.Expr) -> Crossing:
+    """The sum of what ranks that have the same copy give it."""
+    n = sympy.sympify(axis.ranks) / state.units
+    own = sympy.sympify(piece(numbers, n, sympy.Mod(axis.at, n)))
+    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (n - 1), sympy.Integer(2),
+                    "weights")
 
 
 @dataclass(frozen=True)

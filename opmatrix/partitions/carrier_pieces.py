@@ -1,0 +1,29 @@
+"""Pieces of what ranks hold: an array, or each component of a carrier, along a dimension that is cut."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from opmatrix.algebra.data import Numeric
+from opmatrix.split.axis_states import Cut, Dims
+
+Carriers: TypeAlias = tuple[Numeric, ...]
+
+
+def each_of(x: Numeric | Carriers, change: Callable[[Numeric], Numeric]) -> Numeric | Carriers:
+    """An array, or each component of a carrier, changed."""
+    return tuple(map(change, x)) if isinstance(x, tuple) else change(x)
+
+
+def unit_size(dims: Dims, state: Cut) -> int: return int(getattr(dims, state.role)) // int(state.units)
+
+
+AXES = {"batch": 0, "heads": 1, "rows": 2, "cols": 3}
+
+
+def cut_piece(x: Numeric, state: Cut, unit: int, n: int, r: int) -> Numeric:
+    """What rank r of n holds of an array that is cut."""
+    axis = AXES[state.role]
+    if x.shape[axis] == 1 and unit != 1: return x
+    lo, hi = state.bounds(n, r, x.shape[axis] // unit)
+    return x[(slice(None),) * axis + (slice(lo * unit, hi * unit),)]

@@ -1,0 +1,128 @@
+"""What the ranks of a stage learn: arrays, how their gradients are summed, and in which pieces the optimiser, gradients
+and weights are stored. Arrays that lie alike are one bucket, whose numbers cross at once."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
+from opmatrix.partitions.booked import StoredKey, stored_dims, stored_key
+from opmatrix.partitions.plan import Partition
+from opmatrix.split.axis_states import Cut, Dims, Partial
+from opmatrix.split.placement import Placement
+from opmatrix.stepping.stage_chunks import StageChunk
+
+
+class GradientUse(NamedTuple):
+    """A gradient that a chunk gives of an array: its line, whether it is turned, over which axes ranks have parts."""
+    chunk: int
+    line: int
+    turned: bool
+    partial: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LearnedArray:
+    """An array as a stage stores it, and the gradients of it. `stages` are those that learn it."""
+    key: StoredKey
+    data: Data
+    uses: tuple[GradientUse, ...]
+    stages: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        whole = self.data.cut_of or self.data
+        return str((whole.base or whole).name or self.data)
+
+    @property
+    def chunks(self) -> tuple[int, ...]: return tuple(dict.fromkeys(use.chunk for use in self.uses))
+
+    @property
+    def partial(self) -> tuple[int, ...]:
+        """The axes over which some gradient is a part; one that is whole there counts on the first rank alone."""
+        return tuple(sorted({k for use in self.uses for k in use.partial}))
+
+    @property
+    def dims(self) -> Dims: return stored_dims(self.data)
+
+    @property
+    def copied(self) -> tuple[tuple[int, Cut], ...]:
+        """How it is cut over axes of which several ranks have a copy of it."""
+        return tuple((k, state) for k, state in self.key[1].cuts if isinstance(state, Cut) and state.copied)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Arrays whose gradients cross together. `summed`: axes over which they are summed whole; `copied`: how those are
+    cut of which several ranks of an axis have a copy; `pieces`: axes that store
+    the optimiser once, those that store weights once first; `stages`: those among which they are summed, too."""
+    number: int
+    arrays: tuple[LearnedArray, ...]
+    summed: tuple[int, ...]
+    pieces: tuple[int, ...]
+    stored: tuple[int, ...]
+    stages: tuple[int, ...]
+    copied: tuple[tuple[int, Cut], ...] = ()
+
+    @cached_property
+    def chunks(self) -> frozenset[int]: return frozenset(k for each in self.arrays for k in each.chunks)
+
+
+def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey, Data, GradientUse]]:
+    """The gradients of a chunk by what their arrays are stored as. Raises InputError where a gradient lies otherwise
+    than its array."""
+    for data, line in chunk.split.pulled.gradients.items():
+        lies = chunk.steps[chunk.split.places[line]].placement
+        cuts = Placement(tuple((k, state) for k, state in lies.cuts if not isinstance(state, Partial)))
+        base, key = data.base or data, stored_key(data, cuts)
+        known = chunk.split.stored_as.get(base.key)
+        if known is not None and {*known.cuts} != {*key[1].cuts}:
+            raise InputError(f"training: {base}: it lies as {lying(known, chunk)}, and its gradient as "
+                             f"{lying(key[1], chunk)}: cut it otherwise")
+        yield (base.key, known or key[1]), base, GradientUse(number, line, data.base is not None, lies.partial)
+
+
+def lying(placement: Placement, chunk: StageChunk) -> str:
+    return ", ".join(f"{state} over {chunk.split.mesh.axes[k].name}" for k, state in placement.cuts) or "whole"
+
+
+def learned_arrays(plan: Partition, stages: Mapping[int, Sequence[StageChunk]], stage: int) -> list[LearnedArray]:
+    """What a stage learns; `stages` are the chunks of those that may share arrays with it."""
+    by_stage = {at: {} for at in stages}                    # type: dict[int, dict[StoredKey, tuple[Data, list[GradientUse]]]]
+    for at, chunks in stages.items():
+        for number, chunk in enumerate(chunks):
+            for key, data, use in placed_gradients(chunk, number):
+                by_stage[at].setdefault(key, (data, []))[1].append(use)
+    found = []
+    for key, (data, uses) in by_stage[stage].items():
+        others = tuple(at for at, own in by_stage.items() if key in own)
+        found.append(LearnedArray(key, data, tuple(uses), others if len(others) > 1 else ()))
+    check_alike(found, by_stage)
+    return found
+
+
+def check_alike(found: Sequence[LearnedArray], by_stage: Mapping[int, Mapping[StoredKey, object]]) -> None:
+    """Raises InputError for an array that lies in two ways, or of which a part is another's, too."""
+    lies: dict[str, StoredKey] = {}
+    for key in [*(each.key for each in found), *(key for own in by_stage.values() for key in own)]:
+        if lies.setdefault(key[0], key) != key:
+            name = next((each.name for each in found if each.key[0] == key[0]), key[0])
+            raise InputError(f"training: {name}: it lies in two ways, and learns in one: cut both alike")
+
+
+def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
+    """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket of its own."""
+    found: dict[tuple[object, ...], list[LearnedArray]] = {}
+    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.copied), []).append(each)
+    axes = plan.mesh.flat.axes
+    made = []
+    for number, own in enumerate(found.values()):
+        parts = own[0].partial
+        pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
+        made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces),
+                           tuple(k for k in pieces if axes[k].strategy.stored > 2), own[0].stages,
+                           own[0].copied))
+    return made

@@ -1,0 +1,305 @@
+"""A rank that trains: micro-batches through its stage in the order of a schedule, gradients summed over the ranks that
+have parts of them, a step of Adam on what this rank stores of the optimiser, new numbers gathered."""
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.algebra import monoids
+from opmatrix.algebra.data import Data, Numeric
+from opmatrix.microbatches.named import pipeline_kind
+from opmatrix.microbatches.tasks import Task
+from opmatrix.partitions.booked import StoredKey, stored_arrays, stored_dims
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.ranks import Message, Meter
+from opmatrix.partitions.virtual import STEPS, assembled, drive, with_mesh_axes
+from opmatrix.split.axis_states import Cut
+from opmatrix.split.placement import Coordinates, copy_holders, found_at
+from opmatrix.split.traced import sliced_at
+from opmatrix.stepping.chunk_passes import NO_NUMBERS, ChunkPass
+from opmatrix.stepping.learned_arrays import Bucket, LearnedArray, buckets_of, learned_arrays
+from opmatrix.stepping.stage_chunks import StageChunk, stage_chunks
+from opmatrix.training.learning import Adam
+
+ORDERS = "gpipe", "1f1b"                                    # whose stages have one chunk each, and no passes apart
+GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000       # of weights, told from steps of values
+VERSIONS = count()                                          # of arrays, so that no two are taken for one
+
+
+class LossNotFinite(ArithmeticError):
+    """A loss, or a gradient, that is no number."""
+
+
+class TrainAsked(NamedTuple):
+    """How a step of training is run: the rate of Adam, the schedule, micro-batches of a step, what is kept."""
+    rate: float = 1e-3
+    schedule: str = "1f1b"
+    micro_batches: int = 1
+    keep: str = "units"
+
+
+def check_train_asked(asked: TrainAsked) -> None:
+    """Raises InputError for a schedule that ranks do not run, and for a rate that is none."""
+    kind = pipeline_kind(asked.schedule)
+    if kind.name not in ORDERS:
+        raise InputError(f"schedule {asked.schedule}: ranks run {' or '.join(ORDERS)}; others are run in time alone "
+                         "(partition --train)")
+    if not 0 < asked.rate < float("inf"): raise InputError(f"rate {asked.rate:g}: more than 0, such as 0.001")
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """A partition of a model whose result is a loss a row, for micro-batches of its sizes."""
+    plan: Partition
+    asked: TrainAsked = TrainAsked()
+
+    def __post_init__(self) -> None: check_train_asked(self.asked)
+
+    @property
+    def stages(self) -> int: return len(self.plan.stages)
+
+    @cached_property
+    def chunks(self) -> dict[int, list[StageChunk]]:
+        """The chunks of every stage: arrays may be shared between any."""
+        return {stage: stage_chunks(self.plan, stage, self.asked.keep) for stage in range(self.stages)}
+
+    @cached_property
+    def buckets(self) -> dict[int, list[Bucket]]:
+        return {stage: buckets_of(self.plan, learned_arrays(self.plan, self.chunks, stage))
+                for stage in range(self.stages)}
+
+    @cached_property
+    def order(self) -> list[list[Task]]:
+        return pipeline_kind(self.asked.schedule).tasks(self.stages, self.asked.micro_batches).order
+
+    @property
+    def rows(self) -> int:
+        """Rows of a whole batch, of each of which there is a loss."""
+        return int(self.plan.sizes.sequences) * self.asked.micro_batches * int(self.plan.sizes.tokens)
+
+    def feeds(self, whole: Feed) -> list[Feed]:
+        """The micro-batches of a batch, one after the other."""
+        n = int(self.plan.sizes.sequences)
+        return [Feed(whole.x[lo:lo + n], {name: each[lo:lo + n] for name, each in whole.fields.items()},
+                     {name: each[lo:lo + n] for name, each in whole.inputs.items()}, whole.relations, whole.even)
+                for lo in range(0, n * self.asked.micro_batches, n)]
+
+    def losses(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
+        """The loss of each row of each micro-batch, of what the ranks of the last stage have of them."""
+        last = self.stages - 1
+        chunk, mesh = self.chunks[last][-1], self.plan.mesh.flat
+        ends = {self.plan.flat(place): each for place, each in results.items() if self.plan.stage(place) == last}
+        step = chunk.steps[chunk.out]
+        return np.stack([assembled(step, {place: each[m] for place, each in ends.items()}, mesh)
+                         for m in range(self.asked.micro_batches)])
+
+
+@dataclass
+class Shard:
+    """What a rank stores of a bucket: its numbers, a piece where an axis stores weights once, and the optimiser's for
+    those of which it has them."""
+    bucket: Bucket
+    flat: Numeric
+    adam: Adam = field(default_factory=Adam)
+
+
+class TrainingRank:
+    """One rank with its numbers; `step` is a generator, as ranks are."""
+    def __init__(self, train: TrainPlan, place: Coordinates) -> None:
+        self.train, self.plan, self.place, self.flat_place = train, train.plan, place, train.plan.flat(place)
+        self.stage = self.plan.stage(place)
+        self.chunks, self.buckets = train.chunks[self.stage], train.buckets[self.stage]
+        self.arrays: dict[Any, Data] = {}
+        self.mesh = self.plan.mesh.flat
+        self.numbers = [self.plan.mesh.index(axis.name) for axis in self.mesh]
+        for chunk in self.chunks:
+            for key, data, _ in stored_arrays(chunk.steps): self.arrays.setdefault(key, self.stored(data, key))
+        self.shards = [self.beginning(bucket) for bucket in self.buckets]
+
+    def stored(self, data: Data, key: StoredKey) -> Data:
+        """What this rank has of an array at the beginning."""
+        base = data.base or data
+        return sliced_at(base, found_at(stored_dims(base), key[1], self.mesh, self.flat_place))
+
+    def beginning(self, bucket: Bucket) -> Shard:
+        flat = np.concatenate([self.arrays[each.key].array.ravel() for each in bucket.arrays]).astype(np.float64)
+        for k in bucket.stored: flat = flat[self.own_piece(k, len(flat))]
+        found = Shard(bucket, flat, Adam(self.train.asked.rate))
+        if bucket.stored: self.drop(bucket)
+        return found
+
+    def own_piece(self, k: int, size: int) -> slice:
+        lo, hi = Cut("batch", size).bounds(self.mesh.axes[k].count, self.flat_place[k], size)
+        return slice(lo, hi)
+
+    # One step.
+
+    def step(self, feeds: Sequence[Feed], meter: Meter) -> Generator[Message, Any, Numeric]:
+        """A step of training; what this rank has of the losses of the rows of each micro-batch. Raises LossNotFinite."""
+        self.meter = meter
+        self.passes: dict[int, list[ChunkPass]] = {}
+        self.gradients: dict[StoredKey, Numeric] = {}
+        losses: dict[int, Numeric] = {}
+        for task in self.train.order[self.stage]:
+            if task.kind == "F": losses[task.micro] = yield from self.ahead(task.micro, feeds[task.micro])
+            else: yield from self.back(task.micro)
+        for shard in self.shards: yield from self.learn(shard)
+        return np.stack([losses[m] for m in sorted(losses)])
+
+    def ahead(self, micro: int, feed: Feed) -> Generator[Message, Any, Numeric]:
+        """A micro-batch forward through the stage."""
+        along, value, passes = self.along, None, list[ChunkPass]()
+        if self.stage: [value] = yield Message("take", along, (), self.chunks[0].lo)
+        for number, chunk in enumerate(self.chunks):
+            yield from self.gather(number)
+            passes.append(ChunkPass(chunk, self.flat_place, feed, self.meter, self.arrays, value))
+            value = yield from with_mesh_axes(passes[-1].ahead(), self.plan, chunk.lo)
+            self.leave(number)
+        self.passes[micro] = passes
+        assert value is not None
+        if self.stage < self.train.stages - 1:
+            yield Message("give", along, (value,), self.chunks[-1].hi)
+            return NO_NUMBERS
+        if not np.isfinite(value).all():
+            raise LossNotFinite(f"the loss is not finite: a smaller rate than {self.train.asked.rate:g} may help")
+        return value
+
+    def back(self, micro: int) -> Generator[Message, Any, None]:
+        """A micro-batch back through the stage: its gradients are added to those of others."""
+        along, g = self.along, 1 / self.train.rows          # type: tuple[int, Any]
+        if self.stage < self.train.stages - 1: [g] = yield Message("take_back", along, (), self.chunks[-1].hi)
+        for number in reversed(range(len(self.chunks))):
+            yield from self.gather(number)
+            chunk, one = self.chunks[number], self.passes[micro].pop()
+            went: Any = yield from with_mesh_axes(one.back(g), self.plan, chunk.lo)      # type: ignore[arg-type]
+            g = went.cotangent
+            self.add_gradients(number, went.gradients)
+            self.leave(number)
+        if self.stage: yield Message("give_back", along, (g,), self.chunks[0].lo)
+
+    @property
+    def along(self) -> int: return self.plan.mesh.index(self.plan.mesh.stages.name) if self.plan.mesh.stages else 0
+
+    def add_gradients(self, number: int, found: Mapping[int, Numeric]) -> None:
+        """Adds what a chunk gives to the gradients of its arrays, as these are stored."""
+        for shard in self.shards:
+            for each in shard.bucket.arrays:
+                for use in each.uses:
+                    if use.chunk != number: continue
+                    g = found[use.line]
+                    if use.turned: g = g.swapaxes(-1, -2)
+                    if any(self.flat_place[k] for k in each.partial if k not in use.partial): g = np.zeros_like(g)
+                    own = self.gradients.get(each.key)
+                    self.gradients[each.key] = np.array(g) if own is None else own + g
+
+    # Weights that are stored in pieces are there while a chunk runs.
+
+    def gather(self, number: int) -> Generator[Message, Any, None]:
+        for shard in self.shards:
+            if not shard.bucket.stored or number not in shard.bucket.chunks: continue
+            flat = shard.flat
+            for k in reversed(shard.bucket.stored): flat = yield from self.whole(shard.bucket, flat, k, GATHERING)
+            self.put(shard.bucket, flat)
+
+    def leave(self, number: int) -> None:
+        for shard in self.shards:
+            if shard.bucket.stored and number in shard.bucket.chunks: self.drop(shard.bucket)
+
+    def drop(self, bucket: Bucket) -> None:
+        for each in bucket.arrays: self.arrays.pop(each.key, None)
+
+    def whole(self, bucket: Bucket, own: Numeric, k: int, after: int) -> Generator[Message, Any, Numeric]:
+        """A bucket, as it is before an axis stores pieces of it, of the pieces of all."""
+        sizes = self.sizes(bucket)
+        whole = sizes[bucket.pieces.index(k)]
+        found: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(bucket, after), None,
+                                       Cut("batch", whole), units=whole)
+        return found
+
+    def sizes(self, bucket: Bucket) -> list[int]:
+        """Numbers of a bucket whole, and behind each axis that stores a piece of it."""
+        found = [sum(self.size(each) for each in bucket.arrays)]
+        for k in bucket.pieces:
+            own = self.own_piece(k, found[-1])
+            found.append(own.stop - own.start)
+        return found
+
+    def size(self, each: LearnedArray) -> int: return int(np.prod(self.shape(each), dtype=np.int64))
+
+    def shape(self, each: LearnedArray) -> tuple[int, ...]:
+        """What this rank has of an array, whole where it is stored in pieces."""
+        at = found_at(each.dims, each.key[1], self.mesh, self.flat_place)
+        own = [at.get(role, (0, size)) for role, size in zip(("heads", "rows", "cols"), each.dims[1:], strict=True)]
+        sizes = [int(hi - lo) for lo, hi in own]
+        return tuple(sizes[-len(each.data.shape):])
+
+    def named(self, bucket: Bucket, after: int) -> int:
+        """Where a crossing of a bucket is: by its first chunk."""
+        return self.chunks[min(bucket.chunks)].lo * STEPS + after + bucket.number
+
+    def put(self, bucket: Bucket, flat: Numeric) -> None:
+        """The arrays of a bucket are these numbers now."""
+        at = 0
+        for each in bucket.arrays:
+            size = self.size(each)
+            made = Data(flat[at:at + size].reshape(self.shape(each)))
+            made.key = f"{each.key[0]} version {next(VERSIONS)}"
+            made.T.key = f"{made.key}.T"
+            self.arrays[each.key], at = made, at + size
+
+    def learn(self, shard: Shard) -> Generator[Message, Any, None]:
+        """Sums the gradients of a bucket, and takes a step on what this rank stores of it. Raises LossNotFinite."""
+        bucket = shard.bucket
+        at = self.named(bucket, SUMMING)
+        flat = np.concatenate([self.gradients[each.key].ravel() for each in bucket.arrays])
+        for k, state in bucket.copied:
+            holders = copy_holders(state, self.mesh.axes[k].count, self.flat_place[k])
+            flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=holders)
+        for k in bucket.summed: flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum)
+        for k in bucket.pieces:
+            flat = yield Message("reduce_scatter", self.numbers[k], (flat,), at, monoids.sum, None,
+                                 Cut("batch", flat.size))
+        if bucket.stages:
+            flat = yield Message("all_reduce", self.along, (flat,), self.shared_at(bucket), monoids.sum,
+                                 among=bucket.stages)
+        if not np.isfinite(flat).all():
+            raise LossNotFinite(f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
+                                f"{self.train.asked.rate:g} may help")
+        own, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
+        for k in apart: own = own[self.own_piece(k, len(own))]
+        new = shard.adam.step({"": own}, {"": flat})[""]
+        for k in reversed(apart): new = yield from self.whole(bucket, new, k, RENEWING)
+        shard.flat = new
+        if not bucket.stored: self.put(bucket, new)
+
+    def shared_at(self, bucket: Bucket) -> int:
+        """Where a sum between stages is, which all of them must call alike."""
+        shared = sorted({each.key[0] for own in self.train.buckets.values() for one in own if one.stages
+                         for each in one.arrays})
+        return SUMMING + shared.index(bucket.arrays[0].key[0])
+
+
+@dataclass(frozen=True)
+class TrainRan:
+    """Steps of training: the mean loss of each, what each rank counted in the last, its ranks."""
+    losses: Sequence[float]
+    meters: Mapping[Coordinates, Meter]
+    ranks: Mapping[Coordinates, TrainingRank]
+
+
+def train_virtual(train: TrainPlan, feed: Feed, steps: int) -> TrainRan:
+    """Steps of training with all ranks in this process."""
+    ranks = {place: TrainingRank(train, place) for place in train.plan.mesh.places()}
+    losses, feeds, meters = list[float](), train.feeds(feed), dict[Coordinates, Meter]()
+    for _ in range(steps):
+        meters = {place: Meter() for place in ranks}
+        running = {place: rank.step(feeds, meters[place]) for place, rank in ranks.items()}
+        losses.append(float(train.losses(drive(running, train.plan.mesh, meters)).mean()))
+    return TrainRan(losses, meters, ranks)
