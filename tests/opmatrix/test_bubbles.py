@@ -53,8 +53,8 @@ def test_a_closed_form_that_is_not_its_own_is_found():
 
 
 def test_bubbles_of_the_papers():
-    """Of the work of a stage: (p - 1) / m, (p - 1) / (v m); ZB-H1's where W is the shortest, DualPipe's where passes take
-    as long."""
+    """Of the work of a stage: (p - 1) / m, (p - 1) / (v m); ZB-H1's where W is the shortest, DualPipe's where passes
+    take as long."""
     p, m, F, B, W = sympy.symbols("p m F B W", positive=True)
     assert sympy.simplify(waiting("1f1b") / (m * (F + B + W)) - (p - 1) / m) == 0
     assert sympy.simplify(waiting("interleaved:3") / (m * (F + B + W)) - (p - 1) / (3 * m)) == 0
