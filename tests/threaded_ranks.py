@@ -5,6 +5,7 @@ from threading import Thread
 import numpy as np
 
 from opmatrix.launching.exchanges import Crossings
+from opmatrix.launching.train_runs import TrainingRun, mean_losses, train_plan
 from opmatrix.partitions.ranks import Meter
 from opmatrix.partitions.virtual import Ran
 
@@ -26,14 +27,33 @@ class QueueWire:
 
 def run_threads(prepared, mesh, feed, runs=1, crossings=Crossings):
     """Runs the ranks of a prepared partition as threads, so often; the last run. The first failure is raised."""
+    meters, results = {}, {}
+
+    def one(line, place):
+        for _ in range(runs): results[place], meters[place] = prepared.run(place, feed, line), line.meter
+    as_threads(mesh, one, crossings)
+    return Ran(prepared.assembled(results), meters)
+
+
+def run_steps(job):
+    """The losses of a job of training whose ranks are threads, and what they counted in its last step."""
+    meters, values = {}, {}
+
+    def one(line, place):
+        run = TrainingRun(job, place)
+        values[place], meters[place] = np.stack([run.run(line) for _ in range(job.steps)]), line.meter
+    as_threads(job.mesh, one, Crossings)
+    return mean_losses(train_plan(job), values), meters
+
+
+def as_threads(mesh, body, crossings):
+    """Runs a body for each rank in a thread of its own. The first failure is raised."""
     places = [*mesh.places()]
     queues = {(a, b): SimpleQueue() for a in range(len(places)) for b in range(len(places))}
-    meters, results, failed = {}, {}, []
+    failed = []
 
     def one(rank, place):
-        try:
-            line = crossings(QueueWire(rank, queues), mesh, place, Meter())
-            for _ in range(runs): results[place], meters[place] = prepared.run(place, feed, line), line.meter
+        try: body(crossings(QueueWire(rank, queues), mesh, place, Meter()), place)
         except Exception as error:
             failed.append(error)
             for to in range(len(places)): queues[rank, to].put(None)
@@ -41,4 +61,3 @@ def run_threads(prepared, mesh, feed, runs=1, crossings=Crossings):
     for each in threads: each.start()
     for each in threads: each.join()
     if failed: raise next((each for each in failed if not isinstance(each, Empty)), failed[0])
-    return Ran(prepared.assembled(results), meters)

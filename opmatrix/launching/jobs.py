@@ -24,9 +24,11 @@ from opmatrix.training.timed_step import cut_batch
 
 @dataclass(frozen=True)
 class Job:
-    """A forward pass of a batch, or a step of training where `train` says how (`TrainAsked`), `steps` times. `model` is the directory of a checkpoint or a configuration, whose
-    weights `seed` draws; `axes` are ranks and strategy of each axis, the outermost first; `ids` the tokens, a row for
-    each sequence. `scores`: with the head of the vocabulary. `traced`: the last step is written down."""
+    """A forward pass of a batch, or a step of training where `train` says how (`TrainAsked`), `steps` times. `model` is
+    the directory of a checkpoint or a configuration, whose weights `seed` draws; `axes` are ranks and strategy of each
+    axis, the outermost first; `ids` the tokens, a row for each sequence, of training one more than are read. `scores`:
+    with the head of the vocabulary. `traced`: the last step is written down.
+    `decode`: a step makes the next token of each prompt, over caches."""
     model: str | Settings
     axes: Mapping[str, tuple[int, str]]
     ids: Sequence[Sequence[int]]
@@ -38,6 +40,7 @@ class Job:
     cuts: Mapping[str, str] | None = None
     traced: bool = False
     train: Mapping[str, object] | None = None
+    decode: bool = False
 
     def json(self) -> dict[str, object]:
         return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*each] for each in self.axes.items()]}
@@ -54,6 +57,11 @@ class Job:
         return Mesh(made.axes, self.offload)
 
     @property
+    def each_step(self) -> bool:
+        """Whether what ranks give is something of every step, and not of the last alone."""
+        return self.decode or self.train is not None
+
+    @property
     def learns(self) -> TrainAsked | None:
         return None if self.train is None else TrainAsked(**self.train)         # type: ignore[arg-type]
 
@@ -67,7 +75,7 @@ class Job:
         """The model with its numbers; where it is trained, with a loss behind it."""
         from opmatrix.files.checkpoint import open_model
         if isinstance(self.model, str): model = open_model(self.model).operator()
-        else: model = drawn_model(self.model, self.seed, self.scores or self.train is not None)
+        else: model = drawn_model(self.model, self.seed, self.scores or self.decode or self.train is not None)
         return model if self.train is None else with_loss(model)
 
     def plan(self, model: Operator | None = None) -> Partition:

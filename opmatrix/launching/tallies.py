@@ -1,15 +1,18 @@
 """What ranks counted beside what formulas say: operations, and payload at the wire by collective and axis."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import sympy
 
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
+from opmatrix.stepping.train_formulas import step_counts, step_flops
+from opmatrix.stepping.train_ranks import TrainPlan
 
+SaidCrossings: TypeAlias = Callable[[Coordinates, str], Mapping[tuple[str, str], int]]    # of a place and a table
 NUMBER_BYTES = 8                                            # bytes of a float64
 
 
@@ -28,20 +31,33 @@ class Tally(NamedTuple):
 def tallies(plan: Partition, meters: Mapping[Coordinates, Meter]) -> list[Tally]:
     """Operations, payload, bytes on the wire, messages, stored numbers and the largest peak, rank by rank."""
     found = [compare("operations", "flop", {p: m.flops for p, m in meters.items()},
-                     {p: value_on(plan, plan.flops(plan.stage(p)), p) for p in meters})]
-    for table, factor, unit in (("payload", NUMBER_BYTES, "B"), ("wire", NUMBER_BYTES, "B"), ("messages", 1, "")):
-        counted = {p: getattr(m, table) for p, m in meters.items()}
-        said = {p: crossing(plan, p, table) for p in meters}
-        for key in sorted({key for each in (*counted.values(), *said.values()) for key in each}):
-            op, axis = key
-            found.append(compare(f"{op} over {axis}, {table}", unit,
-                                 {p: factor * each.get(key, 0) for p, each in counted.items()},
-                                 {p: factor * each.get(key, 0) for p, each in said.items()}))
+                     {p: value_on(plan, plan.flops(plan.stage(p)), p) for p in meters}),
+             *crossing_tallies(meters, lambda place, table: crossing(plan, place, table))]
     found.append(compare("weights stored", "B", {p: NUMBER_BYTES * m.stored for p, m in meters.items()},
                          {p: NUMBER_BYTES * value_on(plan, plan.state(plan.stage(p), weights=1), p) for p in meters}))
     found.append(compare("values held at most", "B", {p: NUMBER_BYTES * m.peak for p, m in meters.items()},
                          {p: NUMBER_BYTES * plan.peak(p) for p in meters}, max))
     return found
+
+
+def train_tallies(train: TrainPlan, meters: Mapping[Coordinates, Meter]) -> list[Tally]:
+    """Operations, payload, bytes on the wire and messages of a step of training, rank by rank."""
+    plan = train.plan
+    said = {p: value_on(plan, step_flops(train, plan.stage(p)), p) for p in meters}
+    return [compare("operations", "flop", {p: m.flops for p, m in meters.items()}, said),
+            *crossing_tallies(meters, lambda place, table: step_counts(train, place, table))]
+
+
+def crossing_tallies(meters: Mapping[Coordinates, Meter], said_of: SaidCrossings) -> Iterator[Tally]:
+    """What crossed, by operation, axis and table."""
+    for table, factor, unit in (("payload", NUMBER_BYTES, "B"), ("wire", NUMBER_BYTES, "B"), ("messages", 1, "")):
+        counted = {p: getattr(m, table) for p, m in meters.items()}
+        said = {p: said_of(p, table) for p in meters}
+        for key in sorted({key for each in (*counted.values(), *said.values()) for key in each}):
+            op, axis = key
+            yield compare(f"{op} over {axis}, {table}", unit,
+                          {p: factor * each.get(key, 0) for p, each in counted.items()},
+                          {p: factor * each.get(key, 0) for p, each in said.items()})
 
 
 def compare(name: str, unit: str, counted: Mapping[Coordinates, int], said: Mapping[Coordinates, int],

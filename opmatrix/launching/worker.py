@@ -21,6 +21,7 @@ from opmatrix.launching.pipes import NoteWriter
 from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.ranks import Meter
 
+OPENING = "opens the model"
 BEAT = 0.2                                                  # seconds between two signs of life
 
 
@@ -45,7 +46,9 @@ class Worker:
             meter = line.meter if line else Meter()
             waits = line.current if line else None
             told = Heading.of(waits).told(line.mesh) if line and waits else ""
-            self.notes.send("beat", progress=[self.at, self.step, meter.flops, *meter.messages.values()], waits=told)
+            busy = time.process_time() if self.at == OPENING else 0     # nothing is counted before it runs
+            self.notes.send("beat", progress=[self.at, self.step, busy, meter.flops, *meter.messages.values()],
+                            waits=told)
 
     def serve(self) -> None:
         """Meets the other ranks, then does jobs."""
@@ -60,12 +63,12 @@ class Worker:
 
     def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
         from opmatrix.launching.jobs import Job
-        from opmatrix.launching.prepared import Moment, PreparedRun
-        from opmatrix.launching.train_runs import TrainingRun
-        self.at = "opens the model"
+        from opmatrix.launching.prepared import Moment
+        from opmatrix.launching.train_runs import run_of
+        self.at = OPENING
         job = Job.read(asked)
         place = [*job.mesh.places()][rank]
-        ready = PreparedRun(job, place) if job.train is None else TrainingRun(job, place)
+        ready = run_of(job, place)
         self.line = line = Crossings(wire, job.mesh, place, Meter())      # type: ignore[arg-type]
         values: list[Numeric] = []
         times, memory, moments = list[tuple[float, float]](), list[int](), list[Moment]()
@@ -73,10 +76,11 @@ class Worker:
         for self.step in range(1, job.steps + 1):
             begun, traced = time.monotonic(), job.traced and self.step == job.steps
             value = ready.run(line, moments if traced else None)
-            if job.train is not None: values.append(value)
+            if job.each_step: values.append(value)
             times.append((begun, time.monotonic()))
             memory.append(resident())
-        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments, meter=meter_json(line.meter))
+        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments,
+                        meter=meter_json(line.meter))
         self.line = None
 
 

@@ -17,6 +17,7 @@ from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep, last_reads
 from opmatrix.split.placement import local
 
+SENDING = "dispatch", "mixture_back"                        # steps that take rows and their gate
 ZERO_SUM = sympy.Integer(0)
 ByRanks = Callable[..., sympy.Expr]                         # one of several expressions, by the coordinate of a rank
 
@@ -40,7 +41,7 @@ class AskedRows:
 
     def dispatched(self, at: int) -> int:
         """The step that sends the rows of a mixture, of any of its three."""
-        return at if self.steps[at].op == "dispatch" else self.dispatched(self.steps[at].args[0])
+        return at if self.steps[at].op in SENDING else self.dispatched(self.steps[at].args[0])
 
     def sent(self, at: int) -> sympy.Expr:
         """Rows that a rank sends, one for each expert that a row of its own asks."""

@@ -166,6 +166,9 @@ class Mesh:
     @cached_property
     def experts(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.experts), None)
 
+    @property
+    def sends_to_experts(self) -> bool: return self.experts is not None and self.experts.ranks != 1
+
     @cached_property
     def folded(self) -> tuple[int, ...]:
         """The axes over whose ranks experts lie, by number: those that cut sequences and tokens, and where experts are

@@ -13,6 +13,7 @@ from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Coordinates
 from opmatrix.stepping.stage_chunks import StageChunk
 from opmatrix.training.backward_ranks import BackwardRank
+from opmatrix.training.expert_gradients import BACK
 from opmatrix.training.line_readings import COTANGENT
 
 NO_NUMBERS = np.zeros(0)
@@ -53,7 +54,7 @@ class ChunkPass(BackwardRank):
             step = self.steps[at]
             if step.op == "move": self.values[at] = yield self.message(at, step)
             elif step.op == "kept": self.values[at] = self.values[step.args[0]]
-            elif step.op in WAITING: self.values[at], _ = yield from getattr(self, step.op)(at, step)
+            elif step.op in (*WAITING, BACK): self.values[at], _ = yield from getattr(self, step.op)(at, step)
             else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             for done in {at, *step.args}:
                 if lasts[done] == at and done not in pinned: self.values.pop(done, None)

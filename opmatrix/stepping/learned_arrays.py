@@ -114,7 +114,7 @@ def check_alike(found: Sequence[LearnedArray], by_stage: Mapping[int, Mapping[St
 
 
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
-    """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket of its own."""
+    """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket apart."""
     found: dict[tuple[object, ...], list[LearnedArray]] = {}
     for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.copied), []).append(each)
     axes = plan.mesh.flat.axes

@@ -77,6 +77,7 @@ def chunk_spans(plan: Partition, stage: int) -> Iterator[tuple[int, int]]:
 def chunk_of(plan: Partition, lo: int, hi: int, keep: Keep) -> StageChunk:
     known = plan.splits[lo]
     term = plan.chain[lo].term if hi == lo + 1 else joined(plan.chain[lo:hi]).term
-    pulled = pullback(term, keep=keep, tokens=known.selects, x=known.x)
+    pulled = pullback(term, keep=keep, tokens=known.selects, x=known.x,
+                      routed=plan.mesh.sends_to_experts)
     return StageChunk(lo, hi, BackwardSplit(pulled, known.mesh, plan.sizes, selects=known.selects, cuts=known.cuts,
                                             last=hi == len(plan.chain)))

@@ -16,7 +16,7 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.microbatches.named import pipeline_kind
 from opmatrix.microbatches.tasks import Task
 from opmatrix.partitions.booked import StoredKey, stored_arrays, stored_dims
-from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
 from opmatrix.partitions.virtual import STEPS, assembled, drive, with_mesh_axes
@@ -45,6 +45,9 @@ class TrainAsked(NamedTuple):
     keep: str = "units"
 
 
+USUAL = TrainAsked()
+
+
 def check_train_asked(asked: TrainAsked) -> None:
     """Raises InputError for a schedule that ranks do not run, and for a rate that is none."""
     kind = pipeline_kind(asked.schedule)
@@ -58,7 +61,7 @@ def check_train_asked(asked: TrainAsked) -> None:
 class TrainPlan:
     """A partition of a model whose result is a loss a row, for micro-batches of its sizes."""
     plan: Partition
-    asked: TrainAsked = TrainAsked()
+    asked: TrainAsked = USUAL
 
     def __post_init__(self) -> None: check_train_asked(self.asked)
 
@@ -142,7 +145,7 @@ class TrainingRank:
     # One step.
 
     def step(self, feeds: Sequence[Feed], meter: Meter) -> Generator[Message, Any, Numeric]:
-        """A step of training; what this rank has of the losses of the rows of each micro-batch. Raises LossNotFinite."""
+        """A step of training; what this rank has of the losses of each micro-batch's rows. Raises LossNotFinite."""
         self.meter = meter
         self.passes: dict[int, list[ChunkPass]] = {}
         self.gradients: dict[StoredKey, Numeric] = {}
@@ -155,7 +158,8 @@ class TrainingRank:
 
     def ahead(self, micro: int, feed: Feed) -> Generator[Message, Any, Numeric]:
         """A micro-batch forward through the stage."""
-        along, value, passes = self.along, None, list[ChunkPass]()
+        along, passes = self.along, list[ChunkPass]()
+        value: Numeric | None = None
         if self.stage: [value] = yield Message("take", along, (), self.chunks[0].lo)
         for number, chunk in enumerate(self.chunks):
             yield from self.gather(number)
@@ -236,9 +240,8 @@ class TrainingRank:
     def shape(self, each: LearnedArray) -> tuple[int, ...]:
         """What this rank has of an array, whole where it is stored in pieces."""
         at = found_at(each.dims, each.key[1], self.mesh, self.flat_place)
-        own = [at.get(role, (0, size)) for role, size in zip(("heads", "rows", "cols"), each.dims[1:], strict=True)]
-        sizes = [int(hi - lo) for lo, hi in own]
-        return tuple(sizes[-len(each.data.shape):])
+        own = window(each.dims, at)[-len(each.data.shape):]
+        return tuple(each.stop - each.start for each in own)
 
     def named(self, bucket: Bucket, after: int) -> int:
         """Where a crossing of a bucket is: by its first chunk."""

@@ -16,8 +16,8 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.booked import CROSSED, Crossing, add_up
-from opmatrix.partitions.feeds import Feed, OneHot
 from opmatrix.partitions.carrier_pieces import Carriers
+from opmatrix.partitions.feeds import Feed, OneHot
 from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
 from opmatrix.split.axis_states import Cut, bounds, piece
@@ -25,6 +25,7 @@ from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes, RankStep, last_reads
 from opmatrix.split.placement import Coordinates, Placement, copy_holders
 from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.expert_gradients import ExpertGradients
 from opmatrix.training.keeping import Keep
 from opmatrix.training.line_readings import COTANGENT
 from opmatrix.training.pullback import assembled_gradients, pullback
@@ -71,7 +72,7 @@ class RanBackward:
         return values, sums
 
 
-class BackwardRank(Rank):
+class BackwardRank(Rank, ExpertGradients):
     """A rank that goes forward and back. Sums of gradients are counted apart."""
     def __init__(self, split: BackwardSplit, place: Coordinates, feed: Feed, meter: Meter, cotangent: Numeric,
                  kept: dict[Any, Data]) -> None:

@@ -3,19 +3,23 @@ follows, and no table of duals is needed. Weights lie as forward has them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape
 from opmatrix.partitions.booked import stored_arrays
+from opmatrix.split.asking import ask_experts
 from opmatrix.split.axis_states import AxisState, Cut, Dims, Partial
 from opmatrix.split.carrying import Cuttable, asked_of, contracts
 from opmatrix.split.mesh import Mesh
+from opmatrix.split.mixtures import Mixture
 from opmatrix.split.moving import TURNED_ROLES, BatchSizes, Ground, Ruling, WaitingScores
 from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.spreading import Split, patterns_of_scores
 from opmatrix.split.traced import Operation, renumber
+from opmatrix.training.expert_gradients import BACK, MIXTURE, PART, split_mixture, split_part
 from opmatrix.training.forward_lines import is_product
 from opmatrix.training.pullback import PassPhase, Pulled
 
@@ -26,9 +30,7 @@ class BackwardSplit(Split):
     InputError as a split does."""
     def __init__(self, pulled: Pulled, mesh: Mesh, sizes: BatchSizes, *, selects: bool = False,
                  cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
-        if mesh.experts is not None and mesh.experts.ranks > 1:
-            raise InputError(f"mesh: {mesh.experts.name}: experts on an axis of their own have no pullback yet: leave "
-                             "it out")
+        check_experts(pulled, mesh)
         self.pulled, self.selects, self.last, self.cuts = pulled, selects, last, dict(cuts or {})
         self.every, self.result = pulled.lines, pulled.result
         own = self.every[:len(pulled.forward.values)]
@@ -44,6 +46,7 @@ class BackwardSplit(Split):
         self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.every)
         self.stored_as: dict[str, Placement] = {}
+        self.combined: dict[Mixture, int] = {}
         self.step_phases: list[PassPhase] = []
         self.phase: PassPhase = "forward"
         for at, line in enumerate(self.every):
@@ -90,7 +93,8 @@ class BackwardSplit(Split):
     def as_stored(self, data: Data, at: int) -> int:
         """The gradient of an array as the array lies, but for sums of which ranks have parts."""
         lies = self.stored_as.get(stored_once(data).key)
-        for k in range(len(self.mesh)) if lies is not None else ():
+        if lies is None: return at
+        for k in range(len(self.mesh)):
             own, wanted = self.steps[at].placement.on(k), in_base(data, lies).on(k)
             if own != wanted and not (isinstance(own, Partial) and wanted is None): at = self.want(at, k, wanted)
         return at
@@ -100,7 +104,17 @@ class BackwardSplit(Split):
         if line.op == "kept":
             found = self.settled(self.place[line.args[0]])
             if self.steps[found].selects: return found
+        if line.op in (MIXTURE, BACK, PART): return self.asking(line)
         return super().split(at, line, selects)
+
+    def asking(self, line: Operation) -> int:
+        """Rows to the experts that they ask, forward and back."""
+        args = [self.settled(self.place[a]) for a in line.args]
+        if line.op == BACK: return split_mixture(self, line, args)
+        if line.op == PART: return split_part(self, line, args[0])
+        [mixture] = line.more
+        self.combined[mixture] = ask_experts(self, mixture, self.sizes.dims(line.shape, line.level), *args)
+        return self.combined[mixture]
 
     def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
         """As forward; a stored matrix that forward has read lies as it does there."""
@@ -127,6 +141,17 @@ class BackwardSplit(Split):
         if isinstance(stored, Cut): return [None], stored, stored, "columns of a matrix"
         if role_of(own) == "cols": own = self.home(k, args[0])
         return [own], own, None, pass_rule(own)
+
+
+def check_experts(pulled: Pulled, mesh: Mesh) -> None:
+    """Raises InputError for experts on an axis of their own that lines do not send rows to, and for copies of them."""
+    axis = mesh.experts
+    if axis is None or axis.ranks == 1: return
+    if not pulled.routed:
+        raise InputError(f"mesh: {axis.name}: lines that give every row to every expert: pullback(.., routed=True)")
+    if (over := prod([mesh.axes[k].ranks for k in mesh.folded])) != axis.ranks:
+        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks of {over} among which rows are cut: gradients of "
+                         f"copies of experts are not summed yet: give {over}")
 
 
 def stored_once(data: Data) -> Data: return data.base or data

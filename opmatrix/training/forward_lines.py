@@ -11,6 +11,7 @@ from opmatrix.algebra.shapes import Shape, Space
 from opmatrix.algebra.term import NAMES, Operator, read
 from opmatrix.patterns import Pattern, everyone, sequence
 from opmatrix.split.carrying import contracts
+from opmatrix.split.mixtures import find_mixtures
 from opmatrix.split.traced import Operation, Trace, TracedValue, renumber
 from opmatrix.training.backward_kinds import drop
 
@@ -60,9 +61,10 @@ def is_unit(node: Operator) -> bool:
         isinstance(a, Data) and a.shape != (1,) for part in node.walk() for a in part.attributes)
 
 
-def traced_forward(term: Operator, x: Shape, dropout: float = 0) -> Forward:
-    """The lines of a term at x. With a rate, shares of softmax are dropped, and what is added to what it was computed
-    of, through a stored matrix; masks are called "dropout 0" and so on, in order."""
+def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = False) -> Forward:
+    """The lines of a term at x. Where it is `routed` a mixture is one line, of rows and their gate. With a rate,
+    shares of softmax are dropped, and what is added to what it was computed of, through a stored matrix; masks are
+    called "dropout 0" and so on, in order."""
     memo: dict[tuple[Operator, TracedValue], TracedValue] = {}
     start = Trace().write("input", (), (), x)
     found: TracedValue = read(term, start, memo)
@@ -76,7 +78,15 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0) -> Forward:
         if not dropout: return value
         count += 1
         return value.dropped(*drop(f"dropout {count - 1}", dropout).args)
+    mixtures = find_mixtures(lines) if routed else {}
+    apart = frozenset[int]().union(*(each.inside for each in mixtures.values()))
     for at in place:
+        if at in apart: continue
+        if at in mixtures:
+            mixture = mixtures[at]
+            given = made[mixture.rows], made[mixture.gate]
+            made[at] = given[0].then("mixture", given[1], more=(mixture,), shape=lines[at].shape)
+            continue
         line, args = lines[at], [made[a] for a in lines[at].args]
         if line.op == "product" and line.more[0] is monoids.softmax and lines[line.args[0]].op not in SOURCES:
             weighed = dropping(args[0].shares(line.more[1]))
@@ -86,8 +96,8 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0) -> Forward:
             made[at] = args[0] + args[1]
         else: made[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
     spans = {(at.at, out.at) for (node, at), out in memo.items() if out.at != at.at and is_unit(node)}
-    spans = {(a, b) for a, b in spans if a in place and b in place}
-    inside = {made[each].at for a, b in spans for each in lines_between(lines, a, b)}
+    spans = {(a, b) for a, b in spans if a in made and b in made}
+    inside = {made[each].at for a, b in spans for each in lines_between(lines, a, b) if each in made}
     tables = {a for node in term.walk() if node.kind.name == "rotate" for a in node.attributes if isinstance(a, Data)}
     values = tuple(TracedValue(trace, at) for at in range(len(trace.lines)))
     masks = [line.more[0] for line in trace.lines if line.op == "shares"]

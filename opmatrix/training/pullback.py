@@ -55,7 +55,7 @@ class Pull:
         self.phase: PassPhase = "backward"
         for at, value in enumerate(forward.values):
             line = value.line
-            own = line.op == "act" and teaches(line.more[0]) in learned
+            own = any(teaches(matrix) in learned for matrix in matrices_of(line))
             self.live[at] = own or (at == 0 and wants_x) or any(self.live[a] for a in line.args)
 
     @property
@@ -140,6 +140,7 @@ class Pulled:
     pull: Pull
     named: Mapping[int, str]
     policy: Policy | str
+    routed: bool = False
 
     @property
     def forward(self) -> Forward: return self.pull.forward
@@ -229,22 +230,23 @@ def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[st
 
 
 def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep = "units", dropout: float = 0,
-             tokens: bool = False, sizes: Mapping[str, int] | None = None, x: Shape | int | None = None) -> Pulled:
-    """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is computed
-    again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart. `keep`: a
-    policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of softmax, and what
-    is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x is one-hot tokens, so
-    no cotangent of it is wanted. `sizes`: numbers for
-    sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the term takes any. Raises
-    InputError for a kind that has no pullback, a policy that there is not, and what is read but neither kept nor
-    computed again."""
+             tokens: bool = False, routed: bool = False, sizes: Mapping[str, int] | None = None,
+             x: Shape | int | None = None) -> Pulled:
+    """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is
+    computed again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart.
+    `keep`: a policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of
+    softmax, and what is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x
+    is one-hot tokens, so no cotangent of it is wanted. `routed`: experts answer those who ask alone, which ranks
+    run. `sizes`: numbers for sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the
+    term takes any. Raises InputError for a kind that has no pullback, a policy that there is not, and what is read
+    but neither kept nor computed again."""
     if not 0 <= dropout < 1: raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
     policy = policy_of(keep)
     into = x if isinstance(x, Shape) else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows,
                                                 term.into.cols if x is None else x)
     if sympy.sympify(into.cols).has(N):
         raise InputError(f"pullback: {brief(term)} takes any number of columns: say how many x has, x=64")
-    forward = traced_forward(term, into, dropout)
+    forward = traced_forward(term, into, dropout, routed)
     learned = learning(forward, wrt)
     named = name_units(forward)
     if isinstance(policy, Policy): kept: frozenset[int] | None = kept_lines(forward, policy, named)
@@ -252,8 +254,8 @@ def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep =
     if policy == LEAST:
         first = written_pull(forward, None, learned, not tokens, tokens)
         kept = least_kept(forward, first.reads, named, tokens, sizes or {})
-        forward = traced_forward(term, into, dropout)
-    return Pulled(written_pull(forward, kept, learned, not tokens, tokens), named, policy)
+        forward = traced_forward(term, into, dropout, routed)
+    return Pulled(written_pull(forward, kept, learned, not tokens, tokens), named, policy, routed)
 
 
 def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
@@ -267,14 +269,20 @@ def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collect
 
 def learning(forward: Forward, wrt: Collection[str] | None) -> list[Data]:
     """The arrays that learn. Raises InputError for a name that none has."""
-    found = [data for value in forward.values if value.line.op == "act"
-             for data in [teaches(value.line.more[0])] if data is not None and data not in forward.tables]
+    found = [data for value in forward.values for matrix in matrices_of(value.line)
+             for data in [teaches(matrix)] if data is not None and data not in forward.tables]
     if wrt is None: return found
     names = {name_of_array(data) for data in found}
     if unknown := sorted({*wrt} - names):
         raise InputError(f"pullback: wrt {unknown[0]!r}: no array is called so: {suggest_name(unknown[0], names)}"
                          f"arrays are {', '.join(sorted(names)[:6])}")
     return [data for data in found if name_of_array(data) in wrt]
+
+
+def matrices_of(line: Operation) -> list[Operator]:
+    """The matrices of a line: of a mixture those of its experts."""
+    if line.op == "mixture": return [each.more[0] for each in line.more[0].body if each.op == "act"]
+    return [line.more[0]] if line.op == "act" else []
 
 
 def name_of_array(data: Data) -> str:

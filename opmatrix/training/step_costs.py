@@ -17,7 +17,10 @@ from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.axis_states import Cut, piece
 from opmatrix.split.mesh import Axis
+from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import local
 from opmatrix.training.backward_split import BackwardSplit
+from opmatrix.training.expert_gradients import BACK, back_flops
 from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
 from opmatrix.training.pullback import PassPhase, pullback
 
@@ -35,10 +38,26 @@ class BackwardBooked(Booked):
     def flops(self, at: int) -> sympy.Expr:
         """Products of rows that are summed over all rows, too; ids of tokens multiply nothing."""
         step = self.steps[at]
+        if step.op == BACK: return self.asked.came(at) * back_flops(step, self.expert_widths(step))
         if step.op != "outer": return super().flops(at)
         if self.steps[step.args[0]].selects: return NONE
         u, own = self.held_dims[step.args[0]], self.held_dims[at]
         return sympy.sympify(2 * u.batch * u.rows * own.heads * own.rows * own.cols)
+
+    def expert_widths(self, step: RankStep) -> list[LiveSize]:
+        """Columns that a rank has of each value within an expert."""
+        return [local(each.dims, each.placement, self.mesh).cols for each in step.more[3]]
+
+    def crossing(self, at: int) -> Crossing | None:
+        """Rows with cotangents and gates to experts, and what they find for rows and gates back."""
+        step = self.steps[at]
+        axis = self.asked.axis(at) if step.op == BACK else None
+        if axis is None: return None if step.op == BACK else super().crossing(at)
+        x, _, g = (self.held_dims[a].cols for a in step.args)
+        there, back = self.asked.sent(at) * (x + g + 1), self.asked.came(at) * (x + 1)
+        stays = (there + self.asked.load * self.asked.sent(at) * (x + 1)) / axis.ranks
+        return Crossing("all_to_all", axis.name, there + back, there + back - stays, there + back,
+                        2 * (sympy.sympify(axis.ranks) - 1), sympy.Integer(2))
 
     def held_both_ways(self) -> list[sympy.Expr]:
         """Numbers that are held while each step of forward and backward runs, gradients until all have run."""
@@ -184,7 +203,7 @@ def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropou
             if key not in known:
                 term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
                 pulled = pullback(term, keep=policy, dropout=dropout if layer is not None else 0,
-                                  tokens=split.selects, x=split.x, sizes=sizes)
+                                  tokens=split.selects, x=split.x, sizes=sizes, routed=plan.mesh.sends_to_experts)
                 known[key] = BackwardBooked(BackwardSplit(pulled, split.mesh, plan.sizes, selects=split.selects,
                                                           cuts=split.cuts, last=last))
             groups[key] = groups.get(key, 0) + 1

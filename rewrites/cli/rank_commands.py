@@ -13,8 +13,6 @@ from rewrites.cli import options
 from rewrites.cli.outputs import possible, printable, say, write_results
 
 if TYPE_CHECKING:
-    from opmatrix.algebra.data import Numeric
-    from opmatrix.algebra.term import Operator
     from opmatrix.models.config import Settings
 
 DRAWN_WEIGHTS = 2 * 10 ** 8                                 # numbers that ranks may each draw
@@ -72,18 +70,27 @@ def partition_model(
 def launch_model(
     model: options.ModelName,
     ranks: Annotated[int | None, typer.Option(help="processes; as many as the axes have without")] = None,
-    dp: Annotated[int, typer.Option(min=1, help="ranks that share the sequences")] = 1,
+    dp: options.DataRanks = None,
     tp: options.TensorRanks = 1,
     pp: options.StageRanks = 1,
     cp: options.ContextRanks = 1,
-    zero: Annotated[int, typer.Option(help="what dp stores once: 3 weights, too")] = 0,
+    ep: options.ExpertRanks = 1,
+    whole_experts: options.WholeExperts = False,
+    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     context: options.ContextKind = "ring",
     sequence: options.CutNorms = False,
     vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
-    steps: Annotated[int, typer.Option(min=1, help="forward passes")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
+    decode: Annotated[bool, typer.Option("--decode", help="a step makes the next token of each sequence, over caches "
+                                                          "of keys and values on the ranks")] = False,
+    train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
+    rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
+    schedule: Annotated[str, typer.Option(help="of a step of training: 1f1b or gpipe")] = "1f1b",
+    micro_batches: options.MicroBatches = 1,
+    recompute: options.Recompute = "none",
     seed: Annotated[int, typer.Option(help="what tokens, and weights of a configuration, are drawn by")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a "
                                                           "configuration")] = False,
@@ -101,13 +108,17 @@ def launch_model(
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import stages_of
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
-    mesh = usual_mesh(dp, tp, pp, cp, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary)
+    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
+                      whole_experts=whole_experts)
+    if train and decode: raise InputError("--decode, --train: ranks do one of both: leave one out")
+    learns = check_steps(train, rate, schedule, micro_batches, recompute)
     if ranks is not None and ranks != mesh.ranks:
         axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
         raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
     if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
     asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
-                 stages=stages_of(stages), scores=scores, traced=trace is not None)
+                 stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns,
+                 decode=decode)
     try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
     except RanksFailed as error: end_with(str(error))
     say(text)
@@ -137,37 +148,58 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from formats.disk.files import replacing
     from opmatrix.display.tables import table
     from opmatrix.launching.jobs import Job
+    from opmatrix.launching.judged_runs import judge_of
     from opmatrix.launching.launcher import Ranks
-    from opmatrix.launching.prepared import Prepared
     from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-    from opmatrix.launching.tallies import tallies, unlike_said
+    from opmatrix.launching.tallies import unlike_said
     from opmatrix.partitions.overview import describe_axes, shorten
     from rewrites.cli.partitions import name_of
     given = given_model(model)
-    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), size)
+    wide = size[0], size[1] + bool(asked["train"])          # each token's next is a target
+    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), wide)
     job = Job(given, ids=ids.tolist(), **asked)              # type: ignore[arg-type]
     term = job.operator()
     plan = job.plan(term)                                   # what does not fit is refused before a process starts
-    prepared = Prepared(plan)
+    ready = judge_of(job, plan, term)
     with Ranks(int(plan.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
-    whole, counts = prepared.assembled(ran.values), tallies(plan, ran.meters)
-    far = compared_with_one(term, ids, whole) if compare else None
+    counts, far, more = ready(ran, compare)
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
         with replacing(trace) as out: out.write(text.encode())
     bad = [*unlike_said(counts)]
     rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
              "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
+    compared = [table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), ""] if rows else []
     lines = [f"{name_of(model)} on {plan.mesh.ranks} processes: {describe_axes(plan.mesh)}; {size[0]} sequences of "
-             f"{size[1]} tokens, float64", "", table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), "",
+             f"{size[1]} tokens, float64", "", *compared,
              f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
-             f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first"]
-    if far is not None: lines.append(f"from one rank: {far:.1e} of the largest entry at most")
+             f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first", *more]
+    what = "loss" if job.train is not None else "entry"
+    if far is not None and not job.decode: lines.append(f"from one rank: {far:.1e} of the largest {what} at most")
     if trace is not None: lines.append(f"the last step is in {trace}")
     found: dict[str, object] = dict(
         holds=not bad and (far is None or far <= TOO_FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
         counts=[dict(name=each.name, unit=each.unit, counted=each.counted, formula=each.formula) for each in counts])
     return "\n".join(lines), found
+
+
+def check_steps(train: bool, rate: float, schedule: str, micro_batches: int,
+                recompute: str) -> dict[str, object] | None:
+    """What the options of steps of training say, where there are any. Raises InputError for one that says nothing that
+    there is, and for one without `--train`."""
+    from opmatrix.stepping.train_ranks import TrainAsked, check_train_asked
+    from opmatrix.training.timed_step import RECOMPUTED
+    from rewrites.cli.partitions import check_among
+    own = {"--rate": (rate, 1e-3), "--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1),
+           "--recompute": (recompute, "none")}
+    for option, (given, usual) in own.items():
+        if not train and given != usual:
+            raise InputError(f"{option} {given}: it is of steps of training: give --train, too")
+    if not train: return None
+    check_among("--recompute", recompute, [*RECOMPUTED])
+    asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute])
+    check_train_asked(asked)
+    return asked._asdict()
 
 
 def given_model(model: str) -> str | Settings:
@@ -195,11 +227,3 @@ def vocabulary_of(given: str | Settings) -> int:
     from opmatrix.models import normalise_config
     config = open_model(given).config if isinstance(given, str) else given
     return int(normalise_config(config)["vocab_size"])
-
-
-def compared_with_one(term: Operator, ids: Numeric, whole: Numeric) -> float:
-    """How far an output is from one rank's, of its largest entry."""
-    from opmatrix.algebra.oracles import dense
-    from opmatrix.batch import Batch
-    wanted = dense(term, Batch([*ids])).reshape(whole.shape)
-    return float(abs(whole - wanted).max() / abs(wanted).max())

@@ -15,10 +15,16 @@ from opmatrix.launching.headings import RanksFailed
 from opmatrix.launching.jobs import Job
 from opmatrix.launching.launcher import Ranks
 from opmatrix.launching.prepared import Prepared
+from opmatrix.launching.tallies import train_tallies
+from opmatrix.launching.train_runs import made_tokens, mean_losses, train_plan
+from opmatrix.split.mesh import Mesh
+from opmatrix.stepping.decode_ranks import DecodePlan, decode_virtual
+from opmatrix.stepping.train_ranks import train_virtual
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 
 CONFIG = LLAMA | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=4)
+MIXTRAL = CONFIG | dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=1)
 AXES = {"dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")), "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
         "ring": dict(cp=(4, "ring")), "ulysses": dict(cp=(4, "ulysses")), "ZeRO-3": dict(dp=(4, "zero3")),
         "keys": dict(cp=(4, "keys"))}
@@ -45,9 +51,65 @@ def test_four_processes_are_one_rank(ranks, name):
         assert handed == sum(ran.meters[place].payload.values())
 
 
+TRAINED = {"dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")), "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
+           "ZeRO-3": dict(dp=(4, "zero3")), "ring": dict(cp=(4, "ring")), "ulysses": dict(cp=(4, "ulysses"))}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of three steps of one rank."""
+    job = Job(CONFIG, {}, ids_of(4, 9).tolist(), 3, train=dict(rate=1e-2))
+    return train_virtual(train_plan(job), job.feed, 3).losses
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_three_steps_of_adam_are_one_ranks(ranks, alone, name):
+    """A stage has micro-batches in the order of 1F1B."""
+    often = dict(rate=1e-2, micro_batches=2 if name == "pp x tp" else 1)
+    job = Job(CONFIG, TRAINED[name], ids_of(4, 9).tolist(), 3, train=often)
+    ran, train = ranks.run(job), train_plan(job)
+    np.testing.assert_allclose(mean_losses(train, ran.values), alone, rtol=1e-6)
+    assert [each for each in train_tallies(train, ran.meters) if not each.holds] == []
+
+
+def test_experts_on_four_ranks_are_one_rank(ranks):
+    """All-to-all, of as many rows as gates say."""
+    job = Job(MIXTRAL, dict(dp=(4, "data"), ep=(4, "experts")), ids_of(4, 11), steps=2)
+    ran, term = ranks.run(job), job.operator()
+    value = Prepared(job.plan(term)).assembled(ran.values)
+    wanted = dense(term, Batch([*ids_of(4, 11)])).reshape(value.shape)
+    assert np.abs(value - wanted).max() <= 1e-12 * np.abs(wanted).max()
+
+
+def test_experts_learn_on_four_ranks(ranks):
+    """Rows of cotangents go where forward's went; how many is what gates say, so no formula says it before."""
+    often = dict(rate=1e-2)
+    one, four = (Job(MIXTRAL, axes, ids_of(4, 9).tolist(), 3, train=often)
+                 for axes in ({}, dict(dp=(4, "data"), ep=(4, "experts"))))
+    losses = mean_losses(train_plan(four), ranks.run(four).values)
+    np.testing.assert_allclose(losses, train_virtual(train_plan(one), one.feed, 3).losses, rtol=1e-6)
+
+
+def test_four_processes_decode_what_one_rank_does(ranks):
+    """A prompt, then five rows, over caches on stages and heads."""
+    job = Job(CONFIG, dict(pp=(2, "pipeline"), tp=(2, "tensor-vocabulary")), ids_of(4, 5).tolist(), 6, decode=True)
+    alone = DecodePlan(job.operator(), Mesh.of(), 4, 5)
+    assert (made_tokens(ranks.run(job).values) == decode_virtual(alone, ids_of(4, 5), 6)).all()
+
+
+def test_a_loss_that_is_no_number_is_named():
+    with Ranks(1) as one, pytest.raises(RanksFailed, match=r"^step 2: rank 0: the .* is not finite: a smaller rate"):
+        one.run(Job(CONFIG, {}, ids_of(2, 5).tolist(), 3, train=dict(rate=1e200)))
+
+
 def test_a_hundred_steps_leave_memory_flat(ranks):
     ran = ranks.run(Job(CONFIG, AXES["dp x tp"], ids_of(4, 11), steps=100))
     assert len(ran.seconds) == 100 and ran.memory[-1] - ran.memory[9] < 4 * 2 ** 20
+
+
+def test_steps_of_training_leave_memory_flat(ranks):
+    ran = ranks.run(Job(CONFIG | dict(num_hidden_layers=1), TRAINED["ZeRO-3"], ids_of(4, 6).tolist(), 40, train={}))
+    assert ran.memory[-1] - ran.memory[9] < 4 * 2 ** 20
 
 
 def test_a_rank_that_is_killed_is_named(ranks):
