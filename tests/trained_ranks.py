@@ -1,18 +1,18 @@
 """Forward and backward that are run on virtual ranks: what they count beside what the formulas say, gradients beside
 one rank's, and random models on random meshes under random policies."""
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
-import sympy
-from partitioned import TABLES, Compared, advised, ids_of, random_arrays, random_axes, random_config
+from partitioned import Compared, advised, ids_of, random_arrays, random_axes, random_config
 
 from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.models import build, head
-from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import partition
+from opmatrix.partitions.ranks import Meter
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.training.backward_ranks import run_backward
@@ -21,7 +21,6 @@ from opmatrix.training.learning import cross_entropy
 from opmatrix.training.pullback import pullback
 from opmatrix.training.step_costs import training_step
 
-PASSES = "forward", "kept", "again", "backward"
 SPEAKING = "gpt2", "llama"                                  # families of whose configurations the head is known
 POLICIES = "units", "selective", "full", "least", "reads"
 COPIED = "would copy"                                       # keys of fewer heads than ranks: no pullback yet
@@ -39,31 +38,13 @@ def drawn(term, sequences, tokens, **inputs):
     return ids, g, pullback(term, tokens=True).at(batch, cotangent=g.reshape(sequences * tokens, -1))
 
 
-def at_place(e, mesh, place):
-    return int(sympy.sympify(e).xreplace({axis.at: sympy.Integer(r) for axis, r in zip(mesh.axes, place, strict=True)}))
-
-
-def by_axis(crossings):
-    """Sums of what crosses, by operation and axis, of each table."""
-    found = {table: {} for table in TABLES}
-    for each in crossings:
-        for table, sums in found.items(): sums.setdefault((each.op, each.axis), []).append(getattr(each, table))
-    return {table: {key: add_up(parts) for key, parts in sums.items()} for table, sums in found.items()}
-
-
-def differences(ran, mesh):
-    """What was counted otherwise than the formulas say."""
-    found, booked = [], ran.booked
-    flops, held = booked.flops_of(*PASSES), booked.held_both_ways()
-    values, sums = by_axis([*booked.crossings_of(*PASSES), *booked.fetched()]), by_axis(booked.reductions())
-    for place, meter in ran.meters.items():
-        if at_place(flops, mesh, place) != meter.flops: found.append("flops")
-        if max(at_place(e, mesh, place) for e in held) != meter.peak: found.append("peak")
-        for table in TABLES:
-            said, wanted = ({key: at_place(e, mesh, place) for key, e in each[table].items()}
-                            for each in (values, sums))
-            if said != getattr(meter, table): found.append(table)
-            if wanted != getattr(ran.summed[place], table): found.append(f"{table} of gradients")
+def differences(ran):
+    """What was counted otherwise than the formulas say, at any rank."""
+    found = []
+    for place, counted in ran.meters.items():
+        pairs = zip(("", " of gradients"), ran.foreseen(place), (counted, ran.summed[place]), strict=True)
+        found += [field.name + of for of, said, own in pairs for field in fields(Meter)
+                  if getattr(said, field.name) != getattr(own, field.name)]
     return found
 
 
@@ -132,12 +113,12 @@ def trained(case):
     """Runs a case, and compares its gradients with one rank's and its counts with the formulas."""
     term = case.term
     ids, g = given(term, case.sequences, case.tokens)
-    fields = dict(targets=np.roll(ids, -1, 1) % scored(term)) if case.loss else {}
-    feed = Feed(ids, fields, masks_of(term, case))
+    targets = dict(targets=np.roll(ids, -1, 1) % scored(term)) if case.loss else {}
+    feed = Feed(ids, targets, masks_of(term, case))
     ran = run_backward(term, case.mesh, feed, g, keep=case.keep, dropout=case.dropout)
     if case.dropout: alone = run_backward(term, Mesh.of(), feed, g, dropout=case.dropout).gradients
-    else: alone = drawn(term, case.sequences, case.tokens, **fields)[2].arrays
-    return Compared(off(ran, alone), differences(ran, case.mesh))
+    else: alone = drawn(term, case.sequences, case.tokens, **targets)[2].arrays
+    return Compared(off(ran, alone), differences(ran))
 
 
 def scored(term):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.booked import CROSSED
+from opmatrix.partitions.booked import CROSSED, Crossing, add_up
 from opmatrix.partitions.carrier_pieces import Carriers
 from opmatrix.partitions.feeds import Feed, OneHot
 from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
 from opmatrix.partitions.virtual import assembled, drive
-from opmatrix.split.axis_states import Cut, bounds
+from opmatrix.split.axis_states import Cut, bounds, piece
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes, RankStep, last_reads
 from opmatrix.split.placement import Coordinates, Placement, copy_holders
@@ -26,7 +29,7 @@ from opmatrix.training.expert_gradients import ExpertGradients
 from opmatrix.training.keeping import Keep
 from opmatrix.training.line_readings import COTANGENT
 from opmatrix.training.pullback import assembled_gradients, pullback
-from opmatrix.training.step_costs import BackwardBooked
+from opmatrix.training.step_costs import BACKWARD, BackwardBooked
 from opmatrix.visibility import shares_of
 
 REDUCTIONS = 1_000_000                                      # of gradients, told from the steps of values
@@ -40,6 +43,33 @@ class RanBackward:
     meters: Mapping[Coordinates, Meter]
     summed: Mapping[Coordinates, Meter]
     booked: BackwardBooked
+
+    @cached_property
+    def sent(self) -> tuple[list[Crossing], list[Crossing]]:
+        """What crosses by the formulas: values and weights, and sums of gradients."""
+        booked = self.booked
+        return [*booked.fetched(), *booked.crossings_of("forward", *BACKWARD)], [*booked.reductions()]
+
+    @cached_property
+    def held(self) -> list[sympy.Expr]: return self.booked.held_both_ways()
+    @cached_property
+    def flops(self) -> sympy.Expr: return self.booked.flops_of("forward", *BACKWARD)
+
+    def foreseen(self, place: Coordinates) -> tuple[Meter, Meter]:
+        """What a rank counts by the formulas: all but sums of gradients, and these. They are equal to `meters` and to
+        `summed`."""
+        mesh, whole = self.booked.mesh, [dims.numbers for _, dims in self.booked.stored().values()]
+        here = {axis.at: sympy.Integer(r) for axis, r in zip(mesh.axes, place, strict=True)}
+
+        def at(e: LiveSize) -> int: return int(sympy.sympify(e).xreplace(here))
+        own = whole
+        for axis in mesh.storing(3): own = [piece(each, axis.ranks, axis.at) for each in own]
+        values = Meter(at(self.flops), max(map(at, self.held)), at(add_up(own)),
+                       at(add_up(whole)) if mesh.storing(3) else 0)
+        sums = Meter()
+        for meter, crossings in zip((values, sums), self.sent, strict=True):
+            for each in crossings: meter.sent((each.op, each.axis), *(at(getattr(each, what)) for what in CROSSED))
+        return values, sums
 
 
 class BackwardRank(Rank, ExpertGradients):

@@ -68,6 +68,7 @@ REFUSED = [
     ("paired.py", ["no-such"], "no-such: no commit of"),
     ("drawn.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("partitions.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
+    ("pipelines.py", ["--pipelines", "1f1b:3+3"], "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages"),
     ("models.py", ["--types", "float8"], "--types float8: float32")]
 
 

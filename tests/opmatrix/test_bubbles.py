@@ -53,10 +53,15 @@ def test_a_closed_form_that_is_not_its_own_is_found():
 
 
 def test_bubbles_of_the_papers():
-    """Of the work of a stage: (p - 1) / m, (p - 1) / (v m); ZB-H1's and DualPipe's table."""
+    """Of the work of a stage: (p - 1) / m, (p - 1) / (v m); ZB-H1's where W is the shortest, DualPipe's where passes
+    take as long."""
     p, m, F, B, W = sympy.symbols("p m F B W", positive=True)
     assert sympy.simplify(waiting("1f1b") / (m * (F + B + W)) - (p - 1) / m) == 0
     assert sympy.simplify(waiting("interleaved:3") / (m * (F + B + W)) - (p - 1) / (3 * m)) == 0
+    short = {sympy.Min(B, F, W): W, sympy.Min(m, p): p}
+    assert sympy.expand(waiting("zb-h1").subs(short) - (p - 1) * (F + B - W)) == 0
+    both, back = F + 2 * F, 2 * F                           # forward and backward at once; all of a backward pass
+    assert sympy.simplify(waiting("dualpipe", 2 * p + 2, F=F, B=F, W=F) - p * (both + back - 3 * F)) == 0
     assert waiting("zb-h1", 8, 32, F=3, B=4, W=2) == 7 * (3 + 4 - 2)
     assert waiting("dualpipe", 8, 32, F=5, B=5, W=5) == 3 * ((5 + 10) + 10 - 3 * 5)
 

@@ -19,6 +19,7 @@ from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.step_costs import busiest_kept, training_step
+from opmatrix.training.step_time import STATES
 
 B, S, H, A, T = map(size, "bshat")
 Q = A * S / H                                               # a s / h
@@ -133,6 +134,19 @@ def test_gradients_are_summed_over_data():
     step, _ = layer_of(**SEQUENCE)
     norms = [each for _, each in step.gradients() if even(each.whole) == 6 * H]
     assert [each.op for each in norms] == ["all_reduce"]
+
+
+@pytest.mark.parametrize("policy", STATES)
+def test_state_of_each_policy_is_so_many_bytes_a_parameter(policy):
+    """16 to 20, and of what ZeRO stores once over n ranks a part each (Rajbhandari et al. 2020, figure 1)."""
+    own, n = STATES[policy], size("n")
+    stored = {"data": (2, own.gradient, own.optimiser), "zero1": (2, own.gradient, own.optimiser / n),
+              "zero2": (2, own.gradient / n, own.optimiser / n), "zero3": (2 / n, own.gradient / n, own.optimiser / n)}
+    assert 2 + own.gradient + own.optimiser == int(policy)
+    for strategy, each in stored.items():
+        plan = partition(gpt(), Mesh.of(x=("n", strategy)))
+        found = even(plan.state(0, 2, own.gradient, own.optimiser))
+        assert sympy.expand(found - sum(each) * plan.parameters()) == 0
 
 
 def test_policies_may_differ_by_layer():
