@@ -34,7 +34,7 @@ FORMS = tuple(StrategyForm(*each) for each in product(
 
 def meets(form: StrategyForm, sizes: SizeColumns, limits: ModelLimits, tokens: int) -> NDArray[np.bool_]:
     """The sizes that a form is for: what it names is there, so that no strategy is met in two forms."""
-    fits = (sizes.virtual > 1) == (form.schedule == "interleaved")
+    fits: NDArray[np.bool_] = (sizes.virtual > 1) == (form.schedule == "interleaved")
     if form.schedule in ("gpipe", "zb-h1"): fits &= sizes.pp > 1
     if form.zero: fits &= sizes.dp * sizes.cp > 1
     if form.zero > 1: fits &= sizes.pp == 1                # gradients are whole while micro-batches are in flight

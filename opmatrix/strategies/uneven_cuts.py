@@ -43,7 +43,8 @@ def nearest_even(ends: Numbers, stage: int, stages: int, count: int) -> NDArray[
     """For each end the start of its stage that is as quick as any; of equal ones the nearest to an even cut."""
     far = np.abs(np.arange(count + 1) - count * stage / stages)
     tied = ends <= ends.min(1, keepdims=True) * (1 + 1e-12)
-    return np.where(tied, far[None], np.inf).argmin(1)
+    found: NDArray[np.intp] = np.where(tied, far[None], np.inf).argmin(1)
+    return found
 
 
 def followed_back(froms: Sequence[NDArray[np.intp]], count: int) -> tuple[int, ...]:
