@@ -7,7 +7,7 @@ import pytest
 
 import opmatrix as om
 from opmatrix.models import known
-from opmatrix.strategies.forms import FORMS, ORDERS, meets
+from opmatrix.strategies.forms import FORMS, ORDERS, FormMasks
 from opmatrix.strategies.legal_sizes import SizeColumns, divisors, legal_sizes, limits_of
 from opmatrix.strategies.uneven_cuts import cut_layers
 
@@ -36,8 +36,8 @@ def test_experts_divide_ranks_of_data():
 def test_no_strategy_is_in_two_forms():
     """Orders of axes of which one has ranks are the same, and chunks belong to one schedule."""
     seen: set[tuple[object, ...]] = set()
-    for form in FORMS:
-        own = SMALL[meets(form, SMALL, GPT, 16)]
+    for form, met in zip(FORMS, FormMasks(FORMS, GPT, 16)(SMALL), strict=True):
+        own = SMALL[met]
         for at in range(len(own)):
             row = own.row(at)
             laid = tuple(name for name in form.order if row[name] > 1)
