@@ -41,7 +41,7 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
             bytes_ = COLLECTIVES[op].sent(size, place)
             messages = COLLECTIVES[op].messages(place)
         moved.append((link.name, bytes_ / (share * link.bandwidth)))
-        waited = waited + messages * link.latency + constants.superstep * step_at(own, 2)
+        waited = waited + messages * link.latency + constants.superstep * (own - 1)
     return LevelSeconds(tuple(moved), waited)
 
 

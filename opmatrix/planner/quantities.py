@@ -41,6 +41,12 @@ def round_up(one: Quantity) -> Quantity:
     return np.ceil(one) if is_array(one) else float(np.ceil(float(one)))
 
 
+def soft_most(one: Quantity, other: Quantity) -> Quantity:
+    """The larger of two positive quantities, a little more where they are alike: the root of the sum of fourth
+    powers."""
+    return (one ** 4 + other ** 4) ** 0.25
+
+
 def step_at(one: Quantity, bound: float) -> Quantity:
     """1 where a whole number is at least a bound, which is a whole number, too, else 0."""
     return least(most(one - bound + 1, 0), 1)

@@ -3,13 +3,14 @@ bubble, gradients, the optimiser. The parts add up."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import CrossingWork, LayerWork, ModelWork, Pass, ProductWork
 from opmatrix.planner.level_seconds import collective_parts
-from opmatrix.planner.quantities import Quantity, add_all, most, step_at
+from opmatrix.planner.quantities import Quantity, add_all, most, soft_most, step_at
 from opmatrix.planner.strategies import Strategy
 
 Parts = dict[str, Quantity]
@@ -68,7 +69,7 @@ def passing_seconds(setting: Setting, work: LayerWork, during: Pass) -> Quantity
     kept = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
     masks = [formula.at(sizes) for formula in work.masks.values()]
     size = setting.number * add_all(kept) + add_all(masks)
-    return (2 if during == "forward" else 4) * size / setting.bandwidth
+    return (2 if during == "forward" else 3) * size / setting.bandwidth
 
 
 def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: Pass) -> Parts:
@@ -85,12 +86,16 @@ def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: 
 
 
 def pass_parts(setting: Setting, work: LayerWork, during: Pass) -> Parts:
-    """A pass over a layer of a micro-batch, once."""
-    products = add_all(product_seconds(setting, each) for each in work.products if each.during == during)
-    lines = work.lines * (1 if during == "forward" else 2)
-    device = products + passing_seconds(setting, work, during)
-    return add_parts({"computation": most(device, setting.constants.gap * lines)},
-                     crossing_parts(setting, work.crossings, during))
+    """A pass over a layer of a micro-batch, once. The host issues operations ahead of the device, which waits for it
+    where it is faster: for some operations of a layer it is, for others not, so the larger of both is taken softly.
+    Ranks of a group wait for the slowest of them beside it."""
+    computed = add_all(product_seconds(setting, each) for each in work.products if each.during == during)
+    crossed = crossing_parts(setting, work.crossings, during)
+    busy = computed + passing_seconds(setting, work, during) + add_all(
+        seconds for name, seconds in crossed.items() if name != "synchronisation")
+    issued = setting.constants.gap * work.lines * (1 if during == "forward" else 2)
+    return add_parts({"computation": computed + passing_seconds(setting, work, during)}, crossed,
+                     {"host": soft_most(busy, issued) - busy})
 
 
 def layer_parts(setting: Setting, work: LayerWork) -> Parts:
@@ -101,14 +106,27 @@ def layer_parts(setting: Setting, work: LayerWork) -> Parts:
     if setting.strategy.recompute == "selective" and not setting.strategy.flash:
         again = {"computation, again": add_all(product_seconds(setting, each) for each in work.products
                                                if each.between and each.during == "forward")}
-    return add_parts(forward, again, backward)
+    summed = 4 * setting.strategy.gradient_bytes * work.parameters.at(setting.sizes) / setting.bandwidth
+    return add_parts(forward, again, backward, {"computation": summed})
+
+
+LOSS_FORWARD, LOSS_BACKWARD = 38, 22                        # bytes that pass for each score of the vocabulary
+
+
+def loss_parts(setting: Setting) -> Parts:
+    """The loss of a micro-batch: scores in float32, their maximum, exponents, sum and shares, and back."""
+    scores = [each for each in setting.model.last.products if each.during == "forward"]
+    if not scores: return {}
+    size = scores[-1].rows.at(setting.sizes) * scores[-1].cols.at(setting.sizes)
+    return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * size / setting.bandwidth}
 
 
 def step_parts(setting: Setting) -> Parts:
     """A step of training of the slowest stage, with what it waits for the others."""
     own, model = setting.strategy, setting.model
     bodies = add_parts(*(scale_parts(layer_parts(setting, work), count) for work, count in model.layers))
-    first, last = layer_parts(setting._replace(strategy=own), model.first), layer_parts(setting, model.last)
+    once = setting._replace(strategy=replace(own, recompute="none"))
+    first, last = layer_parts(once, model.first), add_parts(layer_parts(once, model.last), loss_parts(setting))
     several = step_at(own.pp, 2)
     share = scale_parts(bodies, 1 / own.pp)
     slowest = add_parts(share, last, scale_parts(first, 1 - several))
@@ -121,13 +139,17 @@ def step_parts(setting: Setting) -> Parts:
 
 
 def send_parts(setting: Setting) -> Parts:
-    """What a stage hands on for a micro-batch, forward and backward."""
-    own = setting.strategy
-    size = setting.number * setting.model.layers[0][0].out.at(setting.sizes)
-    took = collective_parts("send", size, 1 + step_at(own.pp, 2), own.stride("pp"), setting.machine.links,
-                            setting.constants)
-    return add_parts({f"pp over {level}": 2 * own.virtual * seconds for level, seconds in took.moved},
-                     {"synchronisation": 2 * own.virtual * took.waited})
+    """What a stage hands on for a micro-batch, forward and backward: each tensor rank its share, which are gathered
+    again where they came (Narayanan et al. 2021, section 4.1)."""
+    own, links, constants = setting.strategy, setting.machine.links, setting.constants
+    whole = setting.number * setting.model.layers[0][0].out.at(setting.sizes) * (own.tp if own.sequence else 1)
+    several = step_at(own.pp, 2)
+    sent = collective_parts("send", whole / own.tp, 1 + several, own.stride("pp"), links, constants)
+    gathered = collective_parts("all_gather", several * whole, own.tp, own.stride("tp"), links, constants)
+    shared = 0 if own.sequence else 1
+    moved = add_parts(dict(sent.moved), scale_parts(dict(gathered.moved), shared))
+    return add_parts({f"pp over {level}": 2 * own.virtual * seconds for level, seconds in moved.items()},
+                     {"synchronisation": 2 * own.virtual * (sent.waited + shared * several * gathered.waited)})
 
 
 def stage_parameters(setting: Setting) -> Quantity:
