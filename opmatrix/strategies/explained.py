@@ -1,5 +1,5 @@
 """What a prediction is made of: every constant, every number of a data sheet and every formula, line by line, each with
-its value. The formulas are those that predicted, written down while they ran, and the lines add up to the prediction."""
+its value. The formulas are those that predicted, written down while they ran; the lines add up to the prediction."""
 from __future__ import annotations
 
 from collections import Counter
@@ -19,7 +19,7 @@ from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, Traced
 
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 FUNCTIONS = {"maximum": "max", "minimum": "min"}
-LONGEST = 100                                               # letters of a formula, before its parts are lines of their own
+LONGEST = 100                                               # letters of a formula, before its parts have own lines
 
 
 class ExplainedLine(NamedTuple):
@@ -57,7 +57,7 @@ def explain_choice(plan: StrategyPlan, choice: PlanChoice) -> Explained:
     made = predict(own.work(choice.form), named_sheet(own.machine, tape.columns),
                    own.strategy(choice.form, {name: tape.columns[name] for name in SIZE_NAMES}),
                    tape.columns["batch"], tape.columns["seq"],
-                   constants=Constants(*(tape.columns[name] for name in Constants._fields)))
+                   constants=Constants._make(tape.columns[name] for name in Constants._fields))
     parts = {**{f"seconds of {name}": part for name, part in made.seconds.items()}, "seconds": made.step_seconds,
              **{f"bytes of {name}": part for name, part in made.memory.items()}, "bytes": made.reserved}
     written = Written(tape, {name: value for name, (value, _) in values.items()}, parts)

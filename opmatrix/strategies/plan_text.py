@@ -6,15 +6,19 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 
+from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.strategies.plans import GROUPS, PlanChoice, StrategyPlan
+from opmatrix.strategies.stage_times import best_cut, run_stages
 
 GIGA = 1e9
+RUN = 3                                                     # strategies whose pipelines are run task by task
 
 
 def plan_text(plan: StrategyPlan) -> str:
     """What the command prints."""
-    return "\n\n".join([heading(plan), best_table(plan), memory_table(plan), *losses(plan), sensitivity_table(plan)])
+    return "\n\n".join([heading(plan), best_table(plan), memory_table(plan), *losses(plan), *run_lines(plan),
+                         sensitivity_table(plan)])
 
 
 def heading(plan: StrategyPlan) -> str:
@@ -67,6 +71,20 @@ def lost(first: PlanChoice, other: PlanChoice) -> str:
     if more: said += ": " + ", ".join(f"{change[name]:.3g} s more {name}" for name in more[:3])
     if less: said += "; " + ", ".join(f"{-change[name]:.3g} s less {name}" for name in less[:2])
     return said
+
+
+def run_lines(plan: StrategyPlan) -> Iterator[str]:
+    """The pipelines of the first strategies, task by task, and stages that are cut unevenly where that is quicker."""
+    lines = []
+    for number, each in enumerate(plan.best[:RUN], 1):
+        if each.sizes["pp"] == 1: continue
+        try: ran = run_stages(each)
+        except InputError: continue
+        line = f"{number}: {ran.seconds:.4g} s (by formula {each.seconds:.4g})"
+        if (cut := best_cut(each)) is not None and (other := run_stages(each, cut)).seconds < ran.seconds:
+            line += f"; {other.seconds:.4g} s where stages have {', '.join(map(str, cut))} layers"
+        lines.append(line)
+    if lines: yield "\n".join(["run task by task:", *lines])
 
 
 def sensitivity_table(plan: StrategyPlan) -> str:

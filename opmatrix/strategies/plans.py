@@ -18,7 +18,7 @@ from opmatrix.strategies.forms import FORMS, StrategyForm
 from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 KEPT = 10
-GROUPS = {"computation": ("computation",), "communication": ("tp ", "cp ", "ep ", "dp ", "pp ", "gradients", "weights"),
+GROUPS = {"computation": ("computation", "loss", "host"), "communication": (),          # all that is nothing else
           "synchronisation": ("synchronisation", "waiting"), "bubble": ("bubble",), "optimiser": ("optimiser",)}
 FACTORS = 0.5, 2.0                                          # of links and memory, for what a plan is sensitive to
 
@@ -143,7 +143,8 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
     config = known.configuration(model) if isinstance(model, str) else model
     try: sheet = datasheet(machine) if isinstance(machine, str) else machine
     except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
-    question = PlanQuestion(config, sheet, devices, batch, seq or longest(config), memory or sheet.memory[-1][1], flash,
+    tokens = check_tokens(config, seq)
+    question = PlanQuestion(config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash,
                             precision)
     found = search_strategies(question, heard)
     if not found.fit: refuse_memory(found)
@@ -153,10 +154,14 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
     return StrategyPlan(name or said, question, found, tuple(best))
 
 
-def longest(config: Settings) -> int:
-    """How many tokens a sequence of a model has at most. Raises InputError where its configuration does not say."""
-    for key in ("max_position_embeddings", "n_positions"):
-        if isinstance(found := config.get(key), int): return found
+def check_tokens(config: Settings, seq: int | None) -> int:
+    """How many tokens a sequence has: as asked, else as many as the model takes. Raises InputError for more than these,
+    and where neither says."""
+    most = next((each for each in map(config.get, ("max_position_embeddings", "n_positions"))
+                 if isinstance(each, int)), None)
+    if seq is not None and most is not None and seq > most and "rope_theta" not in config:
+        raise InputError(f"--seq {seq}: the model has {most} positions: at most {most} tokens a sequence")
+    if (found := seq or most) is not None: return found
     raise InputError("--seq: the configuration does not say how long sequences are: give a number of tokens")
 
 

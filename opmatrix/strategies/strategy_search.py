@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,11 @@ from opmatrix.models.config import Settings
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import LAYER_KEYS, ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict
+from opmatrix.planner.step_parts import Parts
 from opmatrix.planner.strategies import Strategy
 from opmatrix.strategies.forms import FORMS, FormMasks, StrategyForm
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
-from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape
+from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape, Traced
 
 FEW = 4                                                     # layers: a first, a last and those between
 SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
@@ -55,10 +57,12 @@ class PlanQuestion:
                         context=form.context, schedule=form.schedule, order=form.order, flash=self.flash,
                         precision=self.precision)
 
-    def predicted(self, form: StrategyForm, sizes: Mapping[str, object]) -> Prediction:
-        """Time and memory of a form at sizes, which may be columns."""
+    def predicted(self, form: StrategyForm, sizes: Mapping[str, object],
+                  passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+        """Time and memory of a form at sizes, which may be columns. `passes`: those that forms of the same columns
+        have in common."""
         return predict(self.work(form), self.machine, self.strategy(form, sizes), self.batch, self.seq,
-                       constants=self.constants)
+                       constants=self.constants, passes=passes)
 
 
 def read_few(config: Settings, context: str, sequence: bool) -> ModelWork:
@@ -84,19 +88,18 @@ class FormPrograms:
 
 def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm] = FORMS) -> FormPrograms:
     """Traces the formulas of each form once."""
-    tape = Tape(*SIZE_NAMES)
-    results: dict[object, int] = {}
-    values: list[object] = []
+    tape, results, values = Tape(*SIZE_NAMES), dict[tuple[bool, float], int](), list[object]()
 
-    def place(value: object) -> int:
-        key = getattr(value, "at", None) if hasattr(value, "tape") else float(str(value))
-        if (key, hasattr(value, "tape")) not in results:
-            results[key, hasattr(value, "tape")] = len(values)
+    def place(value: Any) -> int:
+        """Where a result stands among those that differ."""
+        key = (True, value.at) if isinstance(value, Traced) else (False, float(value))
+        if key not in results:
+            results[key] = len(values)
             values.append(value)
-        return results[key, hasattr(value, "tape")]
-    times, peaks = [], []
+        return results[key]
+    times, peaks, passes = [], [], dict[tuple[object, ...], Parts]()
     for form in forms:
-        found = question.predicted(form, tape.columns)
+        found = question.predicted(form, tape.columns, passes)
         times.append(place(found.step_seconds))
         peaks.append(place(found.reserved))
     return FormPrograms(forms, CompiledTape(tape, values), np.array(times), np.array(peaks))

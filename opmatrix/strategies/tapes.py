@@ -14,7 +14,8 @@ BLOCK = 2048                                                # rows at a time: 16
 
 UFUNCS: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide, "maximum": np.maximum,
-    "minimum": np.minimum, "ceil": np.ceil, "floor": np.floor, "sqrt": np.sqrt, "log2": np.log2, "exp": np.exp}
+    "minimum": np.minimum, "ceil": np.ceil, "floor": np.floor, "sqrt": np.sqrt, "log2": np.log2, "exp": np.exp,
+    "power": np.power}
 COMMUTE = {"add", "multiply", "maximum", "minimum"}
 NEUTRAL = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "divide": 1.0}     # on the right, and on the left if commuting
 
@@ -65,10 +66,11 @@ class Traced:
     def __rtruediv__(self, other: Any) -> Any: return self.tape.write("divide", other, self)
     def __neg__(self) -> Any: return self.tape.write("multiply", -1.0, self)
 
-    def __pow__(self, power: int) -> Any:
+    def __pow__(self, power: float) -> Any:
+        if power != int(power): return self.tape.write("power", self, power)
         if power < 0: return 1.0 / self ** -power
         found: Any = self if power else 1.0
-        for _ in range(power - 1): found = found * self
+        for _ in range(int(power) - 1): found = found * self
         return found
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:

@@ -88,6 +88,11 @@ BestPlans = Annotated[int, typer.Option("--keep", min=1, max=100, help="how many
 PlanRows = Annotated[Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each "
                                                                                 "strategy that is shown")]
 
+PlanTimeline = Annotated[Path | None, typer.Option("--timeline", metavar="OUT.svg|OUT.json", help="where to draw the "
+                                                   "first strategy's pipeline, as a picture or a Chrome trace")]
+ExplainPlan = Annotated[bool, typer.Option("--explain", help="every constant, number of a data sheet and formula that "
+                                                             "the first strategy's prediction used")]
+
 # ---- of `partition`
 
 DataRanks = Annotated[int | None, typer.Option(

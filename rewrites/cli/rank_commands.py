@@ -33,16 +33,22 @@ def plan_model(
     keep: options.BestPlans = 10,
     results: options.Results = None,
     rows: options.PlanRows = None,
+    timeline: options.PlanTimeline = None,
+    explain: options.ExplainPlan = False,
     quiet: options.Quiet = False,
 ) -> None:
     """How a MODEL is best trained on so many devices of a machine: the fastest strategies, with time and memory by
     part, why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is run."""
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
+    from opmatrix.display.timeline import check_timeline
+    from opmatrix.strategies.explained import explain_choice
     from opmatrix.strategies.plan_text import plan_csv, plan_json
     from opmatrix.strategies.plans import plan
+    from opmatrix.strategies.stage_times import draw_step
     from rewrites.cli.partitions import name_of
-    possible({"--json": (results, writable), "--csv": (rows, writable)}, model)
+    possible({"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)},
+             model)
     if memory is not None and not 0 < memory < 1e9: raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
     with line.ticking():
@@ -50,6 +56,8 @@ def plan_model(
                      flash=flash, keep=keep, name=name_of(model), heard=line)
     line.end(f"{found.found.count:,}")
     say(str(found))
+    if explain: say(f"\n{explain_choice(found, found.best[0])}")
+    if timeline is not None: say(f"\ndrawn in {draw_step(found.best[0], timeline, f'{found.name}: {found.best[0]}')}")
     write_results(plan_json(found), results)
     if rows is not None:
         with replacing(rows) as out: out.write(plan_csv(found).encode())
