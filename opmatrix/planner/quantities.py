@@ -18,7 +18,9 @@ def is_symbolic(*each: Quantity) -> bool:
     return any(isinstance(one, sympy.Basic) and not one.is_number for one in each)
 
 
-def is_array(*each: Quantity) -> bool: return any(isinstance(one, np.ndarray) for one in each)
+def is_array(*each: Quantity) -> bool:
+    """Whether one of them is what numpy's functions are of: an array, or a column that is traced."""
+    return any(hasattr(one, "__array_ufunc__") for one in each)
 
 
 def most(*each: Quantity) -> Quantity:

@@ -17,13 +17,15 @@ Parts = dict[str, Quantity]
 
 
 class Setting(NamedTuple):
-    """All that the formulas read: a model, a machine, a strategy, sizes, constants."""
+    """All that the formulas read: a model, a machine, a strategy, sizes, constants. `passes`: passes over layers that
+    were found already, of strategies that differ in nothing but their form."""
     model: ModelWork
     machine: Datasheet
     strategy: Strategy
     batch: Quantity
     seq: Quantity
     constants: Constants
+    passes: dict[tuple[object, ...], Parts] | None = None
 
     @property
     def sizes(self) -> Mapping[str, Quantity]:
@@ -98,9 +100,17 @@ def pass_parts(setting: Setting, work: LayerWork, during: Pass) -> Parts:
                      {"host": soft_most(busy, issued) - busy})
 
 
+def known_pass(setting: Setting, work: LayerWork, during: Pass) -> Parts:
+    """`pass_parts`, once for all forms of strategies that lay axes alike."""
+    if setting.passes is None: return pass_parts(setting, work, during)
+    key = id(work), during, setting.strategy.order
+    if key not in setting.passes: setting.passes[key] = pass_parts(setting, work, during)
+    return setting.passes[key]
+
+
 def layer_parts(setting: Setting, work: LayerWork) -> Parts:
     """Forward, what is computed again, and backward."""
-    forward, backward = pass_parts(setting, work, "forward"), pass_parts(setting, work, "backward")
+    forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
     again: Parts = {}
     if setting.strategy.recompute == "full": again = {f"{name}, again": each for name, each in forward.items()}
     if setting.strategy.recompute == "selective" and not setting.strategy.flash:
@@ -135,7 +145,7 @@ def step_parts(setting: Setting) -> Parts:
     sent = send_parts(setting)
     found = scale_parts(add_parts(slowest, sent), m)
     found["bubble"] = (every - total(slowest) + (own.pp - 1) * total(sent)) / own.virtual
-    return add_parts(found, gradient_parts(setting), optimiser_parts(setting))
+    return add_parts(found, gradient_parts(setting), stored_parts(setting), optimiser_parts(setting))
 
 
 def send_parts(setting: Setting) -> Parts:
@@ -170,6 +180,23 @@ def gradient_parts(setting: Setting) -> Parts:
     seen = 1 - setting.constants.hidden * own.overlap
     return add_parts({f"gradients over {level}": seen * seconds for level, seconds in took.moved},
                      {"synchronisation": took.waited})
+
+
+def stored_parts(setting: Setting) -> Parts:
+    """What is stored once costs more crossings: weights are gathered for each micro-batch forward and backward; of
+    gradients, those of each micro-batch but the last are cut, too (Rajbhandari et al. 2020, section 7)."""
+    own, m = setting.strategy, setting.micro_batches
+    ranks, stride = own.dp * own.cp, own.stride("cp")
+    found: Parts = {}
+    for least, what, op, size, times in ((2, "gradients", "reduce_scatter", own.gradient_bytes, m - 1),
+                                         (3, "weights", "all_gather", setting.number, 2 * m - 1)):
+        if own.zero < least: continue
+        took = collective_parts(op, size * stage_parameters(setting), ranks, stride, setting.machine.links,
+                                setting.constants)
+        seen = times * (1 - setting.constants.hidden * own.overlap)
+        found = add_parts(found, {f"{what} over {level}": seen * seconds for level, seconds in took.moved},
+                          {"synchronisation": seen * took.waited})
+    return found
 
 
 def optimiser_parts(setting: Setting) -> Parts:
