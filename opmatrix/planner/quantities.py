@@ -53,7 +53,7 @@ def step_at(one: Quantity, bound: float) -> Quantity:
 
 
 class Formula(NamedTuple):
-    """A sum of products of powers of sizes, as they are read off a model: coefficients and powers, by names of sizes."""
+    """A sum of products of powers of sizes, as they are read off a model: coefficients, and powers by names."""
     terms: tuple[tuple[float, Powers], ...]
 
     @classmethod
@@ -70,8 +70,6 @@ class Formula(NamedTuple):
     def at(self, sizes: Mapping[str, Quantity]) -> Quantity:
         """The sum at sizes of any kind."""
         return add_all(count * multiply(sizes[name] ** power for name, power in powers) for count, powers in self.terms)
-
-    def times(self, count: float) -> Formula: return Formula(tuple((count * own, powers) for own, powers in self.terms))
 
     def __str__(self) -> str:
         def one(count: float, powers: Powers) -> str:
