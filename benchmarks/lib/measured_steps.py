@@ -9,10 +9,11 @@ from lib.command import InputError
 from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.strategies import Strategy
 
-NEEDED = "source", "model", "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
-MACHINES = (("Jean Zay, 8/node", "JeanZay-A100"), ("inter 800 Gb/s", "A100-800Gb"), ("A100-40", "A100-40"), ("A100", "A100"),
-            ("A800", "A100"), ("V100", "V100"), ("H100", "H100"), ("H200", "H200"), ("B200", "B200"), ("910C", "Ascend910C"),
-            ("910B", "Ascend910B"))
+SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
+NEEDED = "source", "model", *SHAPE
+MACHINES = (("Jean Zay, 8/node", "JeanZay-A100"), ("inter 800 Gb/s", "A100-800Gb"), ("A100-40", "A100-40"),
+            ("A100", "A100"), ("A800", "A100"), ("V100", "V100"), ("H100", "H100"), ("H200", "H200"), ("B200", "B200"),
+            ("910C", "Ascend910C"), ("910B", "Ascend910B"))
 DROPOUT = 0.1                                               # of GPTs; other families were trained without
 
 
@@ -42,11 +43,12 @@ def read_rows(file):
 
 def read_measured(row):
     """A row as it is predicted, None for one that says too little, or of what is not predicted: experts, eight bits."""
-    if row.get("experts") or row.get("precision") in ("float8", "fp8") or not all(row[name] for name in NEEDED): return None
+    narrow = row.get("precision") in ("float8", "fp8")
+    if row.get("experts") or narrow or not all(row[name] for name in NEEDED): return None
     machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
     if machine is None: return None
-    return Measured(row, configuration(row), find_machine(machine), strategy(row), int(row["global_batch"]), int(row["seq"]),
-                    number(row.get("iter_time_s")) or by_tokens(row), number(row.get("mem_gb_per_gpu")),
+    return Measured(row, configuration(row), find_machine(machine), strategy(row), int(row["global_batch"]),
+                    int(row["seq"]), number(row.get("iter_time_s")) or by_tokens(row), number(row.get("mem_gb_per_gpu")),
                     row.get("oom") == "yes")
 
 
@@ -65,8 +67,9 @@ def configuration(row):
     """GPTs with learned positions, else a LLaMA."""
     size = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq")}
     if not re.match(r"(GPT|BLOOM|MT-NLG)", row["model"]):
-        return dict(model_type="llama", vocab_size=size["vocab"], hidden_size=size["hidden"], intermediate_size=int(row["ffn"]),
-                    num_hidden_layers=size["layers"], num_attention_heads=size["heads"], rms_norm_eps=1e-5,
+        return dict(model_type="llama", vocab_size=size["vocab"], hidden_size=size["hidden"], rms_norm_eps=1e-5,
+                    intermediate_size=int(row["ffn"]), num_hidden_layers=size["layers"],
+                    num_attention_heads=size["heads"],
                     num_key_value_heads=int(row["kv_heads"] or size["heads"]), max_position_embeddings=4096,
                     tie_word_embeddings=False)
     return dict(model_type="gpt2", vocab_size=size["vocab"], n_embd=size["hidden"], n_positions=size["seq"],
@@ -76,7 +79,7 @@ def configuration(row):
 def strategy(row):
     """The strategy of a row. vTrain's Megatron sums gradients behind the last backward pass; stacks of 2023 and later
     store no scores of attention."""
-    recompute = "full" if row["recompute"].startswith("full") else "selective" if row["recompute"].startswith("sel") else "none"
+    recompute = next((each for each in ("full", "selective") if row["recompute"].startswith(each)), "none")
     zero = 3 if "FSDP" in row["zero_or_fsdp"] else 1 if "ZeRO-1" in row["zero_or_fsdp"] else 0
     late = not re.match(r"(GPT|BLOOM|MT-NLG)", row["model"])
     wide = 4 if "fp32 grad accumulation" in row["notes"] else 2

@@ -1,4 +1,4 @@
-"""Machines beside each other, as they were built somewhere: a machine of a data sheet with the links that it has there."""
+"""Machines beside each other, as they were built somewhere: a machine of a data sheet with links of its own."""
 from __future__ import annotations
 
 import json
@@ -23,7 +23,8 @@ def load_clusters() -> dict[str, Datasheet]:
         links: Any = said.get("links")
         own = read_links(links) if links else sheet.links
         check_links(name, own)
-        found[name] = replace(sheet, name=name, source=f"{said['source']}; {said['topology']}; {sheet.source}", links=own)
+        source = f"{said['source']}; {said['topology']}; {sheet.source}"
+        found[name] = replace(sheet, name=name, source=source, links=own)
     return found
 
 

@@ -21,6 +21,7 @@ from opmatrix.planner.strategies import Strategy
 
 GPT = dict(model_type="gpt2", vocab_size=51200, n_embd=2048, n_positions=1024, n_head=16, n_layer=24)
 HOW = Strategy(dp=2, tp=2, pp=2, micro_batch=2, recompute="full", context="ulysses", precision="float16", overlap=False)
+SIDES = "rows", "inner", "cols", "batch"
 SIZES = dict(b=3, s=64, t=2, c=1)
 
 
@@ -36,13 +37,13 @@ def test_work_is_what_the_literature_says(work):
     """Operations of a layer, what it keeps, its parameters: of Korthikanti et al. 2022, for t tensor ranks."""
     (layer, count), b, s, h, t, a = work.layers[0], 3, 64, 2048, 2, 16
     def operations(during):
-        return sum(2 * each.count * np.prod([getattr(each, side).at(SIZES) for side in ("rows", "inner", "cols", "batch")])
+        return sum(2 * each.count * np.prod([getattr(each, side).at(SIZES) for side in SIDES])
                    for each in layer.products if each.during == during)
     assert count == 24 and work.tied and (work.heads, work.key_heads) == (16, 16)
     assert operations("forward") == (24 * b * s * h ** 2 + 4 * b * s ** 2 * h) / t
     assert operations("backward") == 2 * operations("forward")
-    kept = 2 * sum(each.at(SIZES) for each in layer.kept.values()) + sum(each.at(SIZES) for each in layer.masks.values())
-    assert kept == s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
+    kept, masks = (sum(each.at(SIZES) for each in held.values()) for held in (layer.kept, layer.masks))
+    assert 2 * kept + masks == s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
     assert layer.parameters.at(SIZES) == 12 * h ** 2 / t + 7 * h / t + 6 * h
     assert [(each.op, each.count) for each in layer.crossings if each.axis == "tp"] == [("all_reduce", 2)] * 2
 
@@ -75,7 +76,8 @@ def test_parts_add_up_and_move_as_they_should(work, found):
     plain = predict(work, "A100", replace(HOW, recompute="none"), 32, 1024)
     assert plain.step_seconds < found.step_seconds and plain.memory["kept"] > 10 * found.memory["kept"]
     stored = predict(work, "A100", replace(HOW, zero=1), 32, 1024)
-    assert stored.memory["optimiser"] == found.memory["optimiser"] / 2 and stored.memory["weights"] == found.memory["weights"]
+    assert stored.memory["optimiser"] == found.memory["optimiser"] / 2
+    assert stored.memory["weights"] == found.memory["weights"]
     deeper = predict(work, "A100", replace(HOW, virtual=2), 32, 1024)
     assert deeper.seconds["bubble"] < found.seconds["bubble"]
 
@@ -99,22 +101,24 @@ def test_collectives_are_those_of_the_links():
             assert [seconds for _, seconds in own.moved] == pytest.approx(list(told.transfer))
             assert own.waited == pytest.approx(sum(told.latency))
     near, far = (collective_parts("send", 1e9, 2, stride, links, full).moved for stride in (1, 8))
-    assert [bool(seconds) for _, seconds in near] == [True, False] and [bool(seconds) for _, seconds in far] == [False, True]
+    crossed = [[bool(seconds) for _, seconds in own] for own in (near, far)]
+    assert crossed == [[True, False], [False, True]]
 
 
 def test_a_fit_finds_what_rows_were_made_with(work):
     """From predictions of other constants; rows that are too few, alike or no seconds are refused."""
     sizes = {name: np.array(each, float) for name, each in dict(
-        dp=[1, 2, 1, 2, 4, 1, 2, 8, 1, 1, 1, 4], tp=[1, 1, 2, 2, 1, 4, 4, 1, 8, 2, 8, 2], pp=[2, 1, 1, 2, 2, 1, 1, 1, 1, 4, 1, 1],
+        dp=[1, 2, 1, 2, 4, 1, 2, 8, 1, 1, 1, 4], tp=[1, 1, 2, 2, 1, 4, 4, 1, 8, 2, 8, 2],
+        pp=[2, 1, 1, 2, 2, 1, 1, 1, 1, 4, 1, 1],
         cp=[1] * 12, micro_batch=[1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 8, 4], virtual=[1] * 12).items()}
     def seconds(constants):
         return predict(work, "A100", replace(HOW, **sizes), 64, 1024, constants=constants).step_seconds
     true = load_constants()._replace(half=3e-5, memory=0.7, near=0.5, far=0.5, superstep=4e-5, gap=2e-5)
     fitted = fit_constants(seconds, seconds(true))
     assert fitted == pytest.approx(true, rel=0.02)
-    with pytest.raises(InputError, match="fit: 3 rows for 5 constants: give at least 10"): fit_constants(seconds, [1, 2, 3])
-    with pytest.raises(InputError, match="fit: all 12 rows take 2 seconds"): fit_constants(seconds, [2] * 12)
-    with pytest.raises(InputError, match=r"fit: -1.0 seconds: give positive"): fit_constants(seconds, [*range(1, 12), -1])
+    for rows, said in (([1, 2, 3], "3 rows for 5 constants: give at least 10"), ([2] * 12, "all 12 rows take 2 seconds"),
+                       ([*range(1, 12), -1], "-1.0 seconds: give positive")):
+        with pytest.raises(InputError, match=f"fit: {said}"): fit_constants(seconds, rows)
 
 
 def test_constants_are_fractions_and_latencies():
