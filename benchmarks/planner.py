@@ -3,8 +3,8 @@
     python benchmarks/planner.py FILE [--fit] [--csv OUT]
 
 FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
-figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then the
-largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits the five
+figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
+the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits the five
 constants that vTrain's rows tell on every 21st of them, and prints them. What is reserved of what is allocated was read
 off the first BLOOM table. Rows of experts and of eight bits are left out.
 Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each
@@ -127,7 +127,7 @@ def time_figures(found):
         own = [*scaled_errors(table)]
         yield Figure("time, Korthikanti, GPT-22B selective, GPT-175B full fitted: mean", mean(own), "%", most=3.5)
         yield Figure("  worst", 100 * max(map(abs, own)), "%", most=8.5)
-    for source in sorted({each.row["source"] for each, _ in found} - {each.row["source"] for each, _ in vtrain + table}):
+    for source in sorted({e.row["source"] for e, _ in found} - {e.row["source"] for e, _ in vtrain + table}):
         rows = of_source(found, source)
         if rows: yield Figure(f"time, {source[:60]}, {len(rows)} rows: MAPE", mean(errors(rows)), "%")
 
@@ -205,7 +205,8 @@ def ascend_figures(constants):
     from opmatrix.planner.prediction import predict
     from opmatrix.planner.strategies import Strategy
     for name, how, batch, seq, published, devices in ASCEND:
-        own = predict(name, "Ascend910B", Strategy(flash=True, context="ulysses", **how), batch, seq, constants=constants)
+        strategy = Strategy(flash=True, context="ulysses", **how)
+        own = predict(name, "Ascend910B", strategy, batch, seq, constants=constants)
         rate = batch * seq / devices / float(own.step_seconds)
         yield Figure(f"{name}, {devices} Ascend910B, {published} published: tokens a second, device", rate)
         yield Figure("  beside it", 100 * abs(rate / published - 1), "%", most=25)

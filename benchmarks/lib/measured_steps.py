@@ -48,7 +48,8 @@ def read_measured(row):
     machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
     if machine is None: return None
     return Measured(row, configuration(row), find_machine(machine), strategy(row), int(row["global_batch"]),
-                    int(row["seq"]), number(row.get("iter_time_s")) or by_tokens(row), number(row.get("mem_gb_per_gpu")),
+                    int(row["seq"]), number(row.get("iter_time_s")) or by_tokens(row),
+                    number(row.get("mem_gb_per_gpu")),
                     row.get("oom") == "yes")
 
 

@@ -116,8 +116,8 @@ def test_a_fit_finds_what_rows_were_made_with(work):
     true = load_constants()._replace(half=3e-5, memory=0.7, near=0.5, far=0.5, superstep=4e-5, gap=2e-5)
     fitted = fit_constants(seconds, seconds(true))
     assert fitted == pytest.approx(true, rel=0.02)
-    for rows, said in (([1, 2, 3], "3 rows for 5 constants: give at least 10"), ([2] * 12, "all 12 rows take 2 seconds"),
-                       ([*range(1, 12), -1], "-1.0 seconds: give positive")):
+    for rows, said in (([1, 2, 3], "3 rows for 5 constants: give at least 10"),
+                       ([2] * 12, "all 12 rows take 2 seconds"), ([*range(1, 12), -1], "-1.0 seconds: give positive")):
         with pytest.raises(InputError, match=f"fit: {said}"): fit_constants(seconds, rows)
 
 
