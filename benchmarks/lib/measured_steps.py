@@ -12,7 +12,8 @@ from opmatrix.planner.strategies import Strategy
 SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
 NEEDED = "source", "model", *SHAPE
 MACHINES = (("Jean Zay, 8/node", "JeanZay-A100"), ("inter 800 Gb/s", "A100-800Gb"), ("A100-40", "A100-40"),
-            ("A100", "A100"), ("A800", "A100"), ("V100", "V100"), ("H100", "H100"), ("H200", "H200"), ("B200", "B200"),
+            ("A100", "A100"), ("A800", "A100"), ("V100", "V100"), ("H100-96GB", "GrandTeton-H100"),
+            ("H100", "H100"), ("H200", "H200"), ("B200", "B200"),
             ("910C", "Ascend910C"), ("910B", "Ascend910B"))
 DROPOUT = 0.1                                               # of GPTs; other families were trained without
 
@@ -30,7 +31,7 @@ class Measured(NamedTuple):
     failed: bool
 
     @property
-    def dropout(self): return 0 if self.config["model_type"] == "llama" else DROPOUT
+    def dropout(self): return DROPOUT if is_early(self.row) else 0
 
 
 def read_rows(file):
@@ -65,9 +66,9 @@ def number(said):
 
 
 def configuration(row):
-    """GPTs with learned positions, else a LLaMA."""
+    """GPTs with learned positions, MPT among them, whose positions cost nothing, either; else a LLaMA."""
     size = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq")}
-    if not re.match(r"(GPT|BLOOM|MT-NLG)", row["model"]):
+    if not re.match(r"(GPT|BLOOM|MT-NLG|MPT)", row["model"]):
         return dict(model_type="llama", vocab_size=size["vocab"], hidden_size=size["hidden"], rms_norm_eps=1e-5,
                     intermediate_size=int(row["ffn"]), num_hidden_layers=size["layers"],
                     num_attention_heads=size["heads"],
@@ -77,12 +78,17 @@ def configuration(row):
                 n_head=size["heads"], n_layer=size["layers"])
 
 
+def is_early(row):
+    """Whether a GPT was trained by a stack of 2022 or before: with dropout, and scores of attention that are stored."""
+    return bool(re.match(r"(GPT|BLOOM|MT-NLG)", row["model"])) and "NeMo" not in row["source"]
+
+
 def strategy(row):
     """The strategy of a row. vTrain's Megatron sums gradients behind the last backward pass; stacks of 2023 and later
     store no scores of attention."""
     recompute = next((each for each in ("full", "selective") if row["recompute"].startswith(each)), "none")
     zero = 3 if "FSDP" in row["zero_or_fsdp"] else 1 if "ZeRO-1" in row["zero_or_fsdp"] else 0
-    late = not re.match(r"(GPT|BLOOM|MT-NLG)", row["model"])
+    late = not is_early(row)
     wide = 4 if "fp32 grad accumulation" in row["notes"] else 2
     found = Strategy(**{name: int(row[name]) for name in ("dp", "tp", "pp", "micro_batch")}, cp=int(row["cp"] or 1),
                      virtual=int(row["vpp"] or 1), zero=zero, sequence=row["seq_par"] == "yes", recompute=recompute,

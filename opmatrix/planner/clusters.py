@@ -1,4 +1,4 @@
-"""Machines beside each other, as they were built somewhere: a machine of a data sheet with links of its own."""
+"""Machines beside each other, as they were built somewhere: a data sheet with links or memory of their own."""
 from __future__ import annotations
 
 import json
@@ -24,7 +24,8 @@ def load_clusters() -> dict[str, Datasheet]:
         own = read_links(links) if links else sheet.links
         check_links(name, own)
         source = f"{said['source']}; {said['topology']}; {sheet.source}"
-        found[name] = replace(sheet, name=name, source=source, links=own)
+        memory = tuple((level, size, rate) for level, size, rate in said.get("memory", sheet.memory))
+        found[name] = replace(sheet, name=name, source=source, links=own, memory=memory)
     return found
 
 
