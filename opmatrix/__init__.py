@@ -22,7 +22,7 @@ What there is; `help(om.NAME)` says more of each:
     models       optimize, open_model, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
     laws         laws, prove, symbol, substitute
-    machines     partition, Mesh, BatchSizes
+    machines     partition, plan, Mesh, BatchSizes
     training     pullback, dropout, timed_step
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from opmatrix.program import Program as Program
     from opmatrix.split.mesh import Mesh as Mesh
     from opmatrix.split.moving import BatchSizes as BatchSizes
+    from opmatrix.strategies.plans import plan as plan
     from opmatrix.training.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.training.pullback import pullback as pullback
     from opmatrix.training.timed_step import timed_step as timed_step
@@ -85,6 +86,7 @@ DOOR = {                                                    # and by name: the m
     "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
     "partition": ("opmatrix.partitions.plan", "partition"), "Mesh": ("opmatrix.split.mesh", "Mesh"),
+    "plan": ("opmatrix.strategies.plans", "plan"),
     "BatchSizes": ("opmatrix.split.moving", "BatchSizes"),
     "pullback": ("opmatrix.training.pullback", "pullback"), "dropout": ("opmatrix.training.backward_kinds", "drop"),
     "timed_step": ("opmatrix.training.timed_step", "timed_step"),

@@ -32,7 +32,8 @@ class Datasheet:
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
     state; `links` what several devices reach each other by, the nearest level first; `host` what a device
-    reaches the memory of its host by. `catalogue` declares the kernels."""
+    reaches the memory of its host by. `watts` of a device under load and `hourly` dollars of one, None where nobody
+    stated them, `costs` their source. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -44,6 +45,9 @@ class Datasheet:
     launch: float = 0.0
     links: tuple[Link, ...] = ()
     host: Link | None = None
+    watts: float | None = None
+    hourly: float | None = None
+    costs: str = ""
     catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +63,9 @@ class Datasheet:
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
         check_links(self.name, self.links)
         if self.host is not None: check_rates(self.name, self.host)
+        for what, number in (("watts", self.watts), ("hourly", self.hourly)):
+            if number is not None and not 0 < number < inf:
+                raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """The least seconds that one call can take; ValueError as of a calibrated machine."""

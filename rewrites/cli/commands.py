@@ -1,5 +1,5 @@
 """The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, profile, verify,
-partition, launch, spectrum."""
+plan, partition, launch, spectrum."""
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
 from rewrites.cli.outputs import possible, say, write_results
-from rewrites.cli.rank_commands import launch_model, partition_model
+from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
 
 if TYPE_CHECKING:
     from rewrites.verify.user_laws import UserDeclarations
@@ -339,6 +339,7 @@ def verify(
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 
 
+app.command("plan")(plan_model)
 app.command("partition")(partition_model)
 app.command("launch")(launch_model)
 

@@ -72,6 +72,27 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phase
 Elsewhere = Annotated[str | None, typer.Option(
     metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")]
 
+# ---- of `plan`
+
+Devices = Annotated[int, typer.Option("--devices", min=1, help="how many there are")]
+PlannedMachine = Annotated[str, typer.Option("--machine", metavar="NAME", help="what they are, such as A100, H100 or "
+                                                                               "Ascend910B")]
+StepBatch = Annotated[int | None, typer.Option("--batch", min=1, help="sequences of a step; as many as devices without "
+                                                                      "it")]
+SequenceTokens = Annotated[int | None, typer.Option("--seq", min=1, help="tokens of a sequence; the most that the "
+                                                                         "model takes without it")]
+DeviceMemory = Annotated[float | None, typer.Option("--memory", metavar="GB", help="of a device, if not as its data "
+                                                                                   "sheet says")]
+Flash = Annotated[bool, typer.Option("--flash/--no-flash", help="scores of attention stay where they are computed")]
+BestPlans = Annotated[int, typer.Option("--keep", min=1, max=100, help="how many strategies are shown")]
+PlanRows = Annotated[Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each "
+                                                                                "strategy that is shown")]
+
+PlanTimeline = Annotated[Path | None, typer.Option("--timeline", metavar="OUT.svg|OUT.json", help="where to draw the "
+                                                   "first strategy's pipeline, as a picture or a Chrome trace")]
+ExplainPlan = Annotated[bool, typer.Option("--explain", help="every constant, number of a data sheet and formula that "
+                                                             "the first strategy's prediction used")]
+
 # ---- of `partition`
 
 DataRanks = Annotated[int | None, typer.Option(

@@ -1,5 +1,5 @@
-"""The commands of ranks: `partition` says what each computes, sends and holds; `launch` runs them as processes,
-compared with one rank and with the formulas."""
+"""The commands of ranks: `plan` finds how a model is best spread over many; `partition` says what each computes, sends
+and holds; `launch` runs them as processes, compared with one rank and with the formulas."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +16,60 @@ if TYPE_CHECKING:
     from opmatrix.models.config import Settings
 
 DRAWN_WEIGHTS = 2 * 10 ** 8                                 # numbers that ranks may each draw
+BRIEF_DEVICES = 2048                                        # that are planned for within a second or so
 TOO_FAR = 1e-6                                              # of the largest entry: no rounding is as large
+
+
+def plan_model(
+    model: options.ModelName,
+    devices: options.Devices,
+    machine: options.PlannedMachine,
+    batch: options.StepBatch = None,
+    seq: options.SequenceTokens = None,
+    memory: options.DeviceMemory = None,
+    flash: options.Flash = True,
+    keep: options.BestPlans = 10,
+    results: options.Results = None,
+    rows: options.PlanRows = None,
+    timeline: options.PlanTimeline = None,
+    explain: options.ExplainPlan = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """How a MODEL is best trained on so many devices of a machine: the fastest strategies, with time and memory by
+    part, why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is run."""
+    from formats.disk.files import replacing
+    from opmatrix.display.progress import ProgressLine
+    from opmatrix.display.timeline import check_timeline
+    from opmatrix.strategies.explained import explain_choice
+    from opmatrix.strategies.plan_text import plan_csv, plan_json
+    from opmatrix.strategies.plans import plan
+    from opmatrix.strategies.stage_times import draw_step
+    from rewrites.cli.partitions import name_of
+    possible({"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)},
+             model)
+    if memory is not None and not 0 < memory < 1e9: raise InputError(f"--memory {memory:g}: GB, more than 0")
+    config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
+    with line.ticking():
+        found = plan(config, devices, machine, batch=batch or devices, seq=seq, memory=memory and memory * 1e9,
+                     flash=flash, keep=keep, name=name_of(model), heard=line)
+    line.end(f"{found.found.count:,}")
+    say(str(found))
+    if explain: say(f"\n{explain_choice(found, found.best[0])}")
+    if timeline is not None: say(f"\ndrawn in {draw_step(found.best[0], timeline, f'{found.name}: {found.best[0]}')}")
+    write_results(plan_json(found), results)
+    if rows is not None:
+        with replacing(rows) as out: out.write(plan_csv(found).encode())
+
+
+def planned_config(model: str) -> Settings:
+    """The configuration of a MODEL that is planned. Raises InputError for a name that there is not."""
+    from opmatrix.files.checkpoint import open_model
+    from rewrites.cli.partitions import config_of
+    from rewrites.cli.predict import open_promised
+    found = config_of(model)
+    if found is not None: return found
+    open_promised(model)                                    # refuses what is none, with the names like it
+    return open_model(model).config
 
 
 def partition_model(

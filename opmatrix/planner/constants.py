@@ -1,0 +1,31 @@
+"""What data sheets do not state: eight constants, each a fraction of a number of a data sheet, or a latency. They were
+fitted once (`python benchmarks/planner.py FILE --fit`) and hold for every machine."""
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+class Constants(NamedTuple):
+    """`matrix`: of the rate of products; `half`: seconds of such products at which they reach half of that; `memory`:
+    of the bandwidth of memory; `near`, `far`: of the bandwidth of the nearest links, and of those between nodes;
+    `superstep`: seconds that a collective takes beyond its bytes, a level; `gap`: seconds of the host for an operation;
+    `hidden`: of sums of gradients that can run beside backward, the share that does."""
+    matrix: float
+    half: float
+    memory: float
+    near: float
+    far: float
+    superstep: float
+    gap: float
+    hidden: float
+
+
+@cache
+def load_constants() -> Constants:
+    """The constants that come along."""
+    return Constants(**json.loads(FILE.read_text("utf-8"))["constants"])

@@ -1,0 +1,52 @@
+"""Seconds of collectives over nested links, by level, for groups whose sizes may be arrays or symbols."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+from formats.network.collectives import COLLECTIVES, LevelPlace
+from formats.network.links import Link
+from opmatrix.planner.constants import Constants
+from opmatrix.planner.quantities import Quantity, least, most, step_at
+
+
+class LevelSeconds(NamedTuple):
+    """Of one collective: seconds of its bytes by level, and of its supersteps."""
+    moved: tuple[tuple[str, Quantity], ...]
+    waited: Quantity
+
+
+def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quantity]:
+    """How many of n ranks, so many devices apart, meet at each level; their product is n."""
+    inside: list[Quantity] = [1 + 0 * n]
+    for link in links:
+        inside.append(n if link.devices == inf else least(n, most(1, link.devices / stride)))
+    return [far / near for near, far in pairwise(inside)]
+
+
+def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],
+                     constants: Constants) -> LevelSeconds:
+    """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level."""
+    units = units_of(n, stride, links)
+    moved, waited = [], 0 * size
+    for k, (link, own) in enumerate(zip(links, units, strict=True)):
+        inside, outside = product(units[:k]), product(units[k + 1:])
+        place = LevelPlace(own, inside, outside)
+        share = constants.near if k == 0 else constants.far
+        if op == "send":
+            bytes_ = size * step_at(own, 2) * (1 - step_at(outside, 2))
+            messages: Quantity = step_at(own, 2)
+        else:
+            bytes_ = COLLECTIVES[op].sent(size, place)
+            messages = COLLECTIVES[op].messages(place)
+        moved.append((link.name, bytes_ / (share * link.bandwidth)))
+        waited = waited + messages * link.latency + constants.superstep * (own - 1)
+    return LevelSeconds(tuple(moved), waited)
+
+
+def product(each: Sequence[Quantity]) -> Quantity:
+    found: Quantity = 1
+    for one in each: found = found * one
+    return found

@@ -1,0 +1,63 @@
+"""What the fullest stage holds at most, part by part; the parts add up."""
+from __future__ import annotations
+
+from opmatrix.planner.layer_work import LayerWork
+from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
+from opmatrix.planner.step_parts import Parts, Setting, stage_parameters
+
+# what allocators reserve of what they hand out, and what a process has that computes nothing: of the first BLOOM table
+RESERVED, CONTEXT = 1.3, 1.2e9
+PRODUCT_INPUTS = "input", "weight in", "product in"
+
+
+def memory_parts(setting: Setting) -> Parts:
+    """Bytes that are allocated at the peak."""
+    own = setting.strategy
+    numbers, ranks = stage_parameters(setting), own.dp * own.cp
+    held = least(setting.micro_batches, own.pp)             # micro-batches of the first stage that wait for backward
+    if own.schedule == "gpipe": held = setting.micro_batches
+    layers = setting.model.count / own.pp
+    chunks = 1 + (own.pp - 1) / (own.pp * own.virtual) * step_at(own.virtual, 2)
+    kept = add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers) / own.pp
+    body = setting.model.layers[0][0]
+    working = whole_bytes(setting, body) if own.recompute == "full" else 0 * layers
+    return {"weights": setting.number * numbers / (ranks if own.zero > 2 else 1),
+            "gradients": own.gradient_bytes * numbers / (ranks if own.zero > 1 else 1),
+            "optimiser": 12 * numbers / (ranks if own.zero else 1),
+            "kept": kept * held * chunks, "working": working,
+            "logits": logits_bytes(setting)}
+
+
+def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
+    """Bytes that a layer keeps of a micro-batch."""
+    own, sizes = setting.strategy, setting.sizes
+    if own.recompute == "full": return setting.number * work.kept["input"].at(sizes)
+    if own.recompute == "selective" and own.flash:          # what is no product runs again
+        return setting.number * add_all(each.at(sizes) for unit, each in work.kept.items()
+                                        if unit in PRODUCT_INPUTS and unit not in work.between)
+    return whole_bytes(setting, work, own.flash or own.recompute == "selective")
+
+
+def whole_bytes(setting: Setting, work: LayerWork, without_pairs: bool | None = None) -> Quantity:
+    """Bytes that a layer keeps where nothing is computed again; without those of pairs of tokens."""
+    without = setting.strategy.flash if without_pairs is None else without_pairs
+
+    def held(formula: Formula) -> Quantity:
+        terms = tuple(each for each in formula.terms if not (without and dict(each[1]).get("s", 0) > 1))
+        return Formula(terms).at(setting.sizes)
+    return setting.number * add_all(map(held, work.kept.values())) + add_all(map(held, work.masks.values()))
+
+
+def logits_bytes(setting: Setting) -> Quantity:
+    """Scores of the vocabulary, as numbers and in float32 with their gradients, of one micro-batch, where one stage has
+    all layers; else the last stage has them, which keeps fewer micro-batches."""
+    last = setting.model.last
+    scores = [each for each in last.products if each.during == "forward"]
+    if not scores: return 0
+    size = scores[-1].rows.at(setting.sizes) * scores[-1].cols.at(setting.sizes)
+    return (setting.number + 4) * size * (1 - step_at(setting.strategy.pp, 2))
+
+
+def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:
+    """What the device reports: blocks that an allocator keeps, and the process itself."""
+    return RESERVED * allocated + CONTEXT

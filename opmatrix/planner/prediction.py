@@ -1,0 +1,52 @@
+"""`predict`: what a step of training takes and holds, by a strategy on a machine, part by part."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from formats.core.errors import InputError
+from formats.machine.datasheets import Datasheet
+from opmatrix.models import known
+from opmatrix.models.config import Settings
+from opmatrix.planner.clusters import find_machine
+from opmatrix.planner.constants import Constants, load_constants
+from opmatrix.planner.layer_work import ModelWork, model_work
+from opmatrix.planner.memory_parts import memory_parts, reserved_bytes
+from opmatrix.planner.quantities import Quantity
+from opmatrix.planner.step_parts import Parts, Setting, step_parts, total
+from opmatrix.planner.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a step by part, and bytes of the fullest device by part; each sums to the whole."""
+    setting: Setting
+    seconds: Mapping[str, Quantity]
+    memory: Mapping[str, Quantity]
+
+    @property
+    def step_seconds(self) -> Quantity: return total(self.seconds)
+    @property
+    def allocated(self) -> Quantity: return total(self.memory)
+    @property
+    def reserved(self) -> Quantity: return reserved_bytes(self.setting, self.allocated)
+
+
+def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> ModelWork:
+    """The work of a model by name or configuration, as a strategy reads it."""
+    config = known.configuration(model) if isinstance(model, str) else model
+    return model_work(config, strategy.context, strategy.sequence, dropout)
+
+
+def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strategy: Strategy, batch: Quantity,
+            seq: Quantity, *, dropout: float = 0, constants: Constants | None = None,
+            passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+    """Time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then so is what
+    comes out. `passes`: what a search keeps between forms of the same sizes. Raises InputError for a machine without
+    links, and for a model that has no pullback."""
+    sheet = find_machine(machine) if isinstance(machine, str) else machine
+    if not sheet.links: raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
+                                         "(docs/add_a_machine.md)")
+    work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)
+    setting = Setting(work, sheet, strategy, batch, seq, constants or load_constants(), passes)
+    return Prediction(setting, step_parts(setting), memory_parts(setting))

@@ -1,0 +1,209 @@
+"""What one step of training takes, part by part: computation, what crosses by axis and level, synchronisation, the
+bubble, gradients, the optimiser. The parts add up."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from formats.machine.datasheets import BYTES, Datasheet
+from opmatrix.planner.constants import Constants
+from opmatrix.planner.layer_work import CrossingWork, LayerWork, ModelWork, Pass, ProductWork
+from opmatrix.planner.level_seconds import collective_parts
+from opmatrix.planner.quantities import Quantity, add_all, most, soft_most, step_at
+from opmatrix.planner.strategies import Strategy
+
+Parts = dict[str, Quantity]
+
+
+class Setting(NamedTuple):
+    """All that the formulas read: a model, a machine, a strategy, sizes, constants. `passes`: passes over layers that
+    were found already, of strategies that differ in nothing but their form."""
+    model: ModelWork
+    machine: Datasheet
+    strategy: Strategy
+    batch: Quantity
+    seq: Quantity
+    constants: Constants
+    passes: dict[tuple[object, ...], Parts] | None = None
+
+    @property
+    def sizes(self) -> Mapping[str, Quantity]:
+        own = self.strategy
+        return {"b": own.micro_batch, "s": self.seq, "t": own.tp, "c": own.cp}
+
+    @property
+    def number(self) -> float: return BYTES[self.strategy.precision]
+    @property
+    def micro_batches(self) -> Quantity: return self.batch / (self.strategy.dp * self.strategy.micro_batch)
+    @property
+    def bandwidth(self) -> float: return self.constants.memory * self.machine.memory[-1][2]
+
+
+def add_parts(*each: Mapping[str, Quantity]) -> Parts:
+    found: Parts = {}
+    for one in each:
+        for name, seconds in one.items(): found[name] = found[name] + seconds if name in found else seconds
+    return found
+
+
+def scale_parts(each: Mapping[str, Quantity], count: Quantity) -> Parts:
+    return {name: count * seconds for name, seconds in each.items()}
+
+
+def total(parts: Mapping[str, Quantity]) -> Quantity: return add_all(parts.values())
+
+
+def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
+    """All of these products: what their operations take or what their bytes take, whichever is more."""
+    own, sizes, flash = setting.constants, setting.sizes, setting.strategy.flash
+    rate = setting.machine.product_rate(setting.strategy.precision)[0]
+    if work.ragged and not flash: rate = setting.machine.vector_rate("float32")
+    operations = 2 * work.rows.at(sizes) * work.inner.at(sizes) * work.cols.at(sizes) * work.batch.at(sizes)
+    numbers = work.numbers.at(sizes)
+    if flash and work.between: operations, numbers = operations / 2, numbers - work.scores.at(sizes)
+    return work.count * (most(operations / (own.matrix * rate), setting.number * numbers / setting.bandwidth)
+                         + own.half)
+
+
+def passing_seconds(setting: Setting, work: LayerWork, during: Pass) -> Quantity:
+    """What is no product: what backward keeps is written and read once forward, and twice as often backward."""
+    flash, sizes = setting.strategy.flash, setting.sizes
+    kept = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
+    masks = [formula.at(sizes) for formula in work.masks.values()]
+    size = setting.number * add_all(kept) + add_all(masks)
+    return (2 if during == "forward" else 3) * size / setting.bandwidth
+
+
+def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: Pass) -> Parts:
+    """What crosses in a pass over a layer."""
+    found: Parts = {}
+    for each in crossings:
+        if each.during != during: continue
+        n, stride = getattr(setting.strategy, each.axis), setting.strategy.stride(each.axis)
+        size = setting.number * each.whole.at(setting.sizes)
+        took = collective_parts(each.op, size, n, stride, setting.machine.links, setting.constants)
+        moved = {f"{each.axis} over {level}": each.count * seconds for level, seconds in took.moved}
+        found = add_parts(found, moved, {"synchronisation": each.count * took.waited})
+    return found
+
+
+def pass_parts(setting: Setting, work: LayerWork, during: Pass) -> Parts:
+    """A pass over a layer of a micro-batch, once. The host issues operations ahead of the device, which waits for it
+    where it is faster: for some operations of a layer it is, for others not, so the larger of both is taken softly.
+    Ranks of a group wait for the slowest of them beside it."""
+    computed = add_all(product_seconds(setting, each) for each in work.products if each.during == during)
+    crossed = crossing_parts(setting, work.crossings, during)
+    busy = computed + passing_seconds(setting, work, during) + add_all(
+        seconds for name, seconds in crossed.items() if name != "synchronisation")
+    issued = setting.constants.gap * work.lines * (1 if during == "forward" else 2)
+    return add_parts({"computation": computed + passing_seconds(setting, work, during)}, crossed,
+                     {"host": soft_most(busy, issued) - busy})
+
+
+def known_pass(setting: Setting, work: LayerWork, during: Pass) -> Parts:
+    """`pass_parts`, once for all forms of strategies that lay axes alike."""
+    if setting.passes is None: return pass_parts(setting, work, during)
+    key = id(work), during, setting.strategy.order
+    if key not in setting.passes: setting.passes[key] = pass_parts(setting, work, during)
+    return setting.passes[key]
+
+
+def layer_parts(setting: Setting, work: LayerWork) -> Parts:
+    """Forward, what is computed again, and backward."""
+    forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
+    again: Parts = {}
+    if setting.strategy.recompute == "full": again = {f"{name}, again": each for name, each in forward.items()}
+    if setting.strategy.recompute == "selective" and not setting.strategy.flash:
+        again = {"computation, again": add_all(product_seconds(setting, each) for each in work.products
+                                               if each.between and each.during == "forward")}
+    if setting.strategy.recompute == "selective" and setting.strategy.flash:
+        again = {"computation, again": passing_seconds(setting, work, "forward")}
+    summed = 4 * setting.strategy.gradient_bytes * work.parameters.at(setting.sizes) / setting.bandwidth
+    return add_parts(forward, again, backward, {"computation": summed})
+
+
+LOSS_FORWARD, LOSS_BACKWARD = 38, 22                        # bytes that pass for each score of the vocabulary
+
+
+def loss_parts(setting: Setting) -> Parts:
+    """The loss of a micro-batch: scores in float32, their maximum, exponents, sum and shares, and back."""
+    scores = [each for each in setting.model.last.products if each.during == "forward"]
+    if not scores: return {}
+    size = scores[-1].rows.at(setting.sizes) * scores[-1].cols.at(setting.sizes)
+    return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * size / setting.bandwidth}
+
+
+def step_parts(setting: Setting) -> Parts:
+    """A step of training of the slowest stage, with what it waits for the others."""
+    own, model = setting.strategy, setting.model
+    bodies = add_parts(*(scale_parts(layer_parts(setting, work), count) for work, count in model.layers))
+    once = setting._replace(strategy=replace(own, recompute="none"))
+    first, last = layer_parts(once, model.first), add_parts(layer_parts(once, model.last), loss_parts(setting))
+    several = step_at(own.pp, 2)
+    share = scale_parts(bodies, 1 / own.pp)
+    slowest = add_parts(share, last, scale_parts(first, 1 - several))
+    every = total(bodies) + total(first) + total(last)
+    m = setting.micro_batches
+    sent = send_parts(setting)
+    found = scale_parts(add_parts(slowest, sent), m)
+    found["bubble"] = (every - total(slowest) + (own.pp - 1) * total(sent)) / own.virtual
+    return add_parts(found, gradient_parts(setting), stored_parts(setting), optimiser_parts(setting))
+
+
+def send_parts(setting: Setting) -> Parts:
+    """What a stage hands on for a micro-batch, forward and backward: each tensor rank its share, which are gathered
+    again where they came (Narayanan et al. 2021, section 4.1)."""
+    own, links, constants = setting.strategy, setting.machine.links, setting.constants
+    whole = setting.number * setting.model.layers[0][0].out.at(setting.sizes) * (own.tp if own.sequence else 1)
+    several = step_at(own.pp, 2)
+    sent = collective_parts("send", whole / own.tp, 1 + several, own.stride("pp"), links, constants)
+    gathered = collective_parts("all_gather", several * whole, own.tp, own.stride("tp"), links, constants)
+    shared = 0 if own.sequence else 1
+    moved = add_parts(dict(sent.moved), scale_parts(dict(gathered.moved), shared))
+    return add_parts({f"pp over {level}": 2 * own.virtual * seconds for level, seconds in moved.items()},
+                     {"synchronisation": 2 * own.virtual * (sent.waited + shared * several * gathered.waited)})
+
+
+def stage_parameters(setting: Setting) -> Quantity:
+    """Numbers that a rank of the fullest stage stores."""
+    own, model, sizes = setting.strategy, setting.model, setting.sizes
+    bodies = add_all(count * work.parameters.at(sizes) for work, count in model.layers) / own.pp
+    one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
+    several = step_at(own.pp, 2)
+    return bodies + most(one, other) * several + (1 - several) * (one if model.tied else one + other)
+
+
+def gradient_parts(setting: Setting) -> Parts:
+    """Sums of gradients over data and context, of which a part runs beside backward."""
+    own = setting.strategy
+    size = own.gradient_bytes * stage_parameters(setting)
+    took = collective_parts("all_reduce", size, own.dp * own.cp, own.stride("cp"), setting.machine.links,
+                            setting.constants)
+    seen = 1 - setting.constants.hidden * own.overlap
+    return add_parts({f"gradients over {level}": seen * seconds for level, seconds in took.moved},
+                     {"synchronisation": took.waited})
+
+
+def stored_parts(setting: Setting) -> Parts:
+    """What is stored once costs more crossings: weights are gathered for each micro-batch forward and backward; of
+    gradients, those of each micro-batch but the last are cut, too (Rajbhandari et al. 2020, section 7)."""
+    own, m = setting.strategy, setting.micro_batches
+    ranks, stride = own.dp * own.cp, own.stride("cp")
+    found: Parts = {}
+    for least, what, op, size, times in ((2, "gradients", "reduce_scatter", own.gradient_bytes, m - 1),
+                                         (3, "weights", "all_gather", setting.number, 2 * m - 1)):
+        if own.zero < least: continue
+        took = collective_parts(op, size * stage_parameters(setting), ranks, stride, setting.machine.links,
+                                setting.constants)
+        seen = times * (1 - setting.constants.hidden * own.overlap)
+        found = add_parts(found, {f"{what} over {level}": seen * seconds for level, seconds in took.moved},
+                          {"synchronisation": seen * took.waited})
+    return found
+
+
+def optimiser_parts(setting: Setting) -> Parts:
+    """Adam reads and writes its state, in float32, and weights and gradients."""
+    own = setting.strategy
+    numbers = stage_parameters(setting) / (own.dp * own.cp if own.zero else 1)
+    return {"optimiser": numbers * (2 * 12 + 2 * own.gradient_bytes + 2) / setting.bandwidth}

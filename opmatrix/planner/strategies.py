@@ -1,0 +1,48 @@
+"""A strategy: how so many devices train a model. Its numbers may be arrays or symbols; its words are one form."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from opmatrix.planner.quantities import Quantity
+
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+AXES = "tp", "cp", "dp", "pp"
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+SCHEDULES = "1f1b", "gpipe", "interleaved"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Ranks of data, tensor, stages, context and experts (over those of data and context); `context`: how tokens of a
+    sequence meet over cp; `zero`: what is stored once over dp and cp; `sequence`: norms are cut over tp; `recompute`:
+    what is computed again; `micro_batch` sequences at once; `virtual` stages a rank; `cut`: layers of each stage, even
+    where it is None; `order`: axes, neighbours first; `flash`: scores of attention are never stored; `buckets`:
+    sums of gradients run beside the backward pass; `crossing`: bytes of a number that tensor ranks send."""
+    dp: Quantity = 1
+    tp: Quantity = 1
+    pp: Quantity = 1
+    cp: Quantity = 1
+    ep: Quantity = 1
+    micro_batch: Quantity = 1
+    virtual: Quantity = 1
+    zero: int = 0
+    sequence: bool = False
+    recompute: Recompute = "none"
+    context: str = "ring"
+    schedule: str = "1f1b"
+    order: tuple[str, ...] = AXES
+    flash: bool = False
+    overlap: bool = True
+    precision: str = "bf16"
+    cut: tuple[int, ...] | None = None
+    gradient_bytes: float = 2
+
+    @property
+    def devices(self) -> Quantity: return self.dp * self.tp * self.pp * self.cp
+
+    def stride(self, axis: str) -> Quantity:
+        """How many devices lie between neighbours of an axis."""
+        found: Quantity = 1
+        for name in self.order[:self.order.index(axis)]: found = found * getattr(self, name)
+        return found

@@ -1,0 +1,157 @@
+"""All strategies of a model on so many devices: every form is predicted for all sizes at once. The very formulas of one
+strategy are read over columns, and what forms have in common is computed once."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from formats.machine.datasheets import Datasheet
+from opmatrix.display.progress import unheard
+from opmatrix.models.config import Settings
+from opmatrix.planner.constants import Constants
+from opmatrix.planner.layer_work import LAYER_KEYS, ModelWork, model_work
+from opmatrix.planner.prediction import Prediction, predict
+from opmatrix.planner.step_parts import Parts
+from opmatrix.planner.strategies import Strategy
+from opmatrix.strategies.forms import FORMS, FormMasks, StrategyForm
+from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
+from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape, Traced
+
+FEW = 4                                                     # layers: a first, a last and those between
+SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
+
+
+@dataclass(frozen=True)
+class PlanQuestion:
+    """What is asked: a model, a machine, how many devices, sequences of a step and their tokens, bytes of a device.
+    `flash`: scores of attention stay where they are computed."""
+    config: Settings
+    machine: Datasheet
+    devices: int
+    batch: int
+    seq: int
+    room: float
+    flash: bool = True
+    precision: str = "bf16"
+    constants: Constants | None = None
+
+    @cached_property
+    def limits(self) -> ModelLimits: return limits_of(self.config)
+
+    @cached_property
+    def sizes(self) -> SizeColumns: return legal_sizes(self.limits, self.devices, self.batch, self.seq)
+
+    def work(self, form: StrategyForm) -> ModelWork:
+        """What the model computes, by a form."""
+        return read_few(self.config, form.context, form.sequence)
+
+    def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
+        """A form at sizes, which may be columns."""
+        return Strategy(**sizes, zero=form.zero, sequence=form.sequence, recompute=form.recompute,  # type: ignore[arg-type]
+                        context=form.context, schedule=form.schedule, order=form.order, flash=self.flash,
+                        precision=self.precision)
+
+    def predicted(self, form: StrategyForm, sizes: Mapping[str, object],
+                  passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+        """Time and memory of a form at sizes, which may be columns. `passes`: those that forms of the same columns
+        have in common."""
+        return predict(self.work(form), self.machine, self.strategy(form, sizes), self.batch, self.seq,
+                       constants=self.constants, passes=passes)
+
+
+def read_few(config: Settings, context: str, sequence: bool) -> ModelWork:
+    """The work of a model, read off its first few layers, where those of the commonest kind are all others, too; layers
+    of a model with experts are all read."""
+    key = next((name for name in LAYER_KEYS if isinstance(config.get(name), int)), None)
+    count = int(str(config[key])) if key else 0
+    if count <= FEW or any("expert" in name for name in config): return model_work(config, context, sequence)
+    few = model_work({**config, str(key): FEW}, context, sequence)
+    at = max(range(len(few.layers)), key=lambda k: few.layers[k][1])
+    return few._replace(layers=tuple((work, own + (count - FEW) * (k == at))
+                                     for k, (work, own) in enumerate(few.layers)))
+
+
+@dataclass(frozen=True)
+class FormPrograms:
+    """Times and peaks of all forms as one program: what forms share is one result, and each says which it has."""
+    forms: Sequence[StrategyForm]
+    program: CompiledTape
+    times: NDArray[np.intp]
+    peaks: NDArray[np.intp]
+
+
+def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm] = FORMS) -> FormPrograms:
+    """Traces the formulas of each form once."""
+    tape, results, values = Tape(*SIZE_NAMES), dict[tuple[bool, float], int](), list[object]()
+
+    def place(value: Any) -> int:
+        """Where a result stands among those that differ."""
+        key = (True, value.at) if isinstance(value, Traced) else (False, float(value))
+        if key not in results:
+            results[key] = len(values)
+            values.append(value)
+        return results[key]
+    times, peaks, passes = [], [], dict[tuple[object, ...], Parts]()
+    for form in forms:
+        found = question.predicted(form, tape.columns, passes)
+        times.append(place(found.step_seconds))
+        peaks.append(place(found.reserved))
+    return FormPrograms(forms, CompiledTape(tape, values), np.array(times), np.array(peaks))
+
+
+@dataclass(frozen=True)
+class FoundStrategies:
+    """For each row of sizes the fastest form that fits, its seconds and bytes; `count` strategies were predicted, of
+    which `fit` fit. `least`: the form, row and bytes of what needs the least memory."""
+    question: PlanQuestion
+    sizes: SizeColumns
+    forms: NDArray[np.intp]
+    seconds: NDArray[np.float64]
+    peaks: NDArray[np.float64]
+    count: int
+    fit: int
+    least: tuple[StrategyForm, int, float]
+
+    def best_rows(self, keep: int) -> list[int]:
+        """The fastest rows, one for each way to factor devices over axes."""
+        found: dict[tuple[int, ...], int] = {}
+        for row in np.argsort(self.seconds, kind="stable"):
+            if not np.isfinite(self.seconds[row]) or len(found) == keep: break
+            at = self.sizes.row(int(row))
+            found.setdefault((at["dp"], at["tp"], at["pp"], at["cp"], at["ep"]), int(row))
+        return [*found.values()]
+
+
+def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unheard,
+                      forms: Sequence[StrategyForm] = FORMS) -> FoundStrategies:
+    """Predicts every strategy, block by block. `heard`: told how many rows of sizes are done, of how many. Raises
+    InputError where no sizes are legal."""
+    sizes, programs = question.sizes, compile_forms(question, forms)
+    masks = FormMasks(forms, question.limits, question.seq)
+    best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
+    count = fit = done = 0
+    least = (forms[0], 0, np.inf)
+    for block in sizes.blocks(BLOCK):
+        rows = slice(done, done + len(block))
+        values = np.empty((len(programs.program.results), len(block)))
+        programs.program({name: getattr(block, name).astype(np.float64) for name in SIZE_NAMES}, values)
+        legal = masks(block)
+        held = np.where(legal, values[programs.peaks], np.inf)
+        fits = held <= question.room
+        took = np.where(fits, values[programs.times], np.inf)
+        best[rows] = took.argmin(0)
+        across = np.arange(len(block))
+        seconds[rows], peaks[rows] = took[best[rows], across], held[best[rows], across]
+        count, fit, done = count + int(legal.sum()), fit + int(fits.sum()), done + len(block)
+        if (low := held.min()) < least[2]:
+            form, at = divmod(int(held.argmin()), len(block))
+            least = forms[form], rows.start + at, float(low)
+        heard(done, len(sizes))
+    if not count: raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
+    return FoundStrategies(question, sizes, best, seconds, peaks, count, fit, least)

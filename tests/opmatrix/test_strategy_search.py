@@ -1,0 +1,144 @@
+"""The search of strategies: what is found over columns is what each strategy is predicted alone, and nothing is better;
+lines of an explanation add up to it."""
+import ast
+import csv
+import io
+import json
+import operator
+
+import numpy as np
+import pytest
+
+import opmatrix as om
+from opmatrix.models import known
+from opmatrix.planner.layer_work import model_work
+from opmatrix.pricing import datasheet
+from opmatrix.strategies.explained import explain_choice
+from opmatrix.strategies.forms import FORMS, FormMasks
+from opmatrix.strategies.plan_text import plan_csv, plan_json
+from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms, read_few
+from opmatrix.strategies.tapes import CompiledTape, Tape
+
+
+@pytest.fixture(scope="module")
+def found():
+    """GPT-2 on 16 devices."""
+    return om.plan("gpt2", 16, "A100", batch=32, seq=512, memory=6e9)
+
+
+def test_columns_are_what_one_is_predicted(found):
+    """Drawn strategies of all forms, in numbers, one after the other."""
+    question, sizes = found.question, found.question.sizes
+    programs, legal = compile_forms(question), FormMasks(FORMS, question.limits, question.seq)(sizes)
+    values = np.empty((len(programs.program.results), len(sizes)))
+    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    rng = np.random.default_rng(1)
+    drawn = rng.permutation(np.argwhere(legal))[:150]
+    for form, row in drawn:
+        alone = question.predicted(FORMS[form], sizes.row(row))
+        assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
+        assert values[programs.peaks[form], row] == pytest.approx(alone.reserved, rel=1e-12)
+    assert len({form for form, _ in drawn}) > 50 and found.found.count == legal.sum()
+
+
+def test_nothing_that_fits_is_faster(found):
+    """Every form is tried for the sizes of the first, and no way to factor the devices is left out that is faster."""
+    best, question, rows = found.best, found.question, found.found
+    assert [each.seconds for each in best] == sorted(each.seconds for each in best)
+    assert all(each.bytes <= question.room for each in best)
+    at = next(row for row in range(len(rows.sizes)) if rows.sizes.row(row) == best[0].sizes)
+    legal = FormMasks(FORMS, question.limits, question.seq)(rows.sizes[np.array([at])])[:, 0]
+    tried = [question.predicted(form, best[0].sizes) for form, met in zip(FORMS, legal, strict=True) if met]
+    assert len(tried) > 5
+    assert min(each.step_seconds for each in tried if each.reserved <= question.room) == best[0].seconds
+    axes = "dp", "tp", "pp", "cp", "ep"
+    layouts = {tuple(each.sizes[name] for name in axes) for each in best}
+    faster = np.flatnonzero(rows.seconds < best[-1].seconds)
+    assert len(layouts) == len(best) == 10
+    assert {tuple(rows.sizes.row(row)[name] for name in axes) for row in faster} <= layouts
+
+
+@pytest.mark.parametrize("name", ["gpt2", "pangu-alpha-2.6b"])
+def test_few_layers_say_what_all_do(name):
+    """The reading of a whole model, which takes seconds where it has many layers."""
+    config = known.configuration(name) | ({"num_layers": 6} if "pangu" in name else {})
+    assert read_few(config, "ring", True) == model_work(config, "ring", True)
+
+
+SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+FUNCTIONS = {"max": max, "min": min, "ceil": np.ceil, "power": pow}
+
+
+def added_up(text, names):
+    """A printed formula as a number, by nothing but names and arithmetic."""
+    def read(node):
+        match node:
+            case ast.Expression(body): return read(body)
+            case ast.Constant(value): return value
+            case ast.Name(name): return names[name]
+            case ast.BinOp(left, op, right): return SIGNS[type(op)](read(left), read(right))
+            case ast.Call(ast.Name(name), args): return FUNCTIONS[name](*map(read, args))
+            case ast.UnaryOp(ast.USub(), operand): return -read(operand)
+        raise AssertionError(ast.dump(node))
+    return read(ast.parse(text, mode="eval"))
+
+
+def test_what_is_explained_adds_up(found):
+    """From what is printed alone: constants, numbers of the data sheet, formulas; parts sum to the prediction."""
+    choice = next(each for each in found.best if each.sizes["pp"] > 1)
+    said = explain_choice(found, choice)
+    printed = str(said).split("\n")
+    names, parts = {}, {"seconds": 0.0, "bytes": 0.0}
+    for each in said.given:
+        assert any(line.split()[:1] == [each.name] and each.source.split()[0] in line for line in printed)
+        names[each.name] = each.value
+    for each in said.lines:
+        assert f"{each.name} = {each.formula} = {each.value:.8g}" in printed
+        names[each.name] = added_up(each.formula, names)
+        assert names[each.name] == pytest.approx(each.value, rel=1e-9)
+        if each.name.startswith("seconds of"): parts["seconds"] += names[each.name]
+    assert names["seconds"] == pytest.approx(choice.seconds, rel=1e-9) == pytest.approx(parts["seconds"], rel=1e-9)
+    assert names["bytes"] == pytest.approx(choice.bytes, rel=1e-9)
+    assert {*datasheet("A100").source.split()[:3]} <= {*said.source.split()}
+
+
+def test_what_is_sensitive_is_what_is_waited_for(found):
+    """Twice the bandwidth takes no longer, half takes no less, and each halves its own part at most."""
+    for what, low, high in found.sensitivity(found.best[0]):
+        if "latency" in what: low, high = high, low
+        assert high <= 1 <= low < 2.001, what
+
+
+def test_files_say_what_the_text_says(found):
+    said = json.loads(json.dumps(plan_json(found)))
+    rows = [*csv.DictReader(io.StringIO(plan_csv(found)))]
+    assert len(rows) == len(said["strategies"]) == 10
+    for row, each, choice in zip(rows, said["strategies"], found.best, strict=True):
+        assert float(row["seconds"]) == each["seconds"] == choice.seconds
+        assert sum(each["seconds by part"].values()) == pytest.approx(choice.seconds)
+        assert str(choice) in str(found)
+
+
+@pytest.mark.parametrize("asked, said", [
+    (dict(machine="A10"), "--machine A10: .*A100"),
+    (dict(devices=17), "--devices 17: no strategy divides them: .* work are 16 and 18"),
+    (dict(memory=1e9), "--memory 1: no strategy of 16 devices fits: .* GB are missing .* would do"),
+    (dict(seq=4096), "--seq 4096: the model has 1024 positions")])
+def test_what_cannot_be_planned_is_refused(asked, said):
+    with pytest.raises(om.InputError, match=said):
+        om.plan("gpt2", **(dict(devices=16, machine="A100", batch=32, seq=512) | asked))
+
+
+def test_a_tape_computes_what_numpy_does():
+    """Shared steps, buffers that are used again, results that are columns and numbers."""
+    tape, rng = Tape("a", "b"), np.random.default_rng(0)
+    a, b = tape.columns["a"], tape.columns["b"]
+
+    def results(a, b):
+        c = a * b + 2
+        return [c, np.maximum(c, a / b) - c ** 2, a, np.ceil(b ** -1) + 0 * a, np.minimum(3.0, c) / 1, 1 - (a - 1 * b)]
+    columns = {name: rng.uniform(1, 2, 5000) for name in "ab"}
+    out = np.empty((7, 5000))
+    CompiledTape(tape, [*results(a, b), 5.0])(columns, out)
+    assert np.array_equal(out, [*results(columns["a"], columns["b"]), np.full(5000, 5.0)])
+    assert a * 0 == 0 and (a + 0) is a and (a * b).at == (b * a).at

@@ -1,0 +1,94 @@
+"""Sizes and forms of strategies: all that are legal, none twice; cuts of unequal stages are the best there are."""
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+
+import opmatrix as om
+from opmatrix.models import known
+from opmatrix.strategies.forms import FORMS, ORDERS, FormMasks
+from opmatrix.strategies.legal_sizes import SizeColumns, divisors, legal_sizes, limits_of
+from opmatrix.strategies.uneven_cuts import cut_layers
+
+GPT = limits_of(known.configuration("gpt2"))                # 12 layers, 12 heads
+SMALL = legal_sizes(GPT, 12, 24, 16)
+
+
+def test_sizes_are_all_that_divide():
+    """A count by hand, of every number of ranks."""
+    found = {tuple(SMALL.row(at).values()) for at in range(len(SMALL))}
+    wanted = set()
+    for dp, tp, pp, cp in product(divisors(12), repeat=4):
+        if dp * tp * pp * cp != 12 or 12 % tp or 24 % dp or 16 % cp or cp > 8: continue
+        for micro in divisors(24 // dp):
+            chunks = [v for v in divisors(12) if v * pp <= 12 and 12 % (v * pp) == 0]
+            if pp == 1 or (24 // (dp * micro)) % pp: chunks = [1]
+            wanted |= {(dp, tp, pp, cp, 1, micro, v) for v in chunks}
+    assert found == wanted and len(found) == len(SMALL)
+
+
+def test_experts_divide_ranks_of_data():
+    sizes = legal_sizes(limits_of(known.configuration("mixtral-8x7b")), 16, 16, 64)
+    assert {*sizes.ep.tolist()} == {1, 2, 4, 8} and not ((sizes.dp * sizes.cp) % sizes.ep).any()
+
+
+def test_no_strategy_is_in_two_forms():
+    """Orders of axes of which one has ranks are the same, and chunks belong to one schedule."""
+    seen: set[tuple[object, ...]] = set()
+    for form, met in zip(FORMS, FormMasks(FORMS, GPT, 16)(SMALL), strict=True):
+        own = SMALL[met]
+        for at in range(len(own)):
+            row = own.row(at)
+            laid = tuple(name for name in form.order if row[name] > 1)
+            context = form.context if row["cp"] > 1 else ""
+            key = (*row.values(), form.recompute, form.zero, form.schedule, context, form.sequence, laid)
+            assert key not in seen
+            seen.add(key)
+    laid = {each[-1] for each in seen}
+    wanted = {tuple(n for n in order if row[n] > 1) for order in ORDERS for row in map(SMALL.row, range(len(SMALL)))}
+    assert laid == wanted
+
+
+def test_cuts_are_the_best(rng=np.random.default_rng(3)):
+    def slowest(cut, costs, first, last):
+        ends = np.cumsum(cut)
+        each = [costs[end - n:end].sum() for end, n in zip(ends, cut, strict=True)]
+        each[0] += first
+        each[-1] += last
+        return max(each)
+    for _ in range(60):
+        count = int(rng.integers(1, 8))
+        stages, costs = int(rng.integers(1, count + 1)), rng.integers(1, 9, count)
+        first, last = rng.integers(0, 6, 2)
+        best = min(slowest(cut, costs, first, last) for cut in product(range(1, count + 1), repeat=stages)
+                   if sum(cut) == count)
+        found = cut_layers(costs, stages, first, last)
+        assert sum(found) == count and min(found) > 0 and slowest(found, costs, first, last) == best
+
+
+def test_cuts_keep_within_memory():
+    assert cut_layers([1] * 4, 2, room=[1, 3], sizes=[1] * 4) == (1, 3)
+    assert cut_layers([1] * 4, 2, room=[1, 2], sizes=[1] * 4) is None
+    assert cut_layers([1] * 2, 3) is None
+
+
+@pytest.mark.parametrize("devices, batch, said", [
+    (1021, 1536, "--devices 1021: .* the nearest counts that work are 1020 and 1024"),
+    (1000, 7, "--batch 7: too small for 1000 devices: 10 is the next .* 996 and 1008 devices work")])
+def test_what_nothing_divides_is_refused(devices, batch, said):
+    limits = limits_of(known.configuration("gpt3-175b"))
+    with pytest.raises(om.InputError, match=said): legal_sizes(limits, devices, batch, 2048)
+    near = re.findall(r"\d+", said.split("work are")[-1] if "work are" in said else "996 1008")
+    for each in map(int, near): assert len(legal_sizes(limits, each, batch, 2048))
+
+
+def test_a_configuration_without_sizes_is_refused():
+    config = known.configuration("llama2-7b") | {"hidden_size": "h"}
+    with pytest.raises(om.InputError, match="hidden_size"): limits_of(config)
+
+
+def test_blocks_are_the_whole():
+    parts = [*SMALL.blocks(7)]
+    assert isinstance(parts[0], SizeColumns) and max(map(len, parts)) == 7
+    assert np.array_equal(np.concatenate([each.dp for each in parts]), SMALL.dp)
