@@ -52,7 +52,7 @@ class CrossingWork(NamedTuple):
 
 class LayerWork(NamedTuple):
     """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; those of
-    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores. `lines`: operations forward."""
+    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores. `lines`: steps forward."""
     products: tuple[ProductWork, ...]
     crossings: tuple[CrossingWork, ...]
     kept: Mapping[str, Formula]

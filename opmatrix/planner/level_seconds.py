@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
     inside: list[Quantity] = [1 + 0 * n]
     for link in links:
         inside.append(n if link.devices == inf else least(n, most(1, link.devices / stride)))
-    return [far / near for near, far in zip(inside, inside[1:], strict=False)]
+    return [far / near for near, far in pairwise(inside)]
 
 
 def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],

@@ -53,7 +53,7 @@ def step_at(one: Quantity, bound: float) -> Quantity:
 
 
 class Formula(NamedTuple):
-    """A sum of products of powers of sizes, as they are read off a model: coefficients and powers, by names of sizes."""
+    """A sum of products of powers of sizes, as they are read off a model: coefficients, and powers by names."""
     terms: tuple[tuple[float, Powers], ...]
 
     @classmethod

@@ -12,7 +12,6 @@ import numpy as np
 from formats.machine.datasheets import Datasheet
 from opmatrix.display.tables import table
 from opmatrix.planner.constants import Constants, load_constants
-from opmatrix.planner.prediction import predict
 from opmatrix.strategies.plans import PlanChoice, StrategyPlan
 from opmatrix.strategies.strategy_search import SIZE_NAMES
 from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, Traced
@@ -54,10 +53,9 @@ def explain_choice(plan: StrategyPlan, choice: PlanChoice) -> Explained:
         **{name: (value, "fitted (opmatrix/planner/constants.json)") for name, value in constants._asdict().items()},
         **dict(sheet_numbers(own.machine))}
     tape = Tape(*values)
-    made = predict(own.work(choice.form), named_sheet(own.machine, tape.columns),
-                   own.strategy(choice.form, {name: tape.columns[name] for name in SIZE_NAMES}),
-                   tape.columns["batch"], tape.columns["seq"],
-                   constants=Constants._make(tape.columns[name] for name in Constants._fields))
+    made = own.predicted_on(named_sheet(own.machine, tape.columns), choice.form,
+                            {name: tape.columns[name] for name in SIZE_NAMES}, tape.columns["batch"],
+                            tape.columns["seq"], Constants._make(tape.columns[name] for name in Constants._fields))
     parts = {**{f"seconds of {name}": part for name, part in made.seconds.items()}, "seconds": made.step_seconds,
              **{f"bytes of {name}": part for name, part in made.memory.items()}, "bytes": made.reserved}
     written = Written(tape, {name: value for name, (value, _) in values.items()}, parts)

@@ -14,12 +14,13 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
-from opmatrix.planner.constants import Constants
+from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import LAYER_KEYS, ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict
-from opmatrix.planner.step_parts import Parts
+from opmatrix.planner.step_parts import Parts, Setting
 from opmatrix.planner.strategies import Strategy
 from opmatrix.strategies.forms import FORMS, FormMasks, StrategyForm
+from opmatrix.strategies.inference import predict_forward
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
 from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape, Traced
 
@@ -30,7 +31,8 @@ SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
 @dataclass(frozen=True)
 class PlanQuestion:
     """What is asked: a model, a machine, how many devices, sequences of a step and their tokens, bytes of a device.
-    `flash`: scores of attention stay where they are computed."""
+    `flash`: scores of attention stay where they are computed. `infer`: a forward pass alone. `at_once`: a batch is one
+    micro-batch."""
     config: Settings
     machine: Datasheet
     devices: int
@@ -40,12 +42,23 @@ class PlanQuestion:
     flash: bool = True
     precision: str = "bf16"
     constants: Constants | None = None
+    infer: bool = False
+    at_once: bool = False
 
     @cached_property
     def limits(self) -> ModelLimits: return limits_of(self.config)
 
     @cached_property
-    def sizes(self) -> SizeColumns: return legal_sizes(self.limits, self.devices, self.batch, self.seq)
+    def sizes(self) -> SizeColumns:
+        found = legal_sizes(self.limits, self.devices, self.batch, self.seq)
+        found = found[found.ep == 1]                        # training of experts that lie over ranks is not there
+        if self.infer: found = found[found.virtual == 1]
+        return found[found.micro_batch * found.dp == self.batch] if self.at_once else found
+
+    @property
+    def forms(self) -> Sequence[StrategyForm]:
+        """All that there are; a forward pass keeps nothing and has no state to store."""
+        return [form for form in FORMS if form[:3] == ("none", 0, "1f1b")] if self.infer else FORMS
 
     def work(self, form: StrategyForm) -> ModelWork:
         """What the model computes, by a form."""
@@ -61,8 +74,15 @@ class PlanQuestion:
                   passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
         """Time and memory of a form at sizes, which may be columns. `passes`: those that forms of the same columns
         have in common."""
-        return predict(self.work(form), self.machine, self.strategy(form, sizes), self.batch, self.seq,
-                       constants=self.constants, passes=passes)
+        return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
+
+    def predicted_on(self, machine: Datasheet, form: StrategyForm, sizes: Mapping[str, object], batch: Any, seq: Any,
+                     constants: Constants | None, passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+        """A prediction of what was asked, with other numbers of the machine, the batch or the constants."""
+        own = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(),
+                      passes)
+        if self.infer: return predict_forward(own, self.limits.head)
+        return predict(own.model, machine, own.strategy, batch, seq, constants=own.constants, passes=passes)
 
 
 def read_few(config: Settings, context: str, sequence: bool) -> ModelWork:
@@ -86,7 +106,7 @@ class FormPrograms:
     peaks: NDArray[np.intp]
 
 
-def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm] = FORMS) -> FormPrograms:
+def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> FormPrograms:
     """Traces the formulas of each form once."""
     tape, results, values = Tape(*SIZE_NAMES), dict[tuple[bool, float], int](), list[object]()
 
@@ -129,9 +149,10 @@ class FoundStrategies:
 
 
 def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unheard,
-                      forms: Sequence[StrategyForm] = FORMS) -> FoundStrategies:
+                      forms: Sequence[StrategyForm] | None = None) -> FoundStrategies:
     """Predicts every strategy, block by block. `heard`: told how many rows of sizes are done, of how many. Raises
     InputError where no sizes are legal."""
+    forms = question.forms if forms is None else forms
     sizes, programs = question.sizes, compile_forms(question, forms)
     masks = FormMasks(forms, question.limits, question.seq)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)

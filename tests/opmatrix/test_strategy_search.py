@@ -29,7 +29,7 @@ def found():
 def test_columns_are_what_one_is_predicted(found):
     """Drawn strategies of all forms, in numbers, one after the other."""
     question, sizes = found.question, found.question.sizes
-    programs, legal = compile_forms(question), FormMasks(FORMS, question.limits, question.seq)(sizes)
+    programs, legal = compile_forms(question, FORMS), FormMasks(FORMS, question.limits, question.seq)(sizes)
     values = np.empty((len(programs.program.results), len(sizes)))
     programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
     rng = np.random.default_rng(1)
