@@ -12,6 +12,7 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
+from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.plan import partition
 from opmatrix.planner.quantities import Formula
 from opmatrix.split.axis_states import even
@@ -20,14 +21,16 @@ from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 
 Pass: TypeAlias = Literal["forward", "backward"]
 LAYER_KEYS = "num_hidden_layers", "n_layer", "num_layers"
+FEW, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
+WHOLE_READ = 8                                              # numbers of two bytes that are read at once
 SIZES: Mapping[str, str] = {"b": "sequences of a micro-batch", "s": "tokens of a sequence", "t": "tensor ranks",
                             "c": "context ranks"}
 
 
 class ProductWork(NamedTuple):
     """Products that are alike: rows x inner x cols, so many at once, and how many of them there are in a layer.
-    `between`: what comes out, or goes in, has a number for each pair of tokens. `numbers`: those it reads and makes,
-    of which `scores` are such numbers."""
+    `numbers`: those it reads and makes, of which `scores` have one for each pair of tokens. `ragged`: columns of a head
+    that are no whole 16 bytes, which matrix units do not read."""
     during: Pass
     count: int
     rows: Formula
@@ -36,6 +39,7 @@ class ProductWork(NamedTuple):
     batch: Formula
     numbers: Formula
     scores: Formula
+    ragged: bool = False
 
     @property
     def between(self) -> bool: return bool(self.scores.terms)
@@ -51,8 +55,9 @@ class CrossingWork(NamedTuple):
 
 
 class LayerWork(NamedTuple):
-    """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; those of
-    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores. `lines`: steps forward."""
+    """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; units of
+    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores. `lines`: operations
+    forward."""
     products: tuple[ProductWork, ...]
     crossings: tuple[CrossingWork, ...]
     kept: Mapping[str, Formula]
@@ -77,9 +82,15 @@ class ModelWork(NamedTuple):
 
 
 def model_work(config: Settings, context: str = "ulysses", sequence: bool = False, dropout: float = 0) -> ModelWork:
-    """What a model computes, sends, keeps and stores, read off it once for a configuration and a strategy. Raises
-    InputError for what has no pullback or no head."""
-    return read_model(tuple(sorted(freeze(config).items())), context, sequence, dropout)
+    """What a model computes, sends, keeps and stores, read off it once for a configuration and a strategy; of layers
+    that are all alike a few are read. Raises InputError for what has no pullback or no head."""
+    depth = next((key for key in LAYER_KEYS if key in config), None)
+    if depth is None or any(key in config for key in UNEVEN) or not isinstance(config[depth], int) or config[depth] <= FEW or any(
+            isinstance(each, list | tuple) for each in config.values()):
+        return read_model(tuple(sorted(freeze(config).items())), context, sequence, dropout)
+    few = read_model(tuple(sorted((freeze(config) | {depth: FEW}).items())), context, sequence, dropout)
+    if len(few.layers) > 1: return read_model(tuple(sorted(freeze(config).items())), context, sequence, dropout)
+    return few._replace(layers=((few.layers[0][0], config[depth]),))
 
 
 def freeze(config: Settings) -> dict[str, Any]:
@@ -126,15 +137,14 @@ def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
 
 def read_layer(booked: BackwardBooked) -> LayerWork:
     """The work of a chunk of a pullback."""
-    pairs = sympy.Symbol("s")
     kept, masks = booked.kept(1, 0), booked.kept(0, 1)
     held = {unit: Formula.of(even(size)) for unit, size in kept.items() if size != 0}
     between = frozenset(unit for unit, formula in held.items() if squares(formula))
     return LayerWork(
         tuple(read_products(booked)), tuple(read_crossings(booked)), held, between,
         {unit: Formula.of(even(size)) for unit, size in masks.items() if size != 0},
-        Formula.of(even(booked.numbers(booked.out))).times(1),
-        Formula.of(even(sum(dims.numbers for _, dims in booked.stored().values()) + 0 * pairs)),
+        Formula.of(even(booked.numbers(booked.out))),
+        Formula.of(even(add_up(dims.numbers for _, dims in booked.stored().values()))),
         sum(phase == "forward" for phase in booked.split.step_phases))
 
 
@@ -163,8 +173,9 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
         scores = [each for each in numbers if squares(each)]
         if step.op == "act": numbers.append(Formula.of(even(sympy.sympify(inner * cols))))
         during: Pass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
+        ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in (inner, cols))
         found[ProductWork(during, 1, *(Formula.of(even(each)) for each in (rows, inner, cols, batch)),
-                          add_formulas(numbers), add_formulas(scores))] += 1
+                          add_formulas(numbers), add_formulas(scores), ragged)] += 1
     for each, count in found.items(): yield each._replace(count=count)
 
 

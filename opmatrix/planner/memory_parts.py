@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 from opmatrix.planner.layer_work import LayerWork
-from opmatrix.planner.quantities import Quantity, add_all, least, most, step_at
+from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
 from opmatrix.planner.step_parts import Parts, Setting, stage_parameters
 
-RESERVED = 1.08                                             # what an allocator reserves of what it hands out
-CONTEXT = 1.5e9                                             # bytes of a process that computes nothing
+# what allocators reserve of what they hand out, and what a process has that computes nothing: of the first BLOOM table
+RESERVED, CONTEXT = 1.3, 1.2e9
 
 
 def memory_parts(setting: Setting) -> Parts:
@@ -36,13 +36,12 @@ def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
 
 def whole_bytes(setting: Setting, work: LayerWork, without_pairs: bool | None = None) -> Quantity:
     """Bytes that a layer keeps where nothing is computed again; without those of pairs of tokens."""
-    sizes = setting.sizes
     without = setting.strategy.flash if without_pairs is None else without_pairs
-    def lean(formula: object) -> Quantity:
-        from opmatrix.planner.quantities import Formula
-        assert isinstance(formula, Formula)
-        return Formula(tuple((c, p) for c, p in formula.terms if not (without and dict(p).get("s", 0) > 1))).at(sizes)
-    return setting.number * add_all(map(lean, work.kept.values())) + add_all(map(lean, work.masks.values()))
+
+    def held(formula: Formula) -> Quantity:
+        terms = tuple(each for each in formula.terms if not (without and dict(each[1]).get("s", 0) > 1))
+        return Formula(terms).at(setting.sizes)
+    return setting.number * add_all(map(held, work.kept.values())) + add_all(map(held, work.masks.values()))
 
 
 def logits_bytes(setting: Setting) -> Quantity:
@@ -57,4 +56,4 @@ def logits_bytes(setting: Setting) -> Quantity:
 
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:
     """What the device reports: blocks that an allocator keeps, and the process itself."""
-    return RESERVED * allocated + CONTEXT + most(0, 0)
+    return RESERVED * allocated + CONTEXT

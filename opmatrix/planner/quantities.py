@@ -71,8 +71,6 @@ class Formula(NamedTuple):
         """The sum at sizes of any kind."""
         return add_all(count * multiply(sizes[name] ** power for name, power in powers) for count, powers in self.terms)
 
-    def times(self, count: float) -> Formula: return Formula(tuple((count * own, powers) for own, powers in self.terms))
-
     def __str__(self) -> str:
         def one(count: float, powers: Powers) -> str:
             return "·".join([f"{count:.6g}", *(name if power == 1 else f"{name}^{power}" for name, power in powers)])

@@ -58,6 +58,7 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
     """All of these products: what their operations take or what their bytes take, whichever is more."""
     own, sizes, flash = setting.constants, setting.sizes, setting.strategy.flash
     rate = setting.machine.product_rate(setting.strategy.precision)[0]
+    if work.ragged and not flash: rate = setting.machine.vector_rate("float32")
     operations = 2 * work.rows.at(sizes) * work.inner.at(sizes) * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between: operations, numbers = operations / 2, numbers - work.scores.at(sizes)

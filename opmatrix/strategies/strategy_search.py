@@ -15,7 +15,7 @@ from formats.machine.datasheets import Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
 from opmatrix.planner.constants import Constants, load_constants
-from opmatrix.planner.layer_work import LAYER_KEYS, ModelWork, model_work
+from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict
 from opmatrix.planner.step_parts import Parts, Setting
 from opmatrix.planner.strategies import Strategy
@@ -24,7 +24,6 @@ from opmatrix.strategies.inference import predict_forward
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
 from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape, Traced
 
-FEW = 4                                                     # layers: a first, a last and those between
 SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
 
 
@@ -62,7 +61,7 @@ class PlanQuestion:
 
     def work(self, form: StrategyForm) -> ModelWork:
         """What the model computes, by a form."""
-        return read_few(self.config, form.context, form.sequence)
+        return model_work(self.config, form.context, form.sequence)
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """A form at sizes, which may be columns."""
@@ -83,18 +82,6 @@ class PlanQuestion:
                       passes)
         if self.infer: return predict_forward(own, self.limits.head)
         return predict(own.model, machine, own.strategy, batch, seq, constants=own.constants, passes=passes)
-
-
-def read_few(config: Settings, context: str, sequence: bool) -> ModelWork:
-    """The work of a model, read off its first few layers, where those of the commonest kind are all others, too; layers
-    of a model with experts are all read."""
-    key = next((name for name in LAYER_KEYS if isinstance(config.get(name), int)), None)
-    count = int(str(config[key])) if key else 0
-    if count <= FEW or any("expert" in name for name in config): return model_work(config, context, sequence)
-    few = model_work({**config, str(key): FEW}, context, sequence)
-    at = max(range(len(few.layers)), key=lambda k: few.layers[k][1])
-    return few._replace(layers=tuple((work, own + (count - FEW) * (k == at))
-                                     for k, (work, own) in enumerate(few.layers)))
 
 
 @dataclass(frozen=True)
