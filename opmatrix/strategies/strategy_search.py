@@ -137,10 +137,19 @@ class FoundStrategies:
 
 def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unheard,
                       forms: Sequence[StrategyForm] | None = None) -> FoundStrategies:
-    """Predicts every strategy, block by block. `heard`: told how many rows of sizes are done, of how many. Raises
-    InputError where no sizes are legal."""
+    """Predicts every strategy. `heard`: told how many rows of sizes are done, of how many. Raises InputError where no
+    sizes are legal."""
     forms = question.forms if forms is None else forms
-    sizes, programs = question.sizes, compile_forms(question, forms)
+    found = predict_columns(question, compile_forms(question, forms), heard)
+    if not found.count:
+        raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
+    return found
+
+
+def predict_columns(question: PlanQuestion, programs: FormPrograms,
+                    heard: Callable[..., None] = unheard) -> FoundStrategies:
+    """Predicts every form for all sizes, block by block, and keeps the fastest form that fits of each row."""
+    sizes, forms = question.sizes, programs.forms
     masks = FormMasks(forms, question.limits, question.seq)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
@@ -161,5 +170,4 @@ def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unhea
             form, at = divmod(int(held.argmin()), len(block))
             least = forms[form], rows.start + at, float(low)
         heard(done, len(sizes))
-    if not count: raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
     return FoundStrategies(question, sizes, best, seconds, peaks, count, fit, least)

@@ -148,7 +148,7 @@ def test_pipelines_run_as_formulas_say(found):
     ran = run_stages(choice)
     assert ran.seconds == pytest.approx(choice.seconds, rel=0.1) and sum(ran.cut) == 12
     cut = best_cut(choice)
-    assert cut is None or (sum(cut) == 12 and run_stages(choice, cut).seconds < ran.seconds)
+    assert cut is None or (sum(cut) == 12 and run_stages(choice, cut).seconds <= ran.seconds)
 
 
 def test_a_picture_is_drawn(found, tmp_path):
