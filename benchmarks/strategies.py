@@ -3,8 +3,8 @@
     python benchmarks/strategies.py [--rounds 5] [--csv OUT]
 
 A strategy counts where it is legal and both its seconds and its peak are predicted. `whole` is a search from a question
-to the ten best, the reading of the model and the writing of its tape included; `columns` what runs again where sizes are
-others. A thousand strategies that are drawn are predicted alone, in Python's numbers. One core; seconds are of this
+on, the reading of the model and the writing of its tape included; `columns` what runs again where sizes are others. A
+thousand strategies that are drawn are predicted alone, in Python's numbers. One core; seconds are of this
 process, not of a clock on the wall, and the least of some rounds."""
 import resource
 import time
@@ -59,8 +59,9 @@ def timed(model, devices, machine, batch, seq, rounds):
         begin = time.process_time()
         predict_columns(asked, programs)
         columns.append(time.process_time() - begin)
-    say(f"{model} on {devices}: {found.count:,} strategies, {min(whole):.2f} s, {found.count / min(columns):,.0f} a second")
-    return model, devices, found.count, min(whole), min(columns), found.count / min(columns)
+    rate = found.count / min(columns)
+    say(f"{model} on {devices}: {found.count:,} strategies, {min(whole):.2f} s, {rate:,.0f} a second")
+    return model, devices, found.count, min(whole), min(columns), rate
 
 
 def furthest():

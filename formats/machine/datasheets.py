@@ -64,7 +64,8 @@ class Datasheet:
         check_links(self.name, self.links)
         if self.host is not None: check_rates(self.name, self.host)
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
-            if number is not None and not 0 < number < inf: raise ValueError(f"{self.name}: {what} {number}: it is positive")
+            if number is not None and not 0 < number < inf:
+                raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """The least seconds that one call can take; ValueError as of a calibrated machine."""

@@ -85,12 +85,17 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
     """What a model computes, sends, keeps and stores, read off it once for a configuration and a strategy; of layers
     that are all alike a few are read. Raises InputError for what has no pullback or no head."""
     depth = next((key for key in LAYER_KEYS if key in config), None)
-    if depth is None or any(key in config for key in UNEVEN) or not isinstance(config[depth], int) or config[depth] <= FEW or any(
-            isinstance(each, list | tuple) for each in config.values()):
-        return read_model(tuple(sorted(freeze(config).items())), context, sequence, dropout)
+    whole = tuple(sorted(freeze(config).items()))
+    if depth is None or not isinstance(config[depth], int) or config[depth] <= FEW or uneven(config):
+        return read_model(whole, context, sequence, dropout)
     few = read_model(tuple(sorted((freeze(config) | {depth: FEW}).items())), context, sequence, dropout)
-    if len(few.layers) > 1: return read_model(tuple(sorted(freeze(config).items())), context, sequence, dropout)
+    if len(few.layers) > 1: return read_model(whole, context, sequence, dropout)
     return few._replace(layers=((few.layers[0][0], config[depth]),))
+
+
+def uneven(config: Settings) -> bool:
+    """Whether a configuration says that layers differ."""
+    return any(key in config for key in UNEVEN) or any(isinstance(each, list | tuple) for each in config.values())
 
 
 def freeze(config: Settings) -> dict[str, Any]:

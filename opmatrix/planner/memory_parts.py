@@ -7,6 +7,7 @@ from opmatrix.planner.step_parts import Parts, Setting, stage_parameters
 
 # what allocators reserve of what they hand out, and what a process has that computes nothing: of the first BLOOM table
 RESERVED, CONTEXT = 1.3, 1.2e9
+PRODUCT_INPUTS = "input", "weight in", "product in"
 
 
 def memory_parts(setting: Setting) -> Parts:
@@ -31,6 +32,9 @@ def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
     """Bytes that a layer keeps of a micro-batch."""
     own, sizes = setting.strategy, setting.sizes
     if own.recompute == "full": return setting.number * work.kept["input"].at(sizes)
+    if own.recompute == "selective" and own.flash:          # what is no product runs again
+        return setting.number * add_all(each.at(sizes) for unit, each in work.kept.items()
+                                        if unit in PRODUCT_INPUTS and unit not in work.between)
     return whole_bytes(setting, work, own.flash or own.recompute == "selective")
 
 

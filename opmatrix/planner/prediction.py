@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
-from formats.machine.datasheets import datasheet as find_sheet
 from opmatrix.models import known
 from opmatrix.models.config import Settings
+from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.memory_parts import memory_parts, reserved_bytes
@@ -44,7 +44,7 @@ def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strateg
     """Time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then so is what
     comes out. `passes`: what a search keeps between forms of the same sizes. Raises InputError for a machine without
     links, and for a model that has no pullback."""
-    sheet = find_sheet(machine) if isinstance(machine, str) else machine
+    sheet = find_machine(machine) if isinstance(machine, str) else machine
     if not sheet.links: raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
                                          "(docs/add_a_machine.md)")
     work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)

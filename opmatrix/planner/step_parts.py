@@ -117,6 +117,8 @@ def layer_parts(setting: Setting, work: LayerWork) -> Parts:
     if setting.strategy.recompute == "selective" and not setting.strategy.flash:
         again = {"computation, again": add_all(product_seconds(setting, each) for each in work.products
                                                if each.between and each.during == "forward")}
+    if setting.strategy.recompute == "selective" and setting.strategy.flash:
+        again = {"computation, again": passing_seconds(setting, work, "forward")}
     summed = 4 * setting.strategy.gradient_bytes * work.parameters.at(setting.sizes) / setting.bandwidth
     return add_parts(forward, again, backward, {"computation": summed})
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet
+from formats.machine.datasheets import Datasheet, datasheets
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
+from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import ModelWork
 from opmatrix.planner.prediction import Prediction
-from opmatrix.pricing import datasheet
 from opmatrix.strategies.forms import StrategyForm
 from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
@@ -155,8 +156,10 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
     batch as one micro-batch. `keep`: how many; `carbon`: grams of CO2 a kWh. Nothing is run. Raises InputError for what
     cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
-    try: sheet = datasheet(machine) if isinstance(machine, str) else machine
-    except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
+    sheet = read_machine(machine) if isinstance(machine, str) else machine
+    if not sheet.links and devices > 1:
+        raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
+                         "(docs/add_a_machine.md)")
     tokens = check_tokens(config, seq)
     question = PlanQuestion(config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash,
                             precision, constants, infer, at_once)
@@ -166,6 +169,16 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
         (question.forms[found.forms[row]], found.sizes.row(row)) for row in found.best_rows(keep))]
     said = model if isinstance(model, str) else str(config.get("model_type", "model"))
     return StrategyPlan(name or said, question, found, tuple(best), carbon)
+
+
+def read_machine(name: str) -> Datasheet:
+    """A machine or a cluster by name, or the only one of a .json file as docs/add_a_machine.md has it. Raises InputError
+    for what is none."""
+    if not name.endswith(".json"): return find_machine(name)
+    try: found = [*datasheets(Path(name)).values()]
+    except (OSError, ValueError) as error: raise InputError(f"--machine {name}: {error}") from None
+    if len(found) != 1: raise InputError(f"--machine {name}: it has {len(found)} machines: give a file of one")
+    return found[0]
 
 
 def check_tokens(config: Settings, seq: int | None) -> int:

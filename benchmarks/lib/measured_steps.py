@@ -1,0 +1,98 @@
+"""Rows of measured steps of training, as a planner reads them: configuration, machine, strategy, sizes."""
+import csv
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from lib.command import InputError
+
+from opmatrix.planner.clusters import find_machine
+from opmatrix.planner.strategies import Strategy
+
+SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
+NEEDED = "source", "model", *SHAPE
+MACHINES = (("Jean Zay, 8/node", "JeanZay-A100"), ("inter 800 Gb/s", "A100-800Gb"), ("A100-40", "A100-40"),
+            ("A100", "A100"), ("A800", "A100"), ("V100", "V100"), ("H100-96GB", "GrandTeton-H100"),
+            ("H100", "H100"), ("H200", "H200"), ("B200", "B200"),
+            ("910C", "Ascend910C"), ("910B", "Ascend910B"))
+DROPOUT = 0.1                                               # of GPTs; other families were trained without
+
+
+class Measured(NamedTuple):
+    """One row: what was run, as predicted it is asked for, and what was measured."""
+    row: dict[str, str]
+    config: dict
+    machine: object
+    strategy: Strategy
+    batch: int
+    seq: int
+    seconds: float | None
+    memory: float | None
+    failed: bool
+
+    @property
+    def dropout(self): return DROPOUT if is_early(self.row) else 0
+
+
+def read_rows(file):
+    """All rows of a table. Raises InputError for a column that is not there."""
+    with file.open(encoding="utf-8") as lines: rows = list(csv.DictReader(lines))
+    if missing := [name for name in NEEDED if rows and name not in rows[0]] or ([] if rows else ["rows"]):
+        raise InputError(f"{file}: {missing[0]} is missing: give a table of measured steps")
+    return rows
+
+
+def read_measured(row):
+    """A row as it is predicted, None for one that says too little, or of what is not predicted: experts, eight bits."""
+    narrow = row.get("precision") in ("float8", "fp8")
+    if row.get("experts") or narrow or not all(row[name] for name in NEEDED): return None
+    machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
+    if machine is None: return None
+    return Measured(row, configuration(row), find_machine(machine), strategy(row), int(row["global_batch"]),
+                    int(row["seq"]), number(row.get("iter_time_s")) or by_tokens(row),
+                    number(row.get("mem_gb_per_gpu")),
+                    row.get("oom") == "yes")
+
+
+def by_tokens(row):
+    """Seconds of a step by tokens a second and device."""
+    rate = number(row.get("tokens_per_s_per_gpu"))
+    return int(row["global_batch"]) * int(row["seq"]) / (rate * int(row["devices"])) if rate else None
+
+
+def number(said):
+    try: return float(said)
+    except (TypeError, ValueError): return None
+
+
+def configuration(row):
+    """GPTs with learned positions, MPT among them, whose positions cost nothing, either; else a LLaMA."""
+    size = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq")}
+    if not re.match(r"(GPT|BLOOM|MT-NLG|MPT)", row["model"]):
+        return dict(model_type="llama", vocab_size=size["vocab"], hidden_size=size["hidden"], rms_norm_eps=1e-5,
+                    intermediate_size=int(row["ffn"]), num_hidden_layers=size["layers"],
+                    num_attention_heads=size["heads"],
+                    num_key_value_heads=int(row["kv_heads"] or size["heads"]), max_position_embeddings=4096,
+                    tie_word_embeddings=False)
+    return dict(model_type="gpt2", vocab_size=size["vocab"], n_embd=size["hidden"], n_positions=size["seq"],
+                n_head=size["heads"], n_layer=size["layers"])
+
+
+def is_early(row):
+    """Whether a GPT was trained by a stack of 2022 or before: with dropout, and scores of attention that are stored."""
+    return bool(re.match(r"(GPT|BLOOM|MT-NLG)", row["model"])) and "NeMo" not in row["source"]
+
+
+def strategy(row):
+    """The strategy of a row. vTrain's Megatron sums gradients behind the last backward pass; stacks of 2023 and later
+    store no scores of attention."""
+    recompute = next((each for each in ("full", "selective") if row["recompute"].startswith(each)), "none")
+    zero = 3 if "FSDP" in row["zero_or_fsdp"] else 1 if "ZeRO-1" in row["zero_or_fsdp"] else 0
+    late = not is_early(row)
+    wide = 4 if "fp32 grad accumulation" in row["notes"] else 2
+    found = Strategy(**{name: int(row[name]) for name in ("dp", "tp", "pp", "micro_batch")}, cp=int(row["cp"] or 1),
+                     virtual=int(row["vpp"] or 1), zero=zero, sequence=row["seq_par"] == "yes", recompute=recompute,
+                     context="ulysses", flash=late, overlap="vTrain" not in row["source"],
+                     precision="float16" if row["precision"].startswith("fp16") else "bf16", gradient_bytes=wide)
+    if late and recompute == "selective" and zero < 3: found = replace(found, recompute="none")
+    return found

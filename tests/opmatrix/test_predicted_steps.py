@@ -1,0 +1,149 @@
+"""What a step of training takes and holds: formulas that are read off a model, at numbers, arrays and symbols."""
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sympy
+
+from formats.core.errors import InputError
+from formats.machine.datasheets import datasheet
+from formats.network.collectives import collective_seconds
+from formats.network.links import levels_of
+from opmatrix.planner.clusters import find_machine, load_clusters
+from opmatrix.planner.constants import Constants, load_constants
+from opmatrix.planner.fit_constants import FRACTIONS, fit_constants
+from opmatrix.planner.layer_work import model_work
+from opmatrix.planner.level_seconds import collective_parts, units_of
+from opmatrix.planner.prediction import predict
+from opmatrix.planner.quantities import Formula, least, most, step_at
+from opmatrix.planner.strategies import Strategy
+
+GPT = dict(model_type="gpt2", vocab_size=51200, n_embd=2048, n_positions=1024, n_head=16, n_layer=24)
+HOW = Strategy(dp=2, tp=2, pp=2, micro_batch=2, recompute="full", context="ulysses", precision="float16", overlap=False)
+SIDES = "rows", "inner", "cols", "batch"
+SIZES = dict(b=3, s=64, t=2, c=1)
+
+
+@pytest.fixture(scope="module")
+def work(): return model_work(GPT, dropout=0.1)
+
+
+@pytest.fixture(scope="module")
+def found(work): return predict(work, "A100", HOW, 32, 1024)
+
+
+def test_work_is_what_the_literature_says(work):
+    """Operations of a layer, what it keeps, its parameters: of Korthikanti et al. 2022, for t tensor ranks."""
+    (layer, count), b, s, h, t, a = work.layers[0], 3, 64, 2048, 2, 16
+    def operations(during):
+        return sum(2 * each.count * np.prod([getattr(each, side).at(SIZES) for side in SIDES])
+                   for each in layer.products if each.during == during)
+    assert count == 24 and work.tied and (work.heads, work.key_heads) == (16, 16)
+    assert operations("forward") == (24 * b * s * h ** 2 + 4 * b * s ** 2 * h) / t
+    assert operations("backward") == 2 * operations("forward")
+    kept, masks = (sum(each.at(SIZES) for each in held.values()) for held in (layer.kept, layer.masks))
+    assert 2 * kept + masks == s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
+    assert layer.parameters.at(SIZES) == 12 * h ** 2 / t + 7 * h / t + 6 * h
+    assert [(each.op, each.count) for each in layer.crossings if each.axis == "tp"] == [("all_reduce", 2)] * 2
+
+
+def test_layers_that_are_alike_are_read_once(work):
+    """As many layers as the configuration has, of the same formulas."""
+    shallow = model_work(GPT | dict(n_layer=3), dropout=0.1)
+    assert shallow.layers[0][0] == work.layers[0][0] and shallow.count == 3
+
+
+def test_arrays_and_symbols_say_what_numbers_do(work, found):
+    """One declaration, three readings."""
+    sizes = dict(dp=[2.0, 4.0, 1.0], tp=[2.0, 1.0, 8.0], pp=[2.0, 2.0, 1.0], cp=[1.0] * 3, micro_batch=[2.0, 1.0, 4.0])
+    rows = predict(work, "A100", replace(HOW, **{name: np.array(each) for name, each in sizes.items()}), 32, 1024)
+    for at in range(3):
+        one = predict(work, "A100", replace(HOW, **{name: int(each[at]) for name, each in sizes.items()}), 32, 1024)
+        assert rows.step_seconds[at] == pytest.approx(one.step_seconds)
+        assert rows.reserved[at] == pytest.approx(one.reserved)
+    d, b = sympy.symbols("d b", positive=True)
+    named = predict(work, "A100", replace(HOW, dp=d, micro_batch=b), 32, 1024)
+    assert float(named.step_seconds.subs({d: 2, b: 2})) == pytest.approx(found.step_seconds)
+    assert float(sympy.sympify(named.allocated).subs({d: 2, b: 2})) == pytest.approx(found.allocated)
+
+
+def test_parts_add_up_and_move_as_they_should(work, found):
+    """More of what is slow takes longer; what is computed again is not kept; what is stored once is smaller."""
+    assert found.step_seconds == pytest.approx(sum(found.seconds.values()))
+    assert found.allocated == pytest.approx(sum(found.memory.values())) and found.reserved > found.allocated
+    assert all(seconds >= 0 for seconds in found.seconds.values())
+    plain = predict(work, "A100", replace(HOW, recompute="none"), 32, 1024)
+    assert plain.step_seconds < found.step_seconds and plain.memory["kept"] > 10 * found.memory["kept"]
+    stored = predict(work, "A100", replace(HOW, zero=1), 32, 1024)
+    assert stored.memory["optimiser"] == found.memory["optimiser"] / 2
+    assert stored.memory["weights"] == found.memory["weights"]
+    deeper = predict(work, "A100", replace(HOW, virtual=2), 32, 1024)
+    assert deeper.seconds["bubble"] < found.seconds["bubble"]
+
+
+def test_ragged_heads_leave_the_matrix_unit():
+    """27 heads of 54 columns, 108 bytes each, beside 27 of 56."""
+    def attention(width):
+        own = predict(GPT | dict(n_embd=27 * width, n_head=27, n_layer=2), "A100", replace(HOW, tp=1), 32, 1024)
+        return own.seconds["computation"] / width ** 2
+    assert attention(54) > 1.2 * attention(56)
+
+
+def test_collectives_are_those_of_the_links():
+    """At full rates and without a wait of their own they take what the network's formulas say."""
+    links, full = datasheet("A100").links, Constants(1, 0, 1, 1, 1, 0, 0, 0)
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for stride, n in ((1, 8), (8, 4), (1, 32), (4, 4)):
+            assert tuple(units_of(n, stride, links)) == levels_of(stride, n, links)
+            own = collective_parts(op, 1e9, n, stride, links, full)
+            told = collective_seconds(op, 1e9, levels_of(stride, n, links), links)
+            assert [seconds for _, seconds in own.moved] == pytest.approx(list(told.transfer))
+            assert own.waited == pytest.approx(sum(told.latency))
+    near, far = (collective_parts("send", 1e9, 2, stride, links, full).moved for stride in (1, 8))
+    crossed = [[bool(seconds) for _, seconds in own] for own in (near, far)]
+    assert crossed == [[True, False], [False, True]]
+
+
+def test_a_fit_finds_what_rows_were_made_with(work):
+    """From predictions of other constants; rows that are too few, alike or no seconds are refused."""
+    sizes = {name: np.array(each, float) for name, each in dict(
+        dp=[1, 2, 1, 2, 4, 1, 2, 8, 1, 1, 1, 4], tp=[1, 1, 2, 2, 1, 4, 4, 1, 8, 2, 8, 2],
+        pp=[2, 1, 1, 2, 2, 1, 1, 1, 1, 4, 1, 1],
+        cp=[1] * 12, micro_batch=[1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 8, 4], virtual=[1] * 12).items()}
+    def seconds(constants):
+        return predict(work, "A100", replace(HOW, **sizes), 64, 1024, constants=constants).step_seconds
+    true = load_constants()._replace(half=3e-5, memory=0.7, near=0.5, far=0.5, superstep=4e-5, gap=2e-5)
+    fitted = fit_constants(seconds, seconds(true))
+    assert fitted == pytest.approx(true, rel=0.02)
+    for rows, said in (([1, 2, 3], "3 rows for 5 constants: give at least 10"),
+                       ([2] * 12, "all 12 rows take 2 seconds"), ([*range(1, 12), -1], "-1.0 seconds: give positive")):
+        with pytest.raises(InputError, match=f"fit: {said}"): fit_constants(seconds, rows)
+
+
+def test_constants_are_fractions_and_latencies():
+    own = load_constants()
+    assert len(own) == 8 and all(0 < getattr(own, name) <= 1 for name in FRACTIONS)
+    assert all(0 < getattr(own, name) < 1e-3 for name in ("half", "superstep", "gap"))
+
+
+def test_machines_have_sources_and_clusters_links():
+    """Each number of a data sheet has a source; an unknown name is told of its like; no links, no step."""
+    for name in ("A100-40", "H800", "H200", "B200", "GH200", "V100", "L4", "Ascend910B1", "Ascend910B3", "Ascend910C"):
+        sheet = find_machine(name)
+        assert sheet.source and sheet.costs and sheet.watts > 0 and sheet.hourly > 0 and sheet.links
+    assert find_machine("jeanzay-a100").links[1].bandwidth == 6.25e9 and len(load_clusters()) > 2
+    with pytest.raises(InputError, match="machine 'A1000': there is no data sheet of it: did you mean A100"):
+        find_machine("A1000")
+    with pytest.raises(InputError, match="A100: its data sheet states no links"):
+        predict(GPT, replace(datasheet("A100"), links=()), HOW, 32, 1024)
+    with pytest.raises(ValueError, match="A100: watts -1"): replace(datasheet("A100"), watts=-1)
+    assert json.dumps(datasheet("A100").watts) == "400"
+
+
+def test_formulas_are_sums_of_products():
+    b, s = sympy.symbols("b s")
+    formula = Formula.of(3 * b * s ** 2 + b / s)
+    assert formula.at(dict(b=2, s=4)) == 96.5 and "3·b·s^2" in str(formula)
+    with pytest.raises(InputError, match="is no product of powers"): Formula.of(sympy.Max(b, s))
+    assert (most(1, 5, 2), least(4, 3), step_at(3, 2), step_at(1, 2)) == (5, 3, 1, 0)
