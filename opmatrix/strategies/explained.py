@@ -42,7 +42,8 @@ class Explained(NamedTuple):
         given = table([[each.name, f"{each.value:.8g}", each.source] for each in self.given],
                       ["given", "", "from"], (0, 2))
         lines = [f"{each.name} = {each.formula} = {each.value:.8g}" for each in self.lines]
-        return "\n".join([f"{self.strategy}, explained:", "", given, "", f"constants: {self.fitted}", f"data sheet: {self.source}", "", *lines])
+        sources = [f"constants: {self.fitted}", f"data sheet: {self.source}"]
+        return "\n".join([f"{self.strategy}, explained:", "", given, "", *sources, "", *lines])
 
 
 def explain_choice(plan: StrategyPlan, choice: PlanChoice) -> Explained:

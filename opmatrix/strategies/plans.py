@@ -172,8 +172,8 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
 
 
 def read_machine(name: str) -> Datasheet:
-    """A machine or a cluster by name, or the only one of a .json file as docs/add_a_machine.md has it. Raises InputError
-    for what is none."""
+    """A machine or a cluster by name, or the only one of a .json file as docs/add_a_machine.md has it. Raises
+    InputError for what is none."""
     if not name.endswith(".json"): return find_machine(name)
     try: found = [*datasheets(Path(name)).values()]
     except (OSError, ValueError) as error: raise InputError(f"--machine {name}: {error}") from None

@@ -140,6 +140,8 @@ def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unhea
     """Predicts every strategy. `heard`: told how many rows of sizes are done, of how many. Raises InputError where no
     sizes are legal."""
     forms = question.forms if forms is None else forms
+    if not len(question.sizes):                             # what no sizes are for is refused before anything is read
+        raise InputError(f"--devices {question.devices}: no strategy of them runs a batch of {question.batch} at once")
     found = predict_columns(question, compile_forms(question, forms), heard)
     if not found.count:
         raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
