@@ -1,4 +1,4 @@
-"""What a value of each row means, in float64, and how far float32 may be from that: merged in the kernel's own order."""
+"""What a value of each row means, in float64, and how far float32 may be from that, merged in the kernel's order."""
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +52,8 @@ def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: S
         case "total":
             y, e = args[0]
             size = sum_sizes(y, 1)
-            return y.sum(1, keepdims=True), e.sum(1, keepdims=True) + rounding(y.shape[1], size + e.sum(1, keepdims=True))
+            off = e.sum(1, keepdims=True)
+            return y.sum(1, keepdims=True), off + rounding(y.shape[1], size + off)
         case "times": return multiply(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
     raise ValueError(f"{node.op}: no such value")
 

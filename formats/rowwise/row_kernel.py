@@ -90,7 +90,7 @@ class RowKernel:
                     simple += blocks * sum(each.simple for each in one)
                     slow += blocks * sum(each.slow for each in one)
                 seen: set[int] = set()
-                for part, _ in item.parts: 
+                for part, _ in item.parts:
                     a, b = count_inside(loops, part, part is item.node, seen)
                     simple, slow = simple + numbers * a, slow + numbers * b
         read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")

@@ -105,7 +105,8 @@ class Text:
             case "value" | "const": return self.stored(node, h, at, lanes)
             case "index": return self.name(f"lane_numbers(f4({at}))")
             case "part": return self.stored(node.args[0], h, at, lanes, node.extra)
-            case "cols": return self.value(node.args[0], h, plus(at, self.size(node.extra) if node.extra else ""), lanes)
+            case "cols":
+                return self.value(node.args[0], h, plus(at, self.size(node.extra) if node.extra else ""), lanes)
             case "split": return self.value(node.args[0], "0", plus(scaled(h, self.size(node.cols)), at), lanes)
             case "wide": return self.value(node.args[0], h, "0", lanes)
             case "repeat":

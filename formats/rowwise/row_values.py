@@ -1,7 +1,7 @@
 """What a row becomes, as a graph of values: each of so many heads of so many columns, made of others.
 
-`value` k and `const` k are operands, `literal` a number, `index` the numbers of columns; `map` an operation of numbers,
-entry by entry; `fold` what a row is merged to; `cols`, `place`, `beside`, `split`, `join`, `repeat`, `wide` move numbers,
+`value` k and `const` k are operands, `literal` a number, `index` the numbers of columns; `map` an operation, entry by
+entry; `fold` what a row is merged to; `cols`, `place`, `beside`, `split`, `join`, `repeat`, `wide` move numbers,
 `total` adds heads up, `times` multiplies by a matrix that is an operand."""
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations that graphs of numbers are made of: what each means, how it spreads errors, its vector code, its work."""
+"""The operations of graphs of numbers: what each means, how it spreads errors, its vector code, its work."""
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, NamedTuple

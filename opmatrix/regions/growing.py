@@ -4,10 +4,9 @@ from collections.abc import Callable, Collection
 from formats.rowwise.row_values import RowValue
 from opmatrix.algebra import nodes
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.term import Operator
-from opmatrix.regions.row_reading import NotByRows, RowReading, read_rows
 from opmatrix.algebra.operators import I
-from opmatrix.algebra.term import substitute
+from opmatrix.algebra.term import Operator, substitute
+from opmatrix.regions.row_reading import NotByRows, read_rows
 
 ENTERING, OF_BATCH = ("entered", "symbol"), ("given", "related")    # what begins a term: values, and what chooses
 ATTEMPTS = 40                                               # nodes at which a region is cut before it is given up
@@ -19,7 +18,7 @@ def find_region(term: Operator, values: Collection[Operator],
     through rows one by one, and stops where `ends`, or where it must. None where it does not begin."""
     cut: set[Operator] = set()
     for _ in range(ATTEMPTS):
-        found = grow(term, values, lambda part: part in cut or ends(part))
+        found = grow(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
         if found is None: return None
         try: read_over(term, found)
         except NotByRows as error:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
 
-from formats.rowwise.row_values import SMALL_MATRIX, RowValue, mapped
+from formats.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, mapped
 from formats.rowwise.scalar_graphs import check_traced
 from formats.rowwise.scalars import Graph, Untraceable, trace
-from formats.rowwise.row_values import graphed
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
@@ -19,11 +18,12 @@ from opmatrix.regions.merging import finish_each, merge_row
 
 
 class NotByRows(TypeError):
-    """A node that does not go through rows one by one here, and why."""
+    """A node that does not go through rows one by one here, and why; `traced`: as a function of somebody's could not be
+    followed, which is said with its place."""
 
-    def __init__(self, said: str, node: Operator | None = None) -> None:
+    def __init__(self, said: str, node: Operator | None = None, traced: bool = False) -> None:
         super().__init__(said)
-        self.node = node
+        self.node, self.traced = node, traced
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,8 @@ class RowReading:
     def act(self, term: Operator) -> RowReading:
         """What a matrix of operators makes of a row."""
         try: return self.of(self.acted(term, term.kind.name, term.args))
-        except (Untraceable, NotByRows) as error: raise NotByRows(str(error), term) from None
+        except (Untraceable, NotByRows) as error:
+            raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
 
     def acted(self, term: Operator, name: str, args: tuple[Any, ...]) -> RowValue:
         x = self.value

@@ -1,10 +1,10 @@
 """Terms whose kernels are timed, so that those of others are priced: of little work and of much, with reductions, with
 divisions, with monoids of several numbers."""
 from opmatrix.algebra.monoids import logsumexp, max, mean, moments
+from opmatrix.algebra.nodes import symbol
 from opmatrix.algebra.operators import I, exp, magnitude, ones, reciprocal, rsqrt, square, tanh
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.algebra.nodes import symbol
 from opmatrix.runtime.interpreted import write_term
 
 x: Operator = symbol("x0", Shape(), Shape(1, Shape().rows, 256), ())

@@ -64,7 +64,7 @@ def list_readings(term: Operator, inside: Mapping[Operator, int],
     """What a term may be read over, and by which kernel: as much of it as goes through rows one by one, down to what
     kernels compute, or beyond that as far as it goes, in a kernel of its own; where it does not, over the nearest
     values, in float64."""
-    near = find_region(term, inside, lambda part: inside[part] in reached)
+    near = find_region(term, inside, lambda part: inside.get(part) in reached)
     if near is None: yield [*find_values(term, inside)], "interpret"
     else:
         yield near, "row_term"

@@ -36,8 +36,8 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
     wanted = ", ".join(each.name for each in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
     if not has_compiler():
-        raise InputError(f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where it "
-                         "was compiled before")
+        raise InputError(f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where "
+                         "it was compiled before")
     if not sys.executable: raise RuntimeError(f"{wanted}: to be compiled, and sys.executable does not name a Python")
     count = min(threads(), Host.here().usable, len(functions))          # each takes some hundred megabytes
     with started(functions, count) as (answers, said, processes):

@@ -77,7 +77,8 @@ def hold(directory: Path) -> None:
 
 
 def tidy() -> None:
-    """After something was compiled: the cache keeps the code of few keys, and few functions that users declared, or terms became."""
+    """After something was compiled: the cache keeps the code of few keys, and of few functions that users declared or
+    terms became."""
     evict_oldest(home().parent, ENTRY_KINDS["kernels"])
     evict_oldest(home(), CODE)
     evict_oldest(home(), TERM_CODE)

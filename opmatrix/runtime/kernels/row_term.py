@@ -71,14 +71,15 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for number, text in enumerate(SAMPLES):
         for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
             found = find_kernel(text, ([x], []))
-            counts, place = found.counts, out if found.root.cols == x.shape[1] else numbers.room(len(x), found.root.cols)
+            counts = found.counts
+            place = out if found.root.cols == x.shape[1] else numbers.room(len(x), found.root.cols)
             yield ({"T": sizes["T"], "moved": counts.moved, "simple": counts.simple, "slow": counts.slow},
                    partial(found, [x], [], place))
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow), lambda tile: Work(vector=T * (simple + SLOW * slow), moved=T * moved), time_terms,
-    common=False))
+    (T * moved, T * simple, T * slow), lambda tile: Work(vector=T * (simple + SLOW * slow), moved=T * moved),
+    time_terms, common=False))
 class row_term(Arguments):
     """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
 
