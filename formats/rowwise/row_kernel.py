@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
+from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import Written
 from formats.kernels.engine.launch import ROOM, address, filled, launch, step
 from formats.kernels.engine.pool import POOL
@@ -15,7 +16,7 @@ from formats.machine.threads import threads
 from formats.rowwise.row_loops import Loops
 from formats.rowwise.row_text import Text
 from formats.rowwise.row_values import RowValue
-from formats.rowwise.scalar_functions import FUNCTIONS
+from formats.rowwise.scalar_functions import OPERATIONS
 
 HOME = "formats.rowwise.row_lanes"                          # what texts are written in the words of
 LANES = 16
@@ -39,8 +40,13 @@ class RowKernel:
     def written(self) -> Text: return Text(self.root, self.values, self.arrays)
     @cached_property
     def text(self) -> str: return self.written.whole()
+
     @cached_property
-    def function(self) -> Written: return Written(self.text, HOME)
+    def function(self) -> Written:
+        """The kernel, once it is compiled; it is known by its name like all others."""
+        found = Written(self.text, HOME)
+        FUNCTIONS[found.name] = found
+        return found
 
     def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
         """out (T, columns), or (T, heads, columns), of values with as many rows. ValueError for what does not fit."""
@@ -85,7 +91,7 @@ class RowKernel:
                     simple += item.node.args[0].cols * item.node.heads * -(-item.node.cols // LANES) * LANES
                 if item.node.op == "total": numbers *= item.node.args[0].heads
                 if item.node.op == "fold":
-                    one = [FUNCTIONS[each.op] for each in item.node.extra.merge.walk() if each.op in FUNCTIONS]
+                    one = [OPERATIONS[each.op] for each in item.node.extra.merge.walk() if each.op in OPERATIONS]
                     blocks = numbers + 4 * LANES * loop.heads
                     simple += blocks * sum(each.simple for each in one)
                     slow += blocks * sum(each.slow for each in one)
@@ -102,7 +108,7 @@ def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tup
     if id(node) in seen: return 0.0, 0.0
     seen.add(id(node))
     if (id(node) in loops.kept and not own) or not node.args: return float(node.op != "literal"), 0.0
-    function = FUNCTIONS[node.extra] if node.op == "map" else None
+    function = OPERATIONS[node.extra] if node.op == "map" else None
     simple, slow = (function.simple, function.slow) if function else (0.0, 0.0)
     for each in node.args:
         a, b = count_inside(loops, each, False, seen)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from formats.rowwise.row_values import RowValue
-from formats.rowwise.scalar_functions import FUNCTIONS
+from formats.rowwise.scalar_functions import OPERATIONS
 
 KEPT = "fold", "beside", "place", "total", "times"          # what takes a loop of its own
 WORTH = 6.0                                                 # operations of what is computed once rather than twice
@@ -48,7 +48,7 @@ class Loops:
 
     def own(self, node: RowValue) -> float:
         """Operations of a value at each of its numbers, without what it is made of."""
-        function = FUNCTIONS[node.extra] if node.op == "map" else None
+        function = OPERATIONS[node.extra] if node.op == "map" else None
         return function.simple + SLOW * function.slow if function else 0.0
 
     def keep_shared(self) -> None:

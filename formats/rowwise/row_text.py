@@ -10,7 +10,7 @@ import numpy as np
 
 from formats.rowwise.row_loops import Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.scalar_functions import FUNCTIONS
+from formats.rowwise.scalar_functions import OPERATIONS
 from formats.rowwise.scalars import Graph
 
 IN_TEXT = 8                                                 # sizes up to it stand in the text
@@ -28,7 +28,7 @@ class Text:
     sizes: dict[int, str] = field(default_factory=dict)
     literals: dict[str, str] = field(default_factory=dict)
     seen: dict[tuple[int, str, str], str] = field(default_factory=dict)
-    places: dict[int, tuple[int, str]] = field(default_factory=dict)       # of kept values: bytes before, as words too
+    places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)   # of kept values: bytes, and a word
     indent: int = 3
     count: int = 0
     room: int = 0
@@ -64,7 +64,7 @@ class Text:
         if node is self.loops.root or (node.heads == 1 and node.cols == 1): return
         parts = len(node.args) if node.op == "fold" else 1
         for k in range(parts):
-            self.places[id(node) * 8 + k if parts > 1 else id(node) * 8] = self.room, f"s{len(self.places)}"
+            self.places[id(node), k] = self.room, f"s{len(self.places)}"
             self.room += 4 * -(-(node.heads * node.cols + 16) // 16) * 16
 
     # ---- where numbers are
@@ -75,7 +75,7 @@ class Text:
         if node.op == "const":
             return join_sum(f"c.c{node.extra}", scaled(h, self.size(node.cols)), at)
         if node is self.loops.root: return join_sum("out", self.row_step(h), at)
-        return join_sum(self.places[id(node) * 8 + part][1], scaled(h, self.size(node.cols)), at)
+        return join_sum(self.places[id(node), part][1], scaled(h, self.size(node.cols)), at)
 
     def row_step(self, h: str) -> str:
         """A head of the result: beside the one before where heads are joined."""
@@ -118,12 +118,10 @@ class Text:
 
     def flat(self, node: RowValue, at: str, lanes: str) -> str:
         """Columns of the heads of a value, side by side, as they lie."""
-        if node.op == "value" and node.heads > 1:
-            raise ValueError("heads of an operand are joined where they are written")
         return self.name(f"get({self.address(node, '0', at)}, {lanes})")
 
     def operation(self, op: str, args: list[str]) -> str:
-        code = FUNCTIONS[op].code
+        code = OPERATIONS[op].code
         if all(each.startswith("K") for each in args): args = [f"spread({args[0]})", *args[1:]]
         if code in OPERATORS: return self.name(f"{args[0]} {code} {args[1]}")
         if code in ("largest_of", "smallest_of") and args[0].startswith("K"): args = args[::-1]
@@ -274,9 +272,9 @@ class Text:
             matrix = scaled(scaled(h, n), p) if stacked else "0"
             self.put(f"for i in range({n}):")
             self.indent += 1
-            at_x = self.address(x, own, "i") if x.cols > 1 else self.address(x, own, "0")
-            one = f"one_number({at_x})"
-            if x.cols == 1 and x.heads == 1 and id(x) in self.kept: one = f"t{self.kept[id(x)]}_0"
+            alone = x.cols == 1 and x.heads == 1 and id(x) in self.kept
+            at_x = "i" if x.cols > 1 else "0"
+            one = f"t{self.kept[id(x)]}_0" if alone else f"one_number({self.address(x, own, at_x)})"
             self.put(f"a = fused({one}, get({join_sum(f'c.c{array}', matrix, f'i * {p} + {at}')}, {lanes}), a)")
             self.indent -= 1
             self.put(f"keep(a, {self.address(node, h, at)}, {lanes})")

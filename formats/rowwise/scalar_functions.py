@@ -91,11 +91,12 @@ def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
     return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1]))
 
 
-FUNCTIONS: dict[str, ScalarFunction] = {
+OPERATIONS: dict[str, ScalarFunction] = {
     "add": ScalarFunction(np.add, added, "+"),
     "sub": ScalarFunction(np.subtract, added, "-"),
     "mul": ScalarFunction(np.multiply, spread_product, "*"),
     "div": ScalarFunction(np.divide, spread_quotient, "/", 1.0, 0.0, 1.0),
+    "copy": ScalarFunction(np.positive, kept, "spread", 0.0),
     "neg": ScalarFunction(np.negative, kept, "negative", 0.0),
     "abs": ScalarFunction(np.abs, kept, "magnitude", 0.0),
     "maximum": ScalarFunction(np.maximum, either_way, "largest_of", 0.0, 2.0),

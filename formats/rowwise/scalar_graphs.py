@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.rowwise.scalar_functions import FUNCTIONS, LEAST, UNIT, Reals
+from formats.rowwise.scalar_functions import LEAST, OPERATIONS, UNIT, Reals
 from formats.rowwise.scalars import Graph, Number, Untraceable, place
 
 Pair = tuple[Any, Any]                                      # float64 numbers, and how far float32 may be from them
@@ -27,7 +27,7 @@ def fill(graph: Graph, given: Sequence[Any], literal: Callable[[float], Any],
 def exact(graph: Graph, *given: Any) -> list[Any]:
     """What it means, of float64 arrays."""
     with np.errstate(all="ignore"):
-        return fill(graph, given, np.float64, lambda node, args: FUNCTIONS[node.op].exact(*args))
+        return fill(graph, given, np.float64, lambda node, args: OPERATIONS[node.op].exact(*args))
 
 
 def bound(graph: Graph, *given: Pair) -> list[Pair]:
@@ -42,7 +42,7 @@ def spread(node: Number, args: list[Pair]) -> Pair:
 
 def spread_by(op: str, args: Sequence[Pair]) -> Pair:
     """The numbers that an operation gives, and how far off they may be."""
-    function = FUNCTIONS[op]
+    function = OPERATIONS[op]
     with np.errstate(all="ignore"):
         y = function.exact(*(x for x, _ in args))
         error = function.spread(y, *args)
@@ -60,7 +60,7 @@ def exactly(y: Any, units: float) -> Any:
 
 def work(graph: Graph) -> tuple[float, float]:
     """Simple operations, and divisions and roots."""
-    counted = [FUNCTIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
+    counted = [OPERATIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
     return sum(each.simple for each in counted), sum(each.slow for each in counted)
 
 

@@ -104,8 +104,8 @@ def apply(op: str, *given: Any) -> Number:
     if op in ("both", "either") and not all(each.truth for each in args):
         raise Untraceable("& and | are of comparisons")
     if all(each.op == "literal" for each in args):
-        from formats.rowwise.scalar_functions import FUNCTIONS
-        with np.errstate(all="ignore"): return number(float(FUNCTIONS[op].exact(*(each.value for each in args))))
+        from formats.rowwise.scalar_functions import OPERATIONS
+        with np.errstate(all="ignore"): return number(float(OPERATIONS[op].exact(*(each.value for each in args))))
     return Number(op, *args)
 
 

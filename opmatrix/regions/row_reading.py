@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
 
-from formats.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, mapped
+from formats.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, literal, mapped
 from formats.rowwise.scalar_graphs import check_traced
 from formats.rowwise.scalars import Graph, Untraceable, trace
 from opmatrix.algebra import monoids
@@ -53,7 +53,9 @@ class RowReading:
 
     def join(self, h: int) -> RowReading:
         own = self.value
-        return self.of(own if own.heads == 1 else RowValue("join", 1, own.heads * own.cols, own))
+        if own.heads == 1: return self
+        kept = mapped("copy", own) if own.op in ("value", "const") else own
+        return self.of(RowValue("join", 1, own.heads * own.cols, kept))
 
     def repeat(self, h: int) -> RowReading:
         own = self.value
@@ -94,6 +96,9 @@ class RowReading:
 
     def array(self, data: Data) -> RowValue:
         """A row of numbers, or one for each head."""
+        if data not in self.arrays:                         # a number that a kind's own body names
+            if data.shape not in ((), (1,)): raise NotByRows(f"an array of {data.shape} that no step holds")
+            return literal(data.array.item())
         shape = data.shape or (1,)
         heads = shape[0] if len(shape) == 3 else 1
         return RowValue("const", heads, shape[-1], extra=self.arrays[data])
@@ -126,10 +131,10 @@ def put_beside(parts: list[RowValue]) -> RowValue:
 def traced_function(function: Callable[[Any], Any]) -> Graph:
     """The graph of a function of one number, held against it. Raises Untraceable."""
     from formats.core.activation import ACTIVATIONS
-    from formats.rowwise.scalar_functions import FUNCTIONS
+    from formats.rowwise.scalar_functions import OPERATIONS
     from formats.rowwise.scalars import Number
     name = function.__name__
-    if name in FUNCTIONS and name in ACTIVATIONS and ACTIVATIONS[name].function is function:
+    if name in OPERATIONS and name in ACTIVATIONS and ACTIVATIONS[name].function is function:
         return Graph(1, (Number(name, Number("input")),))   # its vector code is quicker than what it says
     graph = trace(function)
     check_traced(graph, function)

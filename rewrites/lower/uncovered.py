@@ -9,8 +9,8 @@ from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Pattern
 from opmatrix.regions.growing import find_region
-from opmatrix.runtime.interpreted import MAX_OPERANDS, is_writable, write_term
-from opmatrix.runtime.kernels.row_term import MOST
+from opmatrix.runtime.interpreted import is_writable, write_term
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from rewrites.law import value as rows
 from rewrites.laws.kernel_law import Implementation
@@ -51,7 +51,8 @@ def interpret_uncovered(lowering: "Lowering",
                 if not inside.keys() >= {*used}: continue       # caches are for their own kernels
                 names = {part: f"x{k}" for k, part in enumerate(used)}
                 text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
-                if max(len(used), len(arrays)) > (MAX_OPERANDS if kernel == "interpret" else MOST): continue
+                wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
+                if not wanted <= KERNELS[kernel].operands.keys(): continue
                 def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
                     return substitute(term, {part: o[name] for part, name in names.items()})
                 yield (cls, Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows),

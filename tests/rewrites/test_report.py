@@ -203,7 +203,7 @@ def uncovered():
     def program(operator): return searched.structure(operator).program({})[0]
     attending = searched.model() @ attention(*(np.eye(24) for _ in range(3)), 2, everyone)
     return {"no": program(searched.model()), "composed": program(attending),
-            "kind": program(searched.model() @ weight(np.eye(24)) @ over(I, logsumexp))}
+            "kind": program(searched.model() @ over(weight(np.eye(24)), logsumexp))}
 
 
 @pytest.mark.parametrize("clock", [True, False], ids=["measured", "predicted"])
