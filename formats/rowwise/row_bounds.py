@@ -6,7 +6,7 @@ import numpy as np
 
 from formats.rowwise.row_values import Merging, RowValue
 from formats.rowwise.scalar_functions import LEAST, UNIT
-from formats.rowwise.scalar_graphs import Pair, bound, spread_by
+from formats.rowwise.scalar_graphs import Pair, bound_graph, spread_by
 
 LANES = 16
 
@@ -97,7 +97,7 @@ def merge_rows(merging: Merging, heads: int, carriers: Sequence[Pair]) -> list[P
     held: list[Pair] = [(np.full((1, 1, LANES), unit), np.zeros((1, 1, LANES))) for unit in merging.unit]
     for k in range(blocks):
         fresh = [(y[:, :, k], e[:, :, k]) for y, e in parts]
-        held = bound(merging.merge, *held, *(fresh if merging.commutative else merge_lanes(merging, fresh)))
+        held = bound_graph(merging.merge, *held, *(fresh if merging.commutative else merge_lanes(merging, fresh)))
     if merging.commutative: held = merge_lanes(merging, held)
     return [(np.broadcast_to(y, (rows, heads, LANES))[..., :1], np.broadcast_to(e, (rows, heads, LANES))[..., :1])
             for y, e in held]
@@ -107,5 +107,5 @@ def merge_lanes(merging: Merging, held: Sequence[Pair]) -> list[Pair]:
     """Neighbours, then pairs of them, and so on, into the first lane."""
     for distance in (1, 2, 4, 8):
         behind = [(np.roll(y, -distance, -1), np.roll(e, -distance, -1)) for y, e in held]
-        held = bound(merging.merge, *held, *behind)
+        held = bound_graph(merging.merge, *held, *behind)
     return [*held]

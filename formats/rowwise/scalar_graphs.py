@@ -24,13 +24,13 @@ def fill(graph: Graph, given: Sequence[Any], literal: Callable[[float], Any],
     return [made[id(each)] for each in graph.outputs]
 
 
-def exact(graph: Graph, *given: Any) -> list[Any]:
+def exact_graph(graph: Graph, *given: Any) -> list[Any]:
     """What it means, of float64 arrays."""
     with np.errstate(all="ignore"):
         return fill(graph, given, np.float64, lambda node, args: OPERATIONS[node.op].exact(*args))
 
 
-def bound(graph: Graph, *given: Pair) -> list[Pair]:
+def bound_graph(graph: Graph, *given: Pair) -> list[Pair]:
     """What it means, and how far float32 may be from that: a running error (Higham 2002, section 3.3)."""
     return fill(graph, given, lambda value: (value, abs(value - float(np.float32(value)))), spread)
 
@@ -58,13 +58,13 @@ def exactly(y: Any, units: float) -> Any:
     return (np.asarray(np.float32(y), np.float64) == y) & (units <= 1)
 
 
-def work(graph: Graph) -> tuple[float, float]:
+def count_work(graph: Graph) -> tuple[float, float]:
     """Simple operations, and divisions and roots."""
     counted = [OPERATIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
     return sum(each.simple for each in counted), sum(each.slow for each in counted)
 
 
-def digest(graph: Graph) -> str:
+def name_graph(graph: Graph) -> str:
     """A name for all that it computes."""
     places: dict[int, int] = {}
     words = []
@@ -83,7 +83,7 @@ def check_traced(graph: Graph, function: Callable[..., Any], form: Callable[[Seq
              for _ in range(graph.inputs)]
     with np.errstate(all="ignore"): meant = function(*form(draws))
     wanted = meant if isinstance(meant, tuple) else (meant,)
-    for found, other in zip(exact(graph, *draws), wanted, strict=True):
+    for found, other in zip(exact_graph(graph, *draws), wanted, strict=True):
         one, two = (np.broadcast_to(np.asarray(each, np.float64), draws[0].shape if draws else ()) for each in
                     (found, other))
         if not alike(one, two):

@@ -14,7 +14,7 @@ import standin
 
 from formats.kernels.engine import replay
 from opmatrix.algebra.monoids import logsumexp
-from opmatrix.algebra.operators import I, attention, over, weight
+from opmatrix.algebra.operators import attention, over, weight
 from opmatrix.patterns import everyone
 from rewrites.derivations.savings import group_laws, join_names, saves
 from rewrites.extraction import Infeasible
