@@ -23,6 +23,7 @@ from opmatrix.algebra.operators import (
     total,
     weight,
 )
+from opmatrix.algebra.operators import cols as columns
 from opmatrix.algebra.shapes import Shape, T
 
 ENTRYWISE = tanh, relu, gelu, silu, softplus, square, magnitude
@@ -57,7 +58,9 @@ def random_term(rng, cols):
     match rng.integers(0, 6):
         case 0: term = term @ over_of(MERGED[rng.integers(len(MERGED))])
         case 1: term = row(term, values[0] @ tanh)
-        case 2 if cols % 3 == 0: term = term @ heads(3) @ share @ total
+        case 2 if cols % 3 == 0:
+            term = term @ heads(3) @ share * ((tame(values[-1]) @ columns(0, 3, cols)) @ heads(3)) @ total
+        case 4 if cols > 3: term = tame(term) * (values[0] @ columns(2, 3, cols))
         case 3 if cols <= 48: term = tame(term) @ weight(rng.normal(size=(cols, 5)))
     return term, values
 

@@ -62,7 +62,7 @@ class RowKernel:
             if node is not None and value.shape not in ((T, node.cols), (T, node.heads, node.cols)):
                 raise ValueError(f"x{k}: {value.shape} is not ({T}, {node.heads}, {node.cols})")
             places += locate(f"x{k}", value, T)
-            separate(out, **{f"x{k}": value})
+            separate(out, over=False, **{f"x{k}": value})
         for k, array in enumerate(arrays):
             readable(f"c{k}", array, array.shape)
             if k in stored and array.size != stored[k].heads * stored[k].cols:

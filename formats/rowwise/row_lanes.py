@@ -148,9 +148,5 @@ def log1p_whole(x):
     """log(1 + x) within 3 units: what the sum's rounding leaves out is added."""
     u = x + ONE
     rest = (x - (u - ONE)) / u
-    found = log_whole(u) + choose(less(magnitude_of(rest), ONE), rest, spread(ZERO))
+    found = log_whole(u) + choose(less(magnitude(rest), ONE), rest, spread(ZERO))
     return choose(less(x, INFINITY), found, x)
-
-
-@njit(forceinline=True, **HELPER)
-def magnitude_of(x): return largest_of(x, ZERO - x)

@@ -7,6 +7,7 @@ from formats.rowwise.row_values import RowValue
 from formats.rowwise.scalar_functions import OPERATIONS
 
 KEPT = "fold", "beside", "place", "total", "times"          # what takes a loop of its own
+VIEWS = "cols", "split"                                     # of one column of several, read as a number in a wider loop
 WORTH = 6.0                                                 # operations of what is computed once rather than twice
 SLOW = 8.0                                                  # of them that a division or a root is worth
 
@@ -61,7 +62,7 @@ class Loops:
         for node in reversed(self.nodes):
             several = len({reader for reader, _ in readers[id(node)]}) > 1 and work[id(node)] >= WORTH
             single = node.cols == 1 and any(cols > 1 for _, cols in readers[id(node)])
-            if node.op == "map" and (several or single): self.kept.add(id(node))
+            if (node.op == "map" and (several or single)) or (node.op in VIEWS and single): self.kept.add(id(node))
             for each in node.args:
                 mine = {(id(node), reading_columns(node))} if id(node) in self.kept else readers[id(node)]
                 readers[id(each)] |= mine
@@ -82,14 +83,17 @@ class Loops:
         self.number[id(node)] = len(self.items)
         self.items.append(item)
 
-    def read(self, node: RowValue, heads: int, cols: int, here: bool, own: bool = False,
-             ) -> Iterator[tuple[RowValue, bool]]:
+    def read(self, part: RowValue, heads: int, cols: int, here: bool, own: bool) -> Iterator[tuple[RowValue, bool]]:
         """The kept values that an expression reads, each with whether at the very place where it is computed."""
-        if id(node) in self.kept and not own:
-            yield node, here and node.op == "map" and (node.heads, node.cols) == (heads, cols)
-            return
-        moved = node.op not in ("map",)
-        for each in node.args: yield from self.read(each, heads, cols, here and not moved)
+        seen: set[tuple[int, bool]] = set()
+        todo = [(part, here, own)]
+        while todo:
+            node, here, own = todo.pop()
+            if (id(node), here) in seen: continue
+            seen.add((id(node), here))
+            if id(node) in self.kept and not own:
+                yield node, here and node.op == "map" and (node.heads, node.cols) == (heads, cols)
+            else: todo += [(each, here and node.op == "map", False) for each in node.args]
 
     def arrange(self) -> list[Loop]:
         """Items into loops, each as early as what it reads allows."""
@@ -97,7 +101,7 @@ class Loops:
         where: list[int] = []
         for number, item in enumerate(self.items):
             first = max([*(where[each] + 1 for each in item.after), *(where[each] for each in item.beside)], default=0)
-            simple = item.node.op in ("map", "fold") or item.node.op in ("value", "const")
+            simple = item.node.op in ("map", "fold")
             found = next((at for at in range(first, len(loops)) if simple and self.joins(loops[at], item)), None)
             if found is None:
                 loops.append(Loop(item.heads, item.cols, []))

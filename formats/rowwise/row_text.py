@@ -196,7 +196,8 @@ class Text:
         """A value where it is kept."""
         found = self.value(node, h, at, lanes, own=True)
         if found.startswith("K"): found = self.name(f"spread({found})")
-        if node.cols == 1 and node.heads == 1 and node is not self.loops.root: self.put(f"t{number}_0 = {found}")
+        alone = node.cols == 1 and node.heads == 1 and node is not self.loops.root
+        if alone: self.put(f"t{number}_0 = first_lane({found})")
         else: self.put(f"keep({found}, {self.address(node, h, at)}, {lanes})")
 
     def merge_block(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:

@@ -117,9 +117,9 @@ def invert(test: Number) -> Number:
 
 def choose(test: Any, one: Any, other: Any) -> Number:
     """One where a test is true, else the other."""
-    test, one, other = map(number, (test, one, other))
-    if test.op == "literal": return one if test.value else other
-    return one if one is other else Number("choose", test, one, other)
+    asked, first, second = map(number, (test, one, other))
+    if asked.op == "literal": return first if asked.value else second
+    return first if first is second else Number("choose", asked, first, second)
 
 
 def power(x: Any, times: Any) -> Number:

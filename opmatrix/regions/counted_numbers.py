@@ -65,7 +65,7 @@ def count_numbers(text: str, values: tuple[tuple[int, str, int], ...],
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
     term = parse_operator(text, shapes, [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)])
     start = CountedShape(Shape(1, T, 1), shapes, [])
-    read(term, start, {})                                   # type: ignore[type-var]    # nobody asks more of it
+    read(term, start, {})
     return sympy.Add(*start.made)
 
 

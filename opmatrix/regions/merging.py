@@ -1,7 +1,7 @@
 """Monoids as graphs of numbers: what lifts, merges and finishes, without what nothing needs."""
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from formats.rowwise.row_values import Merging, RowValue, folded, graphed, literal
 from formats.rowwise.scalar_graphs import check_traced
@@ -18,9 +18,17 @@ class Traced(NamedTuple):
     used: tuple[int, ...]
 
 
-@cache
+FOUND: WeakKeyDictionary[type[Monoid], Traced] = WeakKeyDictionary()
+
+
 def traced_monoid(over: type[Monoid]) -> Traced:
-    """The graphs of a monoid. Raises Untraceable, which names the place in its file."""
+    """The graphs of a monoid, made once. Raises Untraceable, which names the place in its file."""
+    if over not in FOUND: FOUND[over] = trace_monoid(over)
+    return FOUND[over]
+
+
+def trace_monoid(over: type[Monoid]) -> Traced:
+    """The graphs of a monoid, held against its functions."""
     if over.width is None: raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
     k = len(over.unit())
     lift = follow(lambda x, w, i: over.lifted(x, w, i), 3, over.lift)

@@ -143,5 +143,5 @@ def traced_function(function: Callable[[Any], Any]) -> Graph:
 
 def read_rows(term: Operator, values: Mapping[str, RowValue], arrays: Mapping[Data, int]) -> RowValue:
     """What a term gives at these values. Raises NotByRows."""
-    found: RowReading = read(term, RowReading(RowValue("literal", 1, 1, extra=0.0), values, arrays), {})   # type: ignore[type-var]
+    found: RowReading = read(term, RowReading(RowValue("literal", 1, 1, extra=0.0), values, arrays), {})
     return found.value

@@ -81,7 +81,7 @@ def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
                                                              Space) and str(rows) != str(C) and isinstance(columns, int)
 
 
-def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
+def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Operator]:
     """The values that a term is made of, the outermost ones, each once, and what enters."""
     seen, todo = set(), list(term.children)
     while todo:
