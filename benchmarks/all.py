@@ -75,6 +75,8 @@ BENCHMARKS = {
                           "What is each part of extraction worth?", "{data}/extraction_gym"),
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
+    "terms": Benchmark("--rows 512 --rounds 9", 30, "--random 200", 400,
+                       "Are terms of one's own as fast as numpy by hand?"),
     "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
     "last_row": Benchmark("--layers 4 --words 0 --rounds 5", 20, "", 240,

@@ -3,7 +3,7 @@ import numpy as np
 from programs import Writer
 
 from formats import Dense, Half, Stacked
-from opmatrix.algebra.operators import relu, symbol, weight
+from opmatrix.algebra.operators import const, relu, row, share, symbol, weight
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.signature import Port
@@ -81,6 +81,13 @@ def interpreted(write, constants, rng):
     constants["turned"] = arrays[0].array
     return write.step("interpret", {"term": term}, x0="y", c0="turned")
 
+def row_term(write, constants, rng):
+    """Of two values and a row of numbers: what is reduced, kept and put side by side."""
+    x, y = (symbol(name, None, 40) for name in "xy")
+    term, arrays = write_term(row((x @ share) * y, y * const(np.arange(40.0) / 40)), {x: 0, y: 1})
+    constants["numbers"] = arrays[0].array
+    return write.step("row_term", {"term": term}, x0="x", x1="y", c0="numbers")
+
 def attention(write, constants, rng):
     return write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
 
@@ -101,4 +108,4 @@ ENDINGS = {
     "link": one_step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y"),
     "pick": one_step("pick", {"relation": "last: S × T"}, x="y"), "rotate": rotated, "pointwise_heads": pointwise_heads,
     "attend_once": attend_once, "headwise": headwise, "gate": gate, "experts": experts, "repeat": repeated,
-    "blend_heads": blend_heads, "interpret": interpreted, "attention": attention}
+    "blend_heads": blend_heads, "interpret": interpreted, "row_term": row_term, "attention": attention}

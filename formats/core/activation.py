@@ -16,9 +16,9 @@ class Activation(NamedTuple):
     function(y) is off where y is off by at most `error`. `operations` are those of one number, `properties` those of
     the operator (opmatrix/algebra/properties.py). `vector` names its vector code in
     formats/kernels/rows/activations.py, `rough` one that is no more exact than ROUGH_ERROR; without vector code it
-    runs as a term, in float64. `called` are its names in configurations of checkpoints. `everywhere`: it has a value
-    at every number, so laws are tried with it. `derivative` is its derivative, of arrays; without one no gradient goes
-    through it."""
+    runs in a kernel that is made of `function`. `called` are its names in configurations of checkpoints. `everywhere`:
+    it has a value at every number, so laws are tried with it. `derivative` is its derivative, of arrays; without one no
+    gradient goes through it."""
     function: Callable[[Any], Any]
     spread: Callable[[Reals, Reals], Reals]
     operations: int

@@ -28,6 +28,7 @@ from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables,
 
 REQUIRED = Parameter.empty
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
+DIGITS = "0123456789"                                       # of operands by number ten are shown, and the last
 PARTS = "run", "shape", "reference", "bound"                # what every kernel says, and one that is no view its cost
 RowNumbers = NDArray[np.int64]
 Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they are of
@@ -96,7 +97,9 @@ class Declared:
             "__annotations__": {name: each.annotation for name, each in named.items()}})
 
     def __repr__(self) -> str:
-        operands = ", ".join(name if p.default is REQUIRED else f"[{name}]" for name, p in self.operands.items())
+        last = {name.rstrip(DIGITS): name for name in self.operands}
+        operands = ", ".join(name if p.default is REQUIRED else f"[{name}]" for name, p in self.operands.items()
+                             if name == last[stem := name.rstrip(DIGITS)] or len(name) == len(stem) + 1)
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
 
     @property

@@ -99,6 +99,7 @@ def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object
 def data_of(array: object) -> Data:
     """An array as an attribute; of one number that is seen everywhere, which stands for what nobody has yet, only its
     shape, as its numbers would be as many as those of the weight."""
+    if isinstance(array, Data): return array
     if isinstance(array, np.ndarray) and array.size > 1 and not any(array.strides):
         return Promised("array", array.shape)
     return Data(array)

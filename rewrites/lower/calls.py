@@ -72,6 +72,7 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
     for declared in list_kernels(call):
         found = dict.fromkeys(declared.operands) | {name: each.default for name, each in declared.attributes.items()}
         found |= attributes(lowering, call, declared)
+        found |= {f"c{k}": data for k, data in enumerate(call.implementation.data(lowering.template.values))}
         if before is not None: found[next(name for name in declared.operands if name not in bound)] = before
         for name, at in bound.items():
             if name in declared.operands or name in declared.attributes:

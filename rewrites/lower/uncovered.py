@@ -1,6 +1,6 @@
 """What no kernel computes is read as a term: for a class that no chain of kernels reaches, one step that stands for as
 much of its term as lies between it and values that are computed."""
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,9 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Pattern
-from opmatrix.runtime.interpreted import MAX_OPERANDS, is_writable, write_term
+from opmatrix.regions.growing import find_region
+from opmatrix.runtime.interpreted import is_writable, write_term
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from rewrites.law import value as rows
 from rewrites.laws.kernel_law import Implementation
@@ -44,17 +46,31 @@ def interpret_uncovered(lowering: "Lowering",
         if cls in roots or (is_row_buffer(lowering, cls) and cls not in facts["given"]):
             term = terms[cls]
             inside = {part: at for part, at in values.items() if part is not term}
-            used = [part for part in find_values(term, inside)]
-            if not inside.keys() >= {*used}: continue       # caches are for their own kernels
             if not is_writable(term): continue              # one's own things have no text
-            names = {part: f"x{k}" for k, part in enumerate(used)}
-            text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
-            if max(len(used), len(arrays)) <= MAX_OPERANDS:
+            for used, kernel in list_readings(term, inside, reached):
+                if not inside.keys() >= {*used}: continue       # caches are for their own kernels
+                names = {part: f"x{k}" for k, part in enumerate(used)}
+                text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
+                wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
+                if not wanted <= KERNELS[kernel].operands.keys(): continue
                 def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
                     return substitute(term, {part: o[name] for part, name in names.items()})
-                yield (cls, Interpreted("interpreted", "interpret", body, dict.fromkeys(names.values(), rows),
+                yield (cls, Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows),
                                         {"term": text}, arrays=tuple(named[array] for array in arrays)),
                                         {name: inside[part] for part, name in names.items()})
+
+
+def list_readings(term: Operator, inside: Mapping[Operator, int],
+                  reached: Container[int]) -> Iterator[tuple[list[Operator], str]]:
+    """What a term may be read over, and by which kernel: as much of it as goes through rows one by one, down to what
+    kernels compute, or beyond that as far as it goes, in a kernel of its own; where it does not, over the nearest
+    values, in float64."""
+    near = find_region(term, inside, lambda part: inside.get(part) in reached)
+    if near is None: yield [*find_values(term, inside)], "interpret"
+    else:
+        yield near, "row_term"
+        far = find_region(term, inside, lambda part: False)
+        if far is not None and {*far} != {*near}: yield far, "row_term"
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
@@ -65,7 +81,7 @@ def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
                                                              Space) and str(rows) != str(C) and isinstance(columns, int)
 
 
-def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
+def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Operator]:
     """The values that a term is made of, the outermost ones, each once, and what enters."""
     seen, todo = set(), list(term.children)
     while todo:

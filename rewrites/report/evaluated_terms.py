@@ -6,13 +6,15 @@ from typing import Any
 
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.program import Program, Step
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.kernels.row_term import find_kernel, split_operands
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 
-TERM = "term"                                               # the attribute of what evaluates a term
+TERM = "term"                                               # the attribute of what has a term
 GUIDE = "docs/add_a_kernel.md"
 
 
@@ -20,7 +22,7 @@ def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices |
     """The steps of a program that evaluate terms, as the report has them: how many, of how many, the share of the time
     of a run of the batch that they take, whether that is measured or predicted, and the kinds of operators in them that
     no kernel computes. None where there are none."""
-    steps = [step for step in program.steps if TERM in step.attributes]
+    steps = [step for step in program.steps if is_evaluated(step)]
     if not steps: return None
     try: share, measured = measured_share(program, batch, rounds, {step.output for step in steps}), True
     except RuntimeError: share, measured = predicted_share(program, prices), False
@@ -28,7 +30,24 @@ def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices |
     kinds = {name_kind(kind, [word["over"] for word in words if isinstance(word, dict) and "over" in word])
              for kind, _, words in nodes}
     return {"steps": len(steps), "of": len(program.steps), "share": share, "measured": measured,
-            "kinds": sorted(kinds - computed_kinds())}
+            "kinds": sorted(kinds - computed_kinds()), "places": find_places(program)}
+
+
+def is_evaluated(step: Step) -> bool:
+    """Whether a step evaluates a term in Python, and launches no kernel for it."""
+    return TERM in step.attributes and not KERNELS[step.kernel].launches
+
+
+def find_places(program: Program) -> list[str]:
+    """The places in people's own functions at which these could not be followed, so that their terms are evaluated."""
+    from opmatrix.regions.row_reading import NotByRows
+    found: dict[str, None] = {}
+    for call in program.schedule.calls:
+        if call.kernel.launches or TERM not in call.kernel.attributes: continue
+        try: find_kernel(call.bound.term, split_operands(call.bound))
+        except NotByRows as error:
+            if error.traced: found[str(error)] = None
+    return [*found]
 
 
 def measured_share(program: Program, batch: Batch, rounds: int, outputs: set[str]) -> float:
@@ -43,7 +62,7 @@ def predicted_share(program: Program, prices: Prices | Mean) -> float:
     calls = program.schedule.calls[program.schedule.first:]
     for step, call in zip(program.steps, calls, strict=True):
         if not (call.kernel.view or call.kernel.is_input):
-            seconds[TERM in step.attributes] += prices.spent(partial(call.kernel.cost, call.bound, call.shape))
+            seconds[is_evaluated(step)] += prices.spent(partial(call.kernel.cost, call.bound, call.shape))
     return seconds[True] / sum(seconds.values())
 
 
@@ -68,4 +87,5 @@ def tell_evaluated(found: dict[str, Any] | None) -> str:
     which = "1 step is evaluated as a term" if found["steps"] == 1 else f"{found['steps']} steps are evaluated as terms"
     return (f"\nterms     {which}, of {found['of']}, in float64 by Python: {100 * found['share']:.3g} % of the time, "
             f"as {'measured' if found['measured'] else 'predicted'};\n          {lacking}: say it by operators that\n"
-            f"          `opmatrix laws --kind implementation` lists, or add a kernel ({GUIDE})")
+            f"          `opmatrix laws --kind implementation` lists, or add a kernel ({GUIDE})"
+            + "".join(f"\n          {place}" for place in found["places"]))

@@ -66,7 +66,7 @@ def test_one_that_is_called_from_python_is_two_files(packages):
 
 def test_without_its_term_it_is_planned_as_a_term(packages):
     done = run(packages, CODE, KERNEL, use=USE.split("assert [step")[0] + "print([s.kernel for s in program.steps])\n")
-    assert not done.returncode and "interpret" in done.stdout and "tanh_beside" not in done.stdout
+    assert not done.returncode and "row_term" in done.stdout and "tanh_beside" not in done.stdout
 
 
 @pytest.mark.parametrize("part", ["run", "shape", "reference", "bound", "cost"])

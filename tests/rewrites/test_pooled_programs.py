@@ -203,7 +203,7 @@ def test_rows_of_another_space_are_picked(kind):
 def test_what_no_kernel_computes_of_sequences_is_read():
     term = ROWS_ONLY @ pick("last") @ formula(lambda x: (x + x @ gelu) + (x @ weight(np.ones((24, 1))) @ gelu))
     made, emitter, found = program(term, "imported")
-    assert "interpret" in [step.kernel for step in made.steps] and made.pooled
+    assert "row_term" in [step.kernel for step in made.steps] and made.pooled
     assert relative(made.exact(RAGGED, unrounded(found, emitter)), dense(term, RAGGED)) < 1e-12
     assert relative(made.run(RAGGED), dense(term, RAGGED)) < 1e-5
 

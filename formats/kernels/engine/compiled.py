@@ -46,6 +46,11 @@ class Function:
         return lambda body: cls(body, arguments, result, rare)
 
     @property
+    def module(self) -> str:
+        """The module that declares it."""
+        return self.body.__module__
+
+    @property
     def address(self) -> int:
         """Where it is in this process; 0 inside `walk_compiled` if it must be compiled."""
         if not self.place:
@@ -118,8 +123,8 @@ def provided(functions: Iterable[Function], others: bool) -> Generator[tuple[str
     if not missing: return
     from .compiler import compile_each
     if others:
-        near = {each.body.__module__ for each in missing} | {f"{HOME}.{each}" for each in COMMON}
-        missing += [each for each in FUNCTIONS.values() if each.body.__module__ in near and each not in missing
+        near = {each.module for each in missing} | {f"{HOME}.{each}" for each in COMMON}
+        missing += [each for each in FUNCTIONS.values() if each.module in near and each not in missing
                     and not each.rare and not each.found()]
     yield from compile_each(missing)
     if lost := [each.name for each in missing if not each.found()]:

@@ -1,6 +1,6 @@
 """Compiling functions, each once, by processes of their own: numba is imported there only.
 
-$ python -m formats.kernels.engine.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ...
+$ python -m formats.kernels.engine.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ... < TEXTS
 NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)"""
 import gc
 import os
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +22,10 @@ from formats.machine.host import Host
 
 from . import objects
 from .compiled import FUNCTIONS, OPTIONS, UNFORKED, Function
+from .from_text import hand_over, take_over
 from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
+TEXTS = "texts.json"                                         # among claims: what kernels without a module say
 LINES = 30                                                   # of what a process said before it failed
 
 
@@ -32,6 +35,9 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
     from formats.machine.threads import threads
     wanted = ", ".join(each.name for each in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
+    if not has_compiler():
+        raise InputError(f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where "
+                         "it was compiled before")
     if not sys.executable: raise RuntimeError(f"{wanted}: to be compiled, and sys.executable does not name a Python")
     count = min(threads(), Host.here().usable, len(functions))          # each takes some hundred megabytes
     with started(functions, count) as (answers, said, processes):
@@ -50,6 +56,12 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
     objects.tidy()
 
 
+def has_compiler() -> bool:
+    """Whether numba can be imported."""
+    try: return find_spec("numba") is not None
+    except ValueError: return False
+
+
 @contextmanager
 def started(functions: list[Function],
             count: int) -> Iterator[tuple[IO[str], IO[bytes], list[subprocess.Popen[bytes]]]]:
@@ -58,9 +70,11 @@ def started(functions: list[Function],
     paths = [os.path.abspath(each) for each in sys.path]
     environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
                                 "NUMBA_CPU_FEATURES": FEATURES}
-    names = [f"{each.body.__module__}:{each.name}" for each in functions]
+    names = [f"{each.module}:{each.name}" for each in functions]
     orders = [[*names[first // count:], *names[:first // count]] for first in range(0, count * len(names), len(names))]
     with claiming() as claims, tempfile.TemporaryFile() as said:
+        texts = Path(claims) / TEXTS
+        texts.write_bytes(hand_over(functions))
         command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -68,8 +82,9 @@ def started(functions: list[Function],
                 source, sink = os.pipe()
                 try:
                     for order in orders:
-                        processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink,
-                                                          stderr=said, env=environment))
+                        with texts.open("rb") as given:
+                            processes.append(subprocess.Popen([*command, *order], stdin=given, stdout=sink, stderr=said,
+                                                              env=environment))
                 finally: os.close(sink)
             with os.fdopen(source) as answers: yield answers, said, processes
         finally:
@@ -91,6 +106,7 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
     """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
     answers = os.dup(1)
     os.dup2(2, 1)                                            # what modules print is no answer
+    written = take_over(sys.stdin.buffer.read())
     leave_unemitted()
     for each in names:
         module, name = each.split(":")
@@ -98,8 +114,9 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
         except FileExistsError: continue
         begun = time.perf_counter()
         import_module(module)
-        if name not in FUNCTIONS: raise SystemExit(f"{module}: importing it declares no kernel {name}")
-        try: unkept = compile_to(FUNCTIONS[name], Path(directory), Path(spare))
+        if (function := written.get(name) or FUNCTIONS.get(name)) is None:
+            raise SystemExit(f"{module}: importing it declares no kernel {name}")
+        try: unkept = compile_to(function, Path(directory), Path(spare))
         except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
         os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from formats.core.errors import InputError
 from formats.disk.cache import Distrusted, guarded, location, make_directory, put, recall, say, unkept
-from formats.disk.holdings import CODE, ENTRY_KINDS, evict_oldest, using
+from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, using
 from formats.kernels import digest
 
 from . import elf
@@ -77,9 +77,11 @@ def hold(directory: Path) -> None:
 
 
 def tidy() -> None:
-    """After something was compiled: the cache keeps the code of few keys, and few functions that users declared."""
+    """After something was compiled: the cache keeps the code of few keys, and of few functions that users declared or
+    terms became."""
     evict_oldest(home().parent, ENTRY_KINDS["kernels"])
     evict_oldest(home(), CODE)
+    evict_oldest(home(), TERM_CODE)
 
 
 def file(directory: Path, name: str) -> Path:

@@ -6,11 +6,12 @@ from formats.core.sizes import size
 from opmatrix.extents import Extents
 from opmatrix.runtime import seen
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles
-from opmatrix.runtime.costs import Costs, one_pass
+from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.kernels.row_term import split_operands
 from opmatrix.runtime.operands import Array, Heads, Rows
 
-READING = 50                                                # passes that reading a term is taken to cost
+READING = 8                                                 # passes of a kernel that a number of a node is taken to be
 OneValue = Rows | Heads | None
 Read = Array | None
 
@@ -47,5 +48,11 @@ class interpret(Arguments):
         return 2 * UNIT * abs(exact(a)) + LEAST_SHARE
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """Many passes; what it really costs nobody has measured, but it is the last resort."""
-        return one_pass("pointwise.norm")(a, out, extents) * READING
+        """So many passes over all the numbers that its nodes make, T² ones too."""
+        from opmatrix.regions.counted_numbers import count_numbers
+        values, arrays = split_operands(a)
+        shapes = tuple((getattr(each, "heads", 1), str(each.space), each.cols) for each in values)
+        numbers = count_numbers(a.term, shapes, tuple(tuple(each.shape) for each in arrays))
+        found = numbers.subs({each: extents[size(str(each))] for each in numbers.free_symbols})
+        each = READING * found / (rows := extents[out.space])
+        return [("pointwise.norm", {"T": rows, "p": float(each) if each.is_number else each})]

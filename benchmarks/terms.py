@@ -1,0 +1,154 @@
+"""Terms that no kernel was written for, as kernels of their own, beside numpy by hand.
+
+    python benchmarks/terms.py [--rows 2048] [--columns 768] [--rounds 15] [--random 0] [--csv OUT]
+
+Each row says what a run of the step takes, on all threads, and what numpy by hand takes; which share of the bandwidth
+that this machine reads with it moves; whether the step is one kernel; its bits on one thread and alone; the largest
+share of its stated bound that it is off from float64. `--random N` draws so many terms more, at 1, 15, 16, 17 and 1,000
+rows, and says how many are within their bounds, and how far these are from what is seen."""
+from statistics import median
+
+from lib import command
+from lib.command import Figure, Parser, cell, concluded, count, tabled, takes, whole
+
+import numpy as np
+from terms_of_rows import random_term, value
+
+import opmatrix as om
+from formats.kernels.engine.compiled import provide
+from formats.machine.peaks import bandwidth
+from formats.machine.threads import limit
+from opmatrix.algebra import monoids
+from opmatrix.algebra.nodes import scalar_function
+from opmatrix.algebra.operators import I, cols, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
+from opmatrix.measure import measure
+from opmatrix.regions.row_reading import NotByRows
+from opmatrix.runtime.interpreted import write_term
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.kernels.row_term import find_kernel
+from opmatrix.runtime.meanings import bound, meaning
+
+TERM, ROWS = KERNELS["row_term"], (1, 15, 16, 17, 1000)
+COLUMNS = "term", "ms", "numpy_ms", "ratio", "bandwidth", "bits", "of_bound"
+
+
+@scalar_function(maps_zero_to_zero=True)
+def elu(u):
+    """u, or e^u - 1 below 0."""
+    return np.where(u > 0, u, np.expm1(np.minimum(u, 0)))
+
+
+def named(n):
+    """Terms by name: the term, its values, and what it is by numpy."""
+    x, y = value(0, n), value(1, n)
+    s = value(0, 8)
+    e = x @ exp
+    soft = value(0, n // 8 * 8)
+
+    def by_norm(x): return x / (np.abs(x).mean(1, keepdims=True) + np.float32(1e-3))
+    def by_shares(x):
+        e = np.exp(x - x.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+    def by_experts(x, g):
+        return np.einsum("the,th->te", x.reshape(len(x), 8, -1), by_shares(g))
+    def by_top(x):
+        at = np.argpartition(-x, 1, axis=1)[:, :2]
+        found = np.take_along_axis(x, at, 1)
+        return -np.sort(-found, 1)
+    shares = (s + s @ over(ones, monoids.max) * -1.0) @ exp
+    wide = (x + x @ over(ones, monoids.max) * -1.0) @ exp
+    gates = value(1, 8)
+    gate = (gates + gates @ over(ones, monoids.max) * -1.0) @ exp
+    mixed = (soft @ heads(8) * ((gate * (gate @ ones @ reciprocal)) @ heads(8))) @ total
+    return {"norm": (x @ (I * ((magnitude @ monoids.mean + 1e-3) @ reciprocal)), [x], by_norm),
+            "router": (shares * (shares @ ones @ reciprocal), [s], by_shares),
+            "softmax": (wide * (wide @ ones @ reciprocal), [x], by_shares),
+            "elu gate": ((x @ elu) * y, [x, y], lambda x, y: np.where(x > 0, x, np.expm1(np.minimum(x, 0))) * y),
+            "soft experts": (mixed, [soft, gates], by_experts),
+            "top-2": (x @ over(ones, monoids.topk(2)), [x], by_top),
+            "swish of a half": (x @ cols(0, n // 2, n) @ sigmoid * (x @ cols(n // 2, n // 2 * 2, n)), [x],
+                                lambda x: x[:, n // 2:n // 2 * 2] / (1 + np.exp(-x[:, :n // 2]))),
+            "e": (e, [x], np.exp)}
+
+
+def prepare(term, values, rows, rng):
+    """The kernel's text, its operands, where its result goes, and the call."""
+    text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
+    given = [rng.standard_normal((rows, int(each.out.cols)), np.float32) for each in values]
+    arrays = [np.atleast_1d(np.asarray(each.array, np.float32)) for each in arrays]
+    operands = {f"x{k}": each for k, each in enumerate(given)} | {f"c{k}": each for k, each in enumerate(arrays)}
+    return text, given, arrays, operands
+
+
+def off(text, operands, given, arrays):
+    """The kernel's result, and how far it is from what it means, in stated bounds, and in what these are of it."""
+    found = find_kernel(text, (given, arrays))
+    out = np.empty((len(given[0]), found.root.cols), np.float32)
+    TERM.function(out, **operands, term=text)
+    named = operands | {"term": text}
+    error, most = abs(out - meaning(TERM, named, None)), bound(TERM, named)
+    with np.errstate(all="ignore"): share = np.where(error == 0, 0.0, error / most)
+    return out, float(share.max(initial=0.0)), [*(most[error > 0] / error[error > 0])]
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--rows", type=count, default=2048)
+    parser.add_argument("--columns", type=count, default=768)
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--random", type=whole, default=0, help="terms that are drawn besides")
+    given = parser.parse_args()
+    takes(20 + given.random)
+    rng, rate = np.random.default_rng(0), bandwidth(8 * given.rows * given.columns).all
+    terms, lines = named(given.columns), [COLUMNS]
+    made = {name: prepare(term, values, given.rows, rng) for name, (term, values, _) in terms.items()}
+    provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made.values()])
+    for name, (_, _, by_hand) in terms.items():
+        text, x, arrays, operands = made[name]
+        kernel = find_kernel(text, (x, arrays))
+        whole_rows, share, _ = off(text, operands, x, arrays)
+        np.testing.assert_allclose(whole_rows, by_hand(*x), rtol=1e-4, atol=1e-5)
+        with limit(1): one = off(text, operands, x, arrays)[0]
+        alone = [each[:1] for each in x]
+        first = off(text, operands | {f"x{k}": each for k, each in enumerate(alone)}, alone, arrays)[0]
+        bits = one.tobytes() == whole_rows.tobytes() and first.tobytes() == whole_rows[:1].tobytes()
+        out = np.empty_like(whole_rows)
+        taken = measure({"ours": lambda _, out=out: TERM.function(out, **operands, term=text),  # noqa: B023
+                         "numpy": lambda _: by_hand(*x)}, [om.Batch([[0]])], given.rounds)      # noqa: B023
+        ours, theirs = median(taken["ours"]), median(taken["numpy"])
+        lines.append((name, 1e3 * ours, 1e3 * theirs, ours / theirs,
+                      4 * given.rows * kernel.counts.moved / ours / rate, "same" if bits else "DIFFER", share))
+    for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+    tabled(given.csv, lines)
+    figures = [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
+               Figure("the largest share of a bound", max(line[6] for line in lines[1:]), "", most=1.0),
+               Figure("terms whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)]
+    if given.random: figures += draw_terms(given.random, rng)
+    concluded(given, figures)
+
+
+def draw_terms(number, rng):
+    """What random terms come to."""
+    drawn, ratios, worst, named_terms = [], [], 0.0, 0
+    for k in range(number):
+        term, values = random_term(rng, (1, 15, 16, 17, 48)[k % 5])
+        text, x, arrays, _ = prepare(term, values, 1, rng)
+        try: find_kernel(text, (x, arrays))
+        except NotByRows as error:
+            print(f"falls back: {term}: {error}")
+            named_terms += 1
+        else: drawn.append((term, values))
+    made = [prepare(term, values, 1, rng) for term, values in drawn]
+    provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made])
+    for term, values in drawn:
+        for rows in ROWS:
+            text, x, arrays, operands = prepare(term, values, rows, rng)
+            _, share, more = off(text, operands, x, arrays)
+            worst = max(worst, share)
+            ratios += more[:100]
+    return [Figure(f"{number} random terms: the largest share of a bound", worst, "", most=1.0),
+            Figure("bounds beside what is seen, the median", median(ratios) if ratios else 0.0, "x", most=1000.0),
+            Figure("terms that fall back", named_terms, "", most=0.02 * number)]
+
+
+if __name__ == "__main__": command.run(main)

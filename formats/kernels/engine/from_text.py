@@ -1,0 +1,60 @@
+"""Kernels whose text is made while a program is: compiled when it was chosen, found by what it says ever after."""
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .compiled import Function, Kernel
+
+PREFIX = "term-"                                            # of their names; a digest of the text follows
+
+
+class Written(Kernel):
+    """A kernel by its text, which declares one function in the words of a module, its home. Equal ones are one."""
+
+    def __init__(self, text: str, home: str) -> None:
+        content = f"{read_source(home)}\n{text}".encode()
+        self.text, self.home = text, home
+        self.name = f"{PREFIX}{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+        self.arguments, self.result, self.rare, self.place = 3, False, True, 0
+
+    @property
+    def module(self) -> str: return self.home
+
+    @property
+    def symbol(self) -> str: return self.name
+
+    @cached_property
+    def body(self) -> Any:                                  # type: ignore[override]    # made where it is compiled
+        """The function, in a process that compiles."""
+        before = vars(import_module(self.home))
+        words: dict[str, Any] = dict(before)
+        exec(compile(self.text, f"<{self.name}>", "exec"), words)
+        return next(each for name, each in words.items() if name not in before and callable(each))
+
+
+@cache
+def read_source(module: str) -> str:
+    """The source of the module that texts are written in the words of: it is part of what they say."""
+    found = find_spec(module)
+    assert found is not None and found.origin is not None, module
+    return Path(found.origin).read_text("utf-8")
+
+
+def hand_over(functions: Iterable[Function]) -> bytes:
+    """The texts among these functions, for a process that compiles; nothing where there are none."""
+    texts = {each.name: (each.text, each.home) for each in functions if isinstance(each, Written)}
+    return json.dumps(texts).encode() if texts else b""
+
+
+def take_over(content: bytes) -> dict[str, Function]:
+    """What `hand_over` gave, by name. ValueError where a text is not what its name says."""
+    made: dict[str, Function] = {}
+    for name, (text, home) in json.loads(content or b"{}").items():
+        made[name] = Written(text, home)
+        if made[name].name != name: raise ValueError(f"{name}: its text is another's")
+    return made

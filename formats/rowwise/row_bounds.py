@@ -1,0 +1,111 @@
+"""What a value of each row means, in float64, and how far float32 may be from that, merged in the kernel's order."""
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from formats.rowwise.row_values import Merging, RowValue
+from formats.rowwise.scalar_functions import LEAST, UNIT
+from formats.rowwise.scalar_graphs import Pair, bound_graph, spread_by
+
+LANES = 16
+
+
+def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> Pair:
+    """The numbers of each row, (rows, heads, columns), and how far off a kernel may be; of float64 arrays (rows,
+    columns) or (rows, heads, columns), and arrays that are operands."""
+    made: dict[int, Any] = {}
+    for node in root.walk(): made[id(node)] = read_value(node, [made[id(each)] for each in node.args], values, arrays)
+    y, e = made[id(root)]
+    shape = len(values[0]) if values else 1, root.heads, root.cols
+    return np.broadcast_to(y, shape), np.broadcast_to(e, shape)
+
+
+def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """What the numbers of each row mean, in float64."""
+    return bound_rows(root, values, arrays)[0]
+
+
+def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """One value, of those that it is made of: a pair, or one for each number of a carrier."""
+    def each(change: Any) -> Pair: return change(args[0][0]), change(args[0][1])
+    match node.op:
+        case "value": return certain(heads_second(np.asarray(values[node.extra], np.float64)))
+        case "const": return certain(np.asarray(arrays[node.extra], np.float64).reshape(1, node.heads, node.cols))
+        case "literal": return np.full((1, 1, 1), node.extra), np.full((1, 1, 1), lost(node.extra))
+        case "index": return certain(np.arange(node.cols, dtype=np.float64).reshape(1, 1, -1))
+        case "map": return spread_by(node.extra, args)
+        case "part": return args[0][node.extra]
+        case "fold": return merge_rows(node.extra, node.heads, args)
+        case "cols": return each(lambda a: whole(a, node.args[0])[..., node.extra:node.extra + node.cols])
+        case "split": return each(lambda a: whole(a, node.args[0]).reshape(len(a), node.heads, node.cols))
+        case "join": return each(lambda a: whole(a, node.args[0]).reshape(len(a), 1, node.cols))
+        case "wide": return each(lambda a: np.broadcast_to(a, (len(a), node.heads, node.cols)))
+        case "repeat": return each(lambda a: np.repeat(whole(a, node.args[0]), node.heads // node.args[0].heads, 1))
+        case "beside":
+            rows = max(len(y) for y, _ in args)
+            def side(at: int) -> Any:
+                return np.concatenate([np.broadcast_to(pair[at], (rows, node.heads, part.cols))
+                                       for pair, part in zip(args, node.args, strict=True)], -1)
+            return side(0), side(1)
+        case "place": return each(lambda a: padded(whole(a, node.args[0]), node.extra, node.cols))
+        case "total":
+            y, e = args[0]
+            size = sum_sizes(y, 1)
+            off = e.sum(1, keepdims=True)
+            return y.sum(1, keepdims=True), off + rounding(y.shape[1], size + off)
+        case "times": return multiply(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
+    raise ValueError(f"{node.op}: no such value")
+
+
+def certain(y: Any) -> Pair: return y, np.zeros(y.shape)
+def heads_second(y: Any) -> Any: return y[:, None] if y.ndim == 2 else y
+def lost(value: float) -> float: return abs(value - float(np.float32(value))) if np.isfinite(value) else 0.0
+def sum_sizes(y: Any, axis: int) -> Any: return abs(y).sum(axis, keepdims=True)
+def rounding(count: int, size: Any) -> Any: return count * UNIT * size * 1.01 + count * LEAST
+
+
+def whole(a: Any, node: RowValue) -> Any:
+    """With all of its heads and columns."""
+    return np.broadcast_to(a, (len(a), node.heads, node.cols))
+
+
+def padded(a: Any, start: int, cols: int) -> Any:
+    out = np.zeros((*a.shape[:-1], cols))
+    out[..., start:start + a.shape[-1]] = a
+    return out
+
+
+def multiply(node: RowValue, x: Pair, W: Any) -> Pair:
+    """Rows times a matrix, or one for each head."""
+    y, e = (whole(each, node.args[0])[..., None, :] for each in x)
+    w = W.reshape(1, -1, *W.shape[-2:])
+    size, error = (np.matmul(each, abs(w))[..., 0, :] for each in (abs(y), e))
+    return np.matmul(y, w)[..., 0, :], error + rounding(W.shape[-2] + 1, size + error)
+
+
+def merge_rows(merging: Merging, heads: int, carriers: Sequence[Pair]) -> list[Pair]:
+    """The carriers of each row merged: lane by lane where order is free, then neighbours; else block by block."""
+    n, rows = merging.cols, max(len(y) for y, _ in carriers)
+    blocks = -(-n // LANES)
+
+    def spread_out(a: Any, fill: float) -> Any:
+        full = np.full((rows, heads, blocks * LANES), fill)
+        full[..., :n] = np.broadcast_to(a, (rows, heads, n))
+        return full.reshape(rows, heads, blocks, LANES)
+    parts = [(spread_out(y, unit), spread_out(e, 0.0)) for (y, e), unit in zip(carriers, merging.unit, strict=True)]
+    held: list[Pair] = [(np.full((1, 1, LANES), unit), np.zeros((1, 1, LANES))) for unit in merging.unit]
+    for k in range(blocks):
+        fresh = [(y[:, :, k], e[:, :, k]) for y, e in parts]
+        held = bound_graph(merging.merge, *held, *(fresh if merging.commutative else merge_lanes(merging, fresh)))
+    if merging.commutative: held = merge_lanes(merging, held)
+    return [(np.broadcast_to(y, (rows, heads, LANES))[..., :1], np.broadcast_to(e, (rows, heads, LANES))[..., :1])
+            for y, e in held]
+
+
+def merge_lanes(merging: Merging, held: Sequence[Pair]) -> list[Pair]:
+    """Neighbours, then pairs of them, and so on, into the first lane."""
+    for distance in (1, 2, 4, 8):
+        behind = [(np.roll(y, -distance, -1), np.roll(e, -distance, -1)) for y, e in held]
+        held = bound_graph(merging.merge, *held, *behind)
+    return [*held]

@@ -1,0 +1,124 @@
+"""A value of each row as a kernel: its text, its record, its call, and what it counts."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from formats.core.arrays import readable, separate, writable
+from formats.kernels.engine.compiled import FUNCTIONS
+from formats.kernels.engine.from_text import Written
+from formats.kernels.engine.launch import ROOM, address, filled, launch, step
+from formats.kernels.engine.pool import POOL
+from formats.kernels.mixing.heads import heads_of
+from formats.machine.threads import threads
+from formats.rowwise.row_loops import Loops
+from formats.rowwise.row_text import Text
+from formats.rowwise.row_values import RowValue
+from formats.rowwise.scalar_functions import OPERATIONS
+
+HOME = "formats.rowwise.row_lanes"                          # what texts are written in the words of
+LANES = 16
+
+
+class Counts(NamedTuple):
+    """Of each row: simple operations, divisions and roots, numbers that are read and written."""
+    simple: float
+    slow: float
+    moved: float
+
+
+@dataclass(frozen=True, eq=False)
+class RowKernel:
+    """The kernel of a value over so many operands, and so many arrays."""
+    root: RowValue
+    values: int
+    arrays: int
+
+    @cached_property
+    def written(self) -> Text: return Text(self.root, self.values, self.arrays)
+    @cached_property
+    def text(self) -> str: return self.written.whole()
+
+    @cached_property
+    def function(self) -> Written:
+        """The kernel, once it is compiled; it is known by its name like all others."""
+        found = Written(self.text, HOME)
+        FUNCTIONS[found.name] = found
+        return found
+
+    def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
+        """out (T, columns), or (T, heads, columns), of values with as many rows. ValueError for what does not fit."""
+        T, wanted = len(out), (self.root.heads, self.root.cols)
+        if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != wanted:
+            raise ValueError(f"out: {out.shape} is not (rows, {wanted[0]}, {wanted[1]})")
+        writable("out", out)
+        given = {node.extra: node for node in self.root.walk() if node.op == "value"}
+        stored = {node.extra: node for node in self.root.walk() if node.op == "const"}
+        places: list[int] = []
+        for k, value in enumerate(values):
+            node = given.get(k)
+            if node is not None and value.shape not in ((T, node.cols), (T, node.heads, node.cols)):
+                raise ValueError(f"x{k}: {value.shape} is not ({T}, {node.heads}, {node.cols})")
+            places += locate(f"x{k}", value, T)
+            separate(out, over=False, **{f"x{k}": value})
+        for k, array in enumerate(arrays):
+            readable(f"c{k}", array, array.shape)
+            if k in stored and array.size != stored[k].heads * stored[k].cols:
+                raise ValueError(f"c{k}: {array.shape} is not ({stored[k].heads}, {stored[k].cols})")
+            if not array.flags.c_contiguous: raise ValueError(f"c{k}: its numbers do not lie side by side")
+        if not out.size: return out
+        workers = threads()
+        rows = max(1, -(-T // (4 * workers)))
+        with POOL.lock:
+            room = ROOM.reserve(self.written.room, workers) if self.written.room else (0, 0)
+            record = filled(*places, *map(address, arrays), *locate("out", out, T), *room, T, rows,
+                            *self.written.sizes, *(at for at, _ in self.written.places.values()))
+            launch(workers, (self.function, record, -(-T // rows)))
+        return out
+
+    @cached_property
+    def counts(self) -> Counts:
+        """What one row takes, by its loops; columns in whole vectors."""
+        loops = Loops(self.root)
+        simple = slow = 0.0
+        for loop in loops.loops:
+            numbers = loop.heads * -(-loop.cols // LANES) * LANES
+            for number in loop.items:
+                item = loops.items[number]
+                if item.node.op == "times":
+                    simple += item.node.args[0].cols * item.node.heads * -(-item.node.cols // LANES) * LANES
+                if item.node.op == "total": numbers *= item.node.args[0].heads
+                if item.node.op == "fold":
+                    one = [OPERATIONS[each.op] for each in item.node.extra.merge.walk() if each.op in OPERATIONS]
+                    blocks = numbers + 4 * LANES * loop.heads
+                    simple += blocks * sum(each.simple for each in one)
+                    slow += blocks * sum(each.slow for each in one)
+                seen: set[int] = set()
+                for part, _ in item.parts:
+                    a, b = count_inside(loops, part, part is item.node, seen)
+                    simple, slow = simple + numbers * a, slow + numbers * b
+        read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")
+        return Counts(simple, slow, read + self.root.heads * self.root.cols)
+
+
+def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tuple[float, float]:
+    """Simple and slow operations of an expression at one number; a load is one."""
+    if id(node) in seen: return 0.0, 0.0
+    seen.add(id(node))
+    if (id(node) in loops.kept and not own) or not node.args: return float(node.op != "literal"), 0.0
+    function = OPERATIONS[node.extra] if node.op == "map" else None
+    simple, slow = (function.simple, function.slow) if function else (0.0, 0.0)
+    for each in node.args:
+        a, b = count_inside(loops, each, False, seen)
+        simple, slow = simple + a, slow + b
+    return simple, slow
+
+
+def locate(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]:
+    """Address, numbers from row to row, and from head to head."""
+    if value.ndim == 3: return heads_of(name, value, rows, value.shape[1])
+    readable(name, value, value.shape)
+    if len(value) != rows: raise ValueError(f"{name}: {len(value)} rows, where {rows} are needed")
+    return address(value), step(value), value.shape[1]

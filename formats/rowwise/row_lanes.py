@@ -1,0 +1,152 @@
+"""Vector code of generated kernels: the operations of formats/rowwise/scalar_functions.py, 16 numbers at a time."""
+import numpy as np
+
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.launch import words as words
+from formats.kernels.engine.memory import floats
+from formats.kernels.engine.memory import record as record
+from formats.kernels.engine.native import intrinsic, ir, njit
+from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, WHOLE, binary, emitted, fused, larger, smaller, unary
+from formats.kernels.simd.arithmetic import cut as cut
+from formats.kernels.simd.arithmetic import get as get
+from formats.kernels.simd.arithmetic import keep as keep
+from formats.kernels.simd.arithmetic import magnitude as magnitude
+from formats.kernels.simd.arithmetic import negative as negative
+from formats.kernels.simd.maths import LN2_HIGH, LN2_LOW, ONE, ROUNDER, TWO, ZERO, growth
+from formats.kernels.simd.maths import gelu_of as gelu_of
+from formats.kernels.simd.maths import gelu_tanh_of as gelu_tanh_of
+from formats.kernels.simd.maths import sigmoid_of as sigmoid_of
+from formats.kernels.simd.maths import silu_of as silu_of
+from formats.kernels.simd.maths import tanh_of as tanh_of
+from formats.kernels.simd.vectors import LANES, VECTOR, closed, llvm_function
+
+f4 = np.float32
+FROM, BEYOND = f4(-87.4), f4(89)                            # e^x vanishes below, and is infinite from there on
+HALF_ROUNDER = f4(ROUNDER - ONE)                            # powers of two are kept halved, so that none is too large
+SMALL, GROWN, GROWTH = f4(2 ** -126), f4(2 ** 23), f4(23)   # what is no normal number is multiplied first
+HALF = f4(0.5)
+LG1, LG2, LG3, LG4 = (f4(c) for c in (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841))  # of musl's logf
+INFINITY, NAN = f4(np.inf), f4(np.nan)
+
+
+def truth(builder, test):
+    """1 where a comparison is true, 0 elsewhere."""
+    return builder.select(test, ir.Constant(VECTOR, [1.0] * LANES), ir.Constant(VECTOR, [0.0] * LANES))
+
+
+def holds(builder, x): return builder.fcmp_unordered("!=", x, ir.Constant(VECTOR, [0.0] * LANES))
+
+
+def unless_nan(builder, x, chosen): return builder.select(builder.fcmp_unordered("uno", x, x), x, chosen)
+
+
+# what is no number stays so, whichever of the two it is
+largest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_unordered("<", x, y), y, x)))
+smallest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_unordered(">", x, y), y, x)))
+less = binary(lambda b, x, y: truth(b, b.fcmp_ordered("<", x, y)))
+less_equal = binary(lambda b, x, y: truth(b, b.fcmp_ordered("<=", x, y)))
+equal = binary(lambda b, x, y: truth(b, b.fcmp_ordered("==", x, y)))
+both = binary(lambda b, x, y: truth(b, b.and_(holds(b, x), holds(b, y))))
+either = binary(lambda b, x, y: truth(b, b.or_(holds(b, x), holds(b, y))))
+root = unary(lambda b, x: b.call(llvm_function(b, f"llvm.sqrt.v{LANES}f32", VECTOR, VECTOR), [x]))
+whole_below = unary(lambda b, x: b.call(llvm_function(b, f"llvm.floor.v{LANES}f32", VECTOR, VECTOR), [x]))
+spread = unary(lambda b, x: x)
+
+
+@intrinsic
+def choose(typing, test, one, other):
+    """One where a test is not 0, else the other."""
+    def emit(builder, test, one, other): return builder.select(holds(builder, test), one, other)
+    def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
+    return VECTOR16(test, one, other), code
+
+
+@intrinsic
+def lane_numbers(typing, start):
+    """A number, and those behind it, a lane each."""
+    def code(context, builder, signature, values):
+        first = emitted(lambda b, x: x, builder, (NUMBER,), [values[0]])
+        lanes = ir.Constant(VECTOR, [float(i) for i in range(LANES)])
+        return closed(builder, [builder.fadd(builder.extract_value(first, 0), lanes)])
+    return VECTOR16(NUMBER), code
+
+
+def moved_down(distance):
+    """An intrinsic: each lane has what lies so many lanes behind it."""
+    @intrinsic
+    def move(typing, vector):
+        def code(context, builder, signature, values):
+            order = ir.Constant(WHOLE, [(lane + distance) % LANES for lane in range(LANES)])
+            x = builder.extract_value(values[0], 0)
+            return closed(builder, [builder.shuffle_vector(x, x, order)])
+        return VECTOR16(VECTOR16), code
+    return move
+
+
+down1, down2, down4, down8 = map(moved_down, (1, 2, 4, 8))
+
+
+@intrinsic
+def first_lane(typing, vector):
+    """The first number, in all lanes."""
+    def code(context, builder, signature, values):
+        x = builder.extract_value(values[0], 0)
+        return closed(builder, [builder.shuffle_vector(x, x, ir.Constant(WHOLE, [0] * LANES))])
+    return VECTOR16(VECTOR16), code
+
+
+@njit(forceinline=True, **HELPER)
+def one_number(at):
+    """The number at an address, in all lanes."""
+    return spread(floats(at, 1)[0])
+
+
+@njit(forceinline=True, **HELPER)
+def exp_whole(x):
+    """e^x for any x within 1 unit; 0 from about -87 down."""
+    power, s = growth(larger(smaller(x, BEYOND), FROM), ZERO, HALF_ROUNDER)
+    return fused(power, s, power) * TWO
+
+
+@njit(forceinline=True, **HELPER)
+def expm1_whole(x):
+    """e^x - 1 within 3 units: with e^x = 2^n (1 + s) it is 2^n s + (2^n - 1)."""
+    power, s = growth(larger(smaller(x, BEYOND), f4(-80)), ZERO, HALF_ROUNDER)
+    return fused(power, s, power - HALF) * TWO
+
+
+def exponent_of(builder, x):
+    """(2^-e x, from √½ to √2, and e), of bits."""
+    bits = builder.bitcast(x, WHOLE)
+    above = builder.sub(bits, ir.Constant(WHOLE, [0x3F3504F3] * LANES))
+    e = builder.ashr(above, ir.Constant(WHOLE, [23] * LANES))
+    return builder.bitcast(builder.sub(bits, builder.shl(e, ir.Constant(WHOLE, [23] * LANES))), VECTOR), e
+
+
+mantissa = unary(lambda b, x: exponent_of(b, x)[0])
+exponent = unary(lambda b, x: b.sitofp(exponent_of(b, x)[1], VECTOR))
+
+
+@njit(forceinline=True, **HELPER)
+def log_whole(x):
+    """The natural logarithm within 1 unit, as musl's logf; -inf of 0, no number of what is negative."""
+    tiny = less(x, SMALL)
+    y = choose(tiny, x * GROWN, x)
+    f, e = mantissa(y) - ONE, exponent(y) - choose(tiny, spread(GROWTH), spread(ZERO))
+    s = f / (f + TWO)
+    z = s * s
+    w = z * z
+    r = z * (w * LG3 + LG1) + w * (w * LG4 + LG2)
+    h = f * f * HALF
+    found = fused(s, h + r, e * LN2_LOW) - h + f + e * LN2_HIGH
+    found = choose(less(x, INFINITY), found, x)             # what is infinite or no number stays
+    return choose(less_equal(x, ZERO), choose(equal(x, ZERO), spread(-INFINITY), spread(NAN)), found)
+
+
+@njit(forceinline=True, **HELPER)
+def log1p_whole(x):
+    """log(1 + x) within 3 units: what the sum's rounding leaves out is added."""
+    u = x + ONE
+    rest = (x - (u - ONE)) / u
+    found = log_whole(u) + choose(less(magnitude(rest), ONE), rest, spread(ZERO))
+    return choose(less(x, INFINITY), found, x)

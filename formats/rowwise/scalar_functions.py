@@ -1,0 +1,118 @@
+"""The operations of graphs of numbers: what each means, how it spreads errors, its vector code, its work."""
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.activation import COMPILED, Activation
+
+Reals = NDArray[np.float64]
+UNIT, LEAST = 2.0 ** -24, 2.0 ** -125                       # half a unit in the last place; what vanishes at most
+Spread = Callable[..., Any]
+
+
+class ScalarFunction(NamedTuple):
+    """`exact` is its meaning, of float64 arrays; `spread(y, *pairs)` how far off it is where its arguments x are off by
+    at most e, pairs (x, e); `units`: how far its code may be from that, in halves of a unit in the last place; `code`
+    its name in formats/rowwise/row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
+    operations, the latter divisions and roots."""
+    exact: Callable[..., Any]
+    spread: Spread
+    code: str
+    units: float = 1.0
+    simple: float = 1.0
+    slow: float = 0.0
+
+
+def either_way(y: Any, *pairs: tuple[Any, Any]) -> Any:
+    """The largest of the errors: of a choice between what is off."""
+    return reduce(np.maximum, [e for _, e in pairs])
+
+
+def spread_quotient(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+    with np.errstate(all="ignore"):
+        least = abs(b[0]) - b[1]
+        found = (a[1] + np.where(np.isfinite(y), abs(y), 0) * b[1]) / np.maximum(least, 0)
+        return np.where(a[1] + b[1] == 0, 0.0, np.where(least > 0, found, np.inf))
+
+
+def spread_root(y: Any, a: tuple[Any, Any]) -> Any:
+    with np.errstate(all="ignore"):
+        low, high = np.sqrt(np.maximum(a[0] - a[1], 0)), np.sqrt(np.maximum(a[0] + a[1], 0))
+        return np.where(a[1] == 0, 0.0, np.fmax(abs(y - low), abs(high - y)))
+
+
+def spread_log(y: Any, a: tuple[Any, Any]) -> Any:
+    with np.errstate(all="ignore"):
+        return np.where(a[1] == 0, 0.0, np.where(a[0] > a[1], -np.log1p(-np.minimum(a[1] / a[0], 1)), np.inf))
+
+
+def spread_log1p(y: Any, a: tuple[Any, Any]) -> Any:
+    return spread_log(y, (1 + np.asarray(a[0]), a[1]))
+
+
+def spread_exp(y: Any, a: tuple[Any, Any]) -> Any:
+    with np.errstate(all="ignore"): return np.where(a[1] == 0, 0.0, np.exp(a[0]) * np.expm1(a[1]))
+
+
+def spread_test(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+    """Nothing where a comparison is certain, 1 where it may be the other way."""
+    with np.errstate(all="ignore"):
+        apart, off = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0])), np.asarray(a[1] + b[1])
+        return np.where((off > 0) & (apart <= off), 1.0, 0.0)
+
+
+def spread_choice(y: Any, c: tuple[Any, Any], a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+    with np.errstate(all="ignore"):
+        taken = np.where(np.asarray(c[0]) != 0, a[1], b[1])
+        apart = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0]))
+        return np.where(np.asarray(c[1]) == 0, taken, apart + a[1] + b[1])
+
+
+def spread_product(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+    with np.errstate(all="ignore"):
+        def part(size: Any, error: Any) -> Any: return np.where(np.asarray(error) == 0, 0.0, abs(size) * error)
+        return part(a[0], b[1]) + part(b[0], a[1]) + part(a[1], b[1])
+
+
+def spread_floor(y: Any, a: tuple[Any, Any]) -> Any:
+    return np.floor(a[0] + a[1]) - np.floor(a[0] - a[1])
+
+
+def added(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any: return a[1] + b[1]
+def kept(y: Any, a: tuple[Any, Any]) -> Any: return a[1]
+def truth(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
+
+
+def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
+    """How an activation's record spreads an error."""
+    return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1]))
+
+
+OPERATIONS: dict[str, ScalarFunction] = {
+    "add": ScalarFunction(np.add, added, "+"),
+    "sub": ScalarFunction(np.subtract, added, "-"),
+    "mul": ScalarFunction(np.multiply, spread_product, "*"),
+    "div": ScalarFunction(np.divide, spread_quotient, "/", 1.0, 0.0, 1.0),
+    "copy": ScalarFunction(np.positive, kept, "spread", 0.0),
+    "neg": ScalarFunction(np.negative, kept, "negative", 0.0),
+    "abs": ScalarFunction(np.abs, kept, "magnitude", 0.0),
+    "maximum": ScalarFunction(np.maximum, either_way, "largest_of", 0.0, 2.0),
+    "minimum": ScalarFunction(np.minimum, either_way, "smallest_of", 0.0, 2.0),
+    "less": ScalarFunction(truth(np.less), spread_test, "less", 0.0),
+    "less_equal": ScalarFunction(truth(np.less_equal), spread_test, "less_equal", 0.0),
+    "equal": ScalarFunction(truth(np.equal), spread_test, "equal", 0.0),
+    "both": ScalarFunction(truth(np.logical_and), either_way, "both", 0.0),
+    "either": ScalarFunction(truth(np.logical_or), either_way, "either", 0.0),
+    "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "choose", 0.0),
+    "sqrt": ScalarFunction(np.sqrt, spread_root, "root", 1.0, 0.0, 1.0),
+    "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 4.0, 12.0),
+    "expm1": ScalarFunction(np.expm1, spread_exp, "expm1_whole", 8.0, 16.0),
+    "log": ScalarFunction(np.log, spread_log, "log_whole", 4.0, 16.0, 1.0),
+    "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 20.0, 2.0),
+    "tanh": ScalarFunction(np.tanh, kept, "tanh_of", 4.0, 18.0, 1.0),
+    "floor": ScalarFunction(np.floor, spread_floor, "whole_below", 0.0),
+} | {name: ScalarFunction(each.function, within(each), each.vector, 4.0, float(each.operations) + 6, 1.0)
+     for name, each in COMPILED.items() if name in ("gelu", "gelu_tanh", "silu", "sigmoid")}

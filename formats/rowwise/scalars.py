@@ -1,0 +1,208 @@
+"""Python on numbers, traced: a function is called once with stand-ins, which note what is done to them."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+HERE = __file__
+TRUTHS = "less", "less_equal", "equal", "both", "either"    # operations that give 1 or 0
+NAMES = dict(add="add", subtract="sub", multiply="mul", divide="div", negative="neg", absolute="abs", fabs="abs",
+             exp="exp", log="log", sqrt="sqrt", tanh="tanh", maximum="maximum", minimum="minimum", less="less",
+             less_equal="less_equal", equal="equal", expm1="expm1", log1p="log1p", logical_and="both",
+             logical_or="either", bitwise_and="both", bitwise_or="either", floor="floor")   # numpy's, and ours
+LN2 = float(np.log(2.0))
+
+
+class Untraceable(TypeError):
+    """A function that cannot be followed: the place in it, and what it does there."""
+
+
+class Number:
+    """A number that is not known yet: an operation of others, the k-th input, or a literal. Equal ones are one."""
+    __slots__ = ("__weakref__", "args", "op", "value")
+    made: ClassVar[WeakValueDictionary[tuple[object, ...], Number]] = WeakValueDictionary()
+    __hash__ = object.__hash__
+    op: str
+    args: tuple[Number, ...]
+    value: float
+
+    def __new__(cls, op: str, *args: Number, value: float = 0.0) -> Number:
+        key = op, *map(id, args), float(value).hex()
+        if (found := cls.made.get(key)) is None:
+            found = super().__new__(cls)
+            found.op, found.args, found.value = op, args, float(value)
+            cls.made[key] = found
+        return found
+
+    @property
+    def truth(self) -> bool:
+        """Whether it is 1 or 0."""
+        return self.op in TRUTHS or (self.op == "literal" and self.value in (0.0, 1.0))
+
+    def __add__(self, other: Any) -> Number: return apply("add", self, other)
+    def __radd__(self, other: Any) -> Number: return apply("add", other, self)
+    def __sub__(self, other: Any) -> Number: return apply("sub", self, other)
+    def __rsub__(self, other: Any) -> Number: return apply("sub", other, self)
+    def __mul__(self, other: Any) -> Number: return apply("mul", self, other)
+    def __rmul__(self, other: Any) -> Number: return apply("mul", other, self)
+    def __truediv__(self, other: Any) -> Number: return apply("div", self, other)
+    def __rtruediv__(self, other: Any) -> Number: return apply("div", other, self)
+    def __neg__(self) -> Number: return apply("neg", self)
+    def __pos__(self) -> Number: return self
+    def __abs__(self) -> Number: return apply("abs", self)
+    def __lt__(self, other: Any) -> Number: return apply("less", self, other)
+    def __gt__(self, other: Any) -> Number: return apply("less", other, self)
+    def __le__(self, other: Any) -> Number: return apply("less_equal", self, other)
+    def __ge__(self, other: Any) -> Number: return apply("less_equal", other, self)
+    def __eq__(self, other: Any) -> Number: return apply("equal", self, other)          # type: ignore[override]
+    def __ne__(self, other: Any) -> Number: return invert(apply("equal", self, other))  # type: ignore[override]
+    def __and__(self, other: Any) -> Number: return apply("both", self, other)
+    def __or__(self, other: Any) -> Number: return apply("either", self, other)
+    def __invert__(self) -> Number: return invert(self)
+    __rand__, __ror__ = __and__, __or__
+    def __pow__(self, times: Any) -> Number: return power(self, times)
+
+    def __bool__(self) -> NoReturn:
+        raise Untraceable("it asks whether a number is true, as `if` and `and` do: choose by numpy.where(..)")
+    def __float__(self) -> NoReturn:
+        raise Untraceable("it takes a number as a float, as functions of `math` do: use numpy's")
+    def __iter__(self) -> NoReturn: raise Untraceable("it takes a number apart: it is one number")
+    __int__ = __index__ = __float__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Number:
+        if method != "__call__" or more: raise Untraceable(f"numpy.{ufunc.__name__} with more than numbers")
+        return applied(ufunc.__name__, *inputs)
+
+    def __array_function__(self, function: Callable[..., Any], kinds: object, args: Any, named: Any) -> Number:
+        match function.__name__, args:
+            case "where", (test, one, other) if not named: return choose(test, one, other)
+            case "clip", (x, low, high) if not named:
+                x = x if low is None else apply("maximum", x, low)
+                return x if high is None else apply("minimum", x, high)
+            case ("zeros_like" | "ones_like" as name), (_,): return number(float(name == "ones_like"))
+            case "full_like", (_, value) if not named: return number(value)
+        raise Untraceable(f"numpy.{function.__name__} is not followed")
+
+
+def number(given: Any) -> Number:
+    """A number, or the literal that one is."""
+    if isinstance(given, Number): return given
+    if isinstance(given, np.ndarray) and given.shape == ():
+        return number(given.item())
+    if isinstance(given, bool | int | float | np.generic): return Number("literal", value=float(given))
+    raise Untraceable(f"a {type(given).__name__} meets a number")
+
+
+def apply(op: str, *given: Any) -> Number:
+    """An operation of numbers; of literals alone, what it gives."""
+    args = [*map(number, given)]
+    if op in ("both", "either") and not all(each.truth for each in args):
+        raise Untraceable("& and | are of comparisons")
+    if all(each.op == "literal" for each in args):
+        from formats.rowwise.scalar_functions import OPERATIONS
+        with np.errstate(all="ignore"): return number(float(OPERATIONS[op].exact(*(each.value for each in args))))
+    return Number(op, *args)
+
+
+def invert(test: Number) -> Number:
+    """True where a comparison is not."""
+    if not test.truth: raise Untraceable("~ is of comparisons")
+    return apply("equal", test, 0.0)
+
+
+def choose(test: Any, one: Any, other: Any) -> Number:
+    """One where a test is true, else the other."""
+    asked, first, second = map(number, (test, one, other))
+    if asked.op == "literal": return first if asked.value else second
+    return first if first is second else Number("choose", asked, first, second)
+
+
+def power(x: Any, times: Any) -> Number:
+    """A power by a literal: whole ones up to 8, and halves of one."""
+    x, times = number(x), number(times)
+    if times.op != "literal": raise Untraceable("a power that is no literal")
+    by = times.value
+    if by in (0.5, -0.5):
+        root = apply("sqrt", x)
+        return root if by > 0 else apply("div", 1.0, root)
+    if by != int(by) or not 1 <= abs(by) <= 8: raise Untraceable(f"a power of {by:g}: whole ones up to 8 are followed")
+    found, left, square = None, int(abs(by)), x
+    while left:
+        if left & 1: found = square if found is None else apply("mul", found, square)
+        left, square = left >> 1, apply("mul", square, square)
+    assert found is not None
+    return found if by > 0 else apply("div", 1.0, found)
+
+
+def applied(name: str, *given: Any) -> Number:
+    """A function of numpy's, by its name."""
+    if name in NAMES: return apply(NAMES[name], *given)
+    match name, given:
+        case "greater", (a, b): return apply("less", b, a)
+        case "greater_equal", (a, b): return apply("less_equal", b, a)
+        case "not_equal", (a, b): return invert(apply("equal", a, b))
+        case ("logical_not" | "invert"), (a,): return invert(number(a))
+        case "square", (a,): return apply("mul", a, a)
+        case "reciprocal", (a,): return apply("div", 1.0, a)
+        case "positive", (a,): return number(a)
+        case "exp2", (a,): return apply("exp", apply("mul", a, LN2))
+        case "log2", (a,): return apply("mul", apply("log", a), 1 / LN2)
+        case "log10", (a,): return apply("mul", apply("log", a), 1 / float(np.log(10.0)))
+        case "cosh", (a,): return 0.5 * (apply("exp", a) + apply("exp", -number(a)))
+        case "sign", (a,): return choose(0 < number(a), 1.0, choose(number(a) < 0, -1.0, a))
+        case "isnan", (a,): return invert(number(a) == number(a))
+        case "isfinite", (a,): return apply("less", apply("abs", a), np.inf)
+        case "heaviside", (a, b): return choose(number(a) < 0, 0.0, choose(number(a) == 0, b, choose(a > 0, 1.0, a)))
+        case "logaddexp", (a, b):
+            a, b = number(a), number(b)
+            return choose(a == b, a + LN2, apply("maximum", a, b) + apply("log1p", apply("exp", -abs(a - b))))
+        case "expit", (a,): return apply("div", 1.0, 1.0 + apply("exp", -number(a)))
+        case ("power" | "float_power"), (a, b): return power(a, b)
+    raise Untraceable(f"{name} is not among the functions that have code here")
+
+
+class Graph(NamedTuple):
+    """What a function of so many numbers gives: several outputs, or one."""
+    inputs: int
+    outputs: tuple[Number, ...]
+
+    def walk(self) -> Iterator[Number]:
+        """Every number once, those that others are made of first."""
+        seen: set[int] = set()
+        todo = [(each, False) for each in reversed(self.outputs)]
+        while todo:
+            node, done = todo.pop()
+            if id(node) in seen: continue
+            if done:
+                seen.add(id(node))
+                yield node
+            else: todo += [(node, True), *((each, False) for each in reversed(node.args))]
+
+
+def trace(function: Callable[..., Any], inputs: int = 1, form: Callable[[Sequence[Number]], Sequence[Any]] = tuple,
+          ) -> Graph:
+    """The graph of a function of so many numbers, which it is called with as `form` lays them out. Raises Untraceable,
+    which names the place in its file."""
+    numbers = [Number("input", value=float(k)) for k in range(inputs)]
+    try:
+        found = function(*form(numbers))
+        return Graph(inputs, tuple(map(number, found if isinstance(found, tuple) else (found,))))
+    except RecursionError as error: raise Untraceable("it calls itself without end") from error
+    except Exception as error:
+        said = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
+        raise Untraceable(f"{place(function, error.__traceback__)}: {said}".replace("\n", " ")) from None
+
+
+def place(function: Any, at: TracebackType | None) -> str:
+    """Where in its own file a function stopped being followed: FILE:LINE."""
+    code = getattr(function, "__code__", None)
+    found = f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", "a function")
+    while at is not None:
+        if (name := at.tb_frame.f_code.co_filename) != HERE and sys.prefix not in name: found = f"{name}:{at.tb_lineno}"
+        at = at.tb_next
+    return found

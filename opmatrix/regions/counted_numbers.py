@@ -1,0 +1,71 @@
+"""How many numbers a term makes where it is read: those of every node, however many rows mix within it."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+import sympy
+
+from opmatrix.algebra.data import Promised
+from opmatrix.algebra.shapes import LiveSize, Shape, T, expression, space
+from opmatrix.algebra.term import Operator, read
+from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation
+from opmatrix.runtime.terms import parse_operator
+
+
+@dataclass(frozen=True, eq=False)
+class CountedShape:
+    """A value's shape; `made` has the numbers of every value so far."""
+    shape: Shape
+    values: Sequence[Shape]
+    made: list[sympy.Expr]
+
+    def of(self, shape: Shape) -> CountedShape:
+        self.made.append(sympy.Mul(*map(expression, shape)))
+        return CountedShape(shape, self.values, self.made)
+
+    def __add__(self, other: CountedShape) -> CountedShape: return self.of(self.shape + other.shape)
+    def __mul__(self, other: CountedShape) -> CountedShape: return self.of(self.shape * other.shape)
+    def keep_top(self, by: CountedShape, k: int) -> CountedShape: return self.of(self.shape.keep_top(by.shape, k))
+    def turn(self) -> CountedShape: return self.of(self.shape.turn())
+    def beside(self, other: CountedShape) -> CountedShape: return self.of(self.shape.beside(other.shape))
+    def split(self, h: int) -> CountedShape: return self.of(self.shape.split(h))
+    def join(self, h: int) -> CountedShape: return self.of(self.shape.join(h))
+    def repeat(self, h: int) -> CountedShape: return self.of(self.shape.repeat(h))
+    def total(self) -> CountedShape: return self.of(self.shape.total())
+    def given(self, field: str, cols: int) -> CountedShape: return self.of(self.shape.given(field, cols))
+    def related(self, relation: Relation) -> CountedShape: return self.of(self.shape.related(relation))
+    def pick(self, relation: Relation) -> CountedShape: return self.of(self.shape.pick(relation))
+    def entered(self, port: object) -> NoReturn: raise TypeError("what enters is a value of a step")
+    @property
+    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
+    def spread(self, rows: LiveSize, cols: LiveSize) -> CountedShape: return self.of(self.shape.spread(rows, cols))
+    def symbol(self, name: str, into: Shape, out: Shape) -> CountedShape:
+        return CountedShape(self.values[int(name[1:])], self.values, self.made)
+
+    def act(self, term: Operator) -> CountedShape:
+        """What a matrix makes, and where it merges numbers one by one, all that it merges."""
+        found = self.of(self.shape.act(term))
+        if not term.kind.dense: self.of(Shape(found.shape.heads, found.shape.rows, self.shape.cols * found.shape.cols))
+        return found
+
+    def product(self, other: CountedShape, over: type, where: Pattern) -> CountedShape:
+        """What it gives, and the scores that it reads."""
+        self.of(self.shape)
+        return self.of(self.shape.product(other.shape, over, where))
+
+
+@lru_cache(256)
+def count_numbers(text: str, values: tuple[tuple[int, str, int], ...],
+                  arrays: tuple[tuple[int, ...], ...]) -> sympy.Expr:
+    """The numbers that a term makes, over values of so many heads, rows of a space, and columns, in sizes of spaces."""
+    shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
+    term = parse_operator(text, shapes, [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)])
+    start = CountedShape(Shape(1, T, 1), shapes, [])
+    read(term, start, {})
+    return sympy.Add(*start.made)
+
+

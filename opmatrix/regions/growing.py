@@ -1,0 +1,74 @@
+"""How far a term goes through rows one by one: the values at which what computes it ends."""
+from collections.abc import Callable, Collection
+
+from formats.rowwise.row_values import RowValue
+from opmatrix.algebra import nodes
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import I
+from opmatrix.algebra.term import Operator, substitute
+from opmatrix.regions.row_reading import NotByRows, read_rows
+
+ENTERING, OF_BATCH = ("entered", "symbol"), ("given", "related")    # what begins a term: values, and what chooses
+ATTEMPTS = 40                                               # nodes at which a region is cut before it is given up
+
+
+def find_region(term: Operator, values: Collection[Operator],
+                ends: Callable[[Operator], bool]) -> list[Operator] | None:
+    """The values that a term is read over, of those that there are: it grows down from the term, through what goes
+    through rows one by one, and stops where `ends`, or where it must. None where it does not begin."""
+    cut: set[Operator] = set()
+    for _ in range(ATTEMPTS):
+        found = grow(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
+        if found is None: return None
+        try: read_over(term, found)
+        except NotByRows as error:
+            fresh = {part for part in blamed(term, error.node) if part in values and part is not term} - cut
+            if not fresh: return None
+            cut |= fresh
+        else: return found
+    return None
+
+
+def grow(term: Operator, values: Collection[Operator], stops: Callable[[Operator], bool]) -> list[Operator] | None:
+    """The values at which a term ends, in order; None where something that mixes rows is no value."""
+    found: dict[Operator, None] = {}
+    seen: set[Operator] = set()
+    todo = [term]
+    while todo:
+        part = todo.pop()
+        if part in seen: continue
+        seen.add(part)
+        stop = stops(part) or not through_rows(part) or any(each.kind.name in OF_BATCH for each in part.children)
+        if part is not term and part in values and (part.kind.name in ENTERING or stop): found[part] = None
+        elif stop or part.kind.name in (*ENTERING, *OF_BATCH): return None
+        else: todo += reversed(part.children)
+    return [*found]
+
+
+def through_rows(part: Operator) -> bool:
+    """Whether a node by itself goes through rows one by one, whatever it is made of."""
+    holds = part.kind.properties.get("row_wise")
+    return bool(holds and holds(*[I] * part.kind.arity, *part.attributes))
+
+
+def read_over(term: Operator, used: Collection[Operator]) -> RowValue:
+    """What each row becomes, over these values. Raises NotByRows."""
+    symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
+    values = {f"x{k}": RowValue("value", heads_of_value(part), int(part.out.cols), extra=k)
+              for k, part in enumerate(used)}
+    arrays: dict[Data, int] = {}
+    for node in term.walk():
+        for each in node.attributes:
+            if isinstance(each, Data): arrays.setdefault(each, len(arrays))
+    return read_rows(substitute(term, symbols), values, arrays)
+
+
+def heads_of_value(part: Operator) -> int:
+    return part.out.heads if isinstance(part.out.heads, int) else 1
+
+
+def blamed(term: Operator, node: Operator | None) -> list[Operator]:
+    """The parts of a term that a node stands in: what applies it, or it itself."""
+    return [part for part in term.walk() if part is node or (part.kind.name == "compose" and part.children[1] is node)]
+
+

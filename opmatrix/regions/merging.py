@@ -1,0 +1,89 @@
+"""Monoids as graphs of numbers: what lifts, merges and finishes, without what nothing needs."""
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from formats.rowwise.row_values import Merging, RowValue, folded, graphed, literal
+from formats.rowwise.scalar_graphs import check_traced
+from formats.rowwise.scalars import Graph, Untraceable, trace
+from opmatrix.algebra.monoid import Monoid
+
+
+class Traced(NamedTuple):
+    """The graphs of a monoid: of a number, its factor and its index; of two carriers; of one. `used`: the numbers of
+    its carrier that are needed."""
+    lift: Graph
+    merge: Graph
+    finish: Graph
+    used: tuple[int, ...]
+
+
+FOUND: WeakKeyDictionary[type[Monoid], Traced] = WeakKeyDictionary()
+
+
+def traced_monoid(over: type[Monoid]) -> Traced:
+    """The graphs of a monoid, made once. Raises Untraceable, which names the place in its file."""
+    if over not in FOUND: FOUND[over] = trace_monoid(over)
+    return FOUND[over]
+
+
+def trace_monoid(over: type[Monoid]) -> Traced:
+    """The graphs of a monoid, held against its functions."""
+    if over.width is None: raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
+    k = len(over.unit())
+    lift = follow(lambda x, w, i: over.lifted(x, w, i), 3, over.lift)
+    merge = follow(lambda *c: over.carry(over.merge(*((c[0], c[1]) if over.single else (c[:k], c[k:])))), 2 * k,
+                   over.merge)
+    finish = follow(lambda *c: over.finish(*c), k, over.finish)
+    used = needed_parts(merge, finish)
+    at = {part: number for number, part in enumerate(used)}
+    places = [*(at.get(part, 0) for part in range(k)), *(len(used) + at.get(part, 0) for part in range(k))]
+    return Traced(Graph(3, tuple(lift.outputs[part] for part in used)),
+                  renumbered(Graph(2 * k, tuple(merge.outputs[part] for part in used)), places, 2 * len(used)),
+                  renumbered(finish, places[:k], len(used)), used)
+
+
+def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> Graph:
+    """The graph of a function, held against it; what is wrong is said of the function that a person wrote."""
+    graph = trace(function, inputs)
+    check_traced(graph, function)
+    return graph
+
+
+def needed_parts(merge: Graph, finish: Graph) -> tuple[int, ...]:
+    """The numbers of a carrier that what is finished needs, and those that these are merged of."""
+    k = merge.inputs // 2
+    found: set[int] = set()
+    left = {*read_inputs(finish)}
+    while left:
+        found |= left
+        left = {at % k for part in left for at in read_inputs(Graph(2 * k, (merge.outputs[part],)))} - found
+    return tuple(sorted(found)) or (0,)
+
+
+def read_inputs(graph: Graph) -> list[int]: return [int(node.value) for node in graph.walk() if node.op == "input"]
+
+
+def renumbered(graph: Graph, places: Sequence[int], inputs: int) -> Graph:
+    """A graph whose inputs are others."""
+    from formats.rowwise.scalars import Number
+    made: dict[int, Number] = {}
+    for node in graph.walk():
+        made[id(node)] = (Number("input", value=float(places[int(node.value)])) if node.op == "input" else
+                          Number(node.op, *(made[id(each)] for each in node.args), value=node.value))
+    return Graph(inputs, tuple(made[id(each)] for each in graph.outputs))
+
+
+def merge_row(over: type[Monoid], x: RowValue) -> list[RowValue]:
+    """What the numbers of a row are merged to, and finished: as many values as the monoid gives columns."""
+    found = traced_monoid(over)
+    carriers = graphed(found.lift, x, literal(1.0), RowValue("index", 1, x.cols))
+    unit = tuple(float(over.unit()[part]) for part in found.used)
+    merging = Merging(unit, found.merge, over.commutative, x.cols)
+    return graphed(found.finish, *folded(merging, carriers))
+
+
+def finish_each(over: type[Monoid], x: RowValue, by: RowValue) -> list[RowValue]:
+    """What each number becomes where it is all that is merged."""
+    found = traced_monoid(over)
+    return graphed(found.finish, *graphed(found.lift, x, by, RowValue("index", 1, x.cols)))

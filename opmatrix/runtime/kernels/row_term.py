@@ -1,0 +1,111 @@
+"""A term that goes through rows one by one, as a kernel of its own (opmatrix/regions, formats/rowwise): written and
+compiled when a program that has it first runs, and kept."""
+from collections.abc import Iterator
+from functools import partial
+from inspect import Parameter, Signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from formats.core.epilogue import UNIT
+from formats.core.sizes import T, size
+from formats.machine.prices import Price, Timed, Work
+from opmatrix.extents import Extents
+from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.operands import Array, Heads, Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+    from formats.rowwise.row_kernel import RowKernel
+
+MOST = 64                                                   # values of a step, and arrays
+moved, simple, slow = map(size, ("moved", "simple", "slow"))
+SLOW = 8                                                    # operations that a division or a root is taken to be
+Operands = tuple[list[Any], list[Any]]
+
+
+def split_operands(given: Any) -> Operands:
+    """The values and the arrays of a step, those that it has, in order."""
+    held = given if isinstance(given, dict) else vars(given)
+    values, arrays = ([held.get(f"{letter}{k}") for k in range(MOST)] for letter in "xc")
+    return [v for v in values if v is not None], [c for c in arrays if c is not None]
+
+
+def find_kernel(term: str, operands: Operands) -> "RowKernel":
+    """The kernel of a term over these operands, arrays or shapes. Whatever runs no term imports nothing that reads
+    one."""
+    from opmatrix.regions.term_kernel import term_kernel
+    values, arrays = operands
+    return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(each.shape) for each in arrays))
+
+
+def count_columns(value: Any) -> tuple[int, int]:
+    """Heads, and columns of one."""
+    if isinstance(value, Rows | Heads): return getattr(value, "heads", 1), value.cols
+    return (1, value.shape[1]) if value.ndim == 2 else value.shape[1:]
+
+
+def run_rows(out: Any, *, term: str, **operands: Any) -> None:
+    """The kernel of the term, launched."""
+    values, arrays = split_operands(operands)
+    find_kernel(term, (values, arrays))(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
+
+
+def declared_signature() -> Signature:
+    """So many values and arrays that may be absent, and the term."""
+    kinds = {f"x{k}": Rows | Heads for k in range(MOST)} | {f"c{k}": Array for k in range(MOST)}
+    both = Parameter.POSITIONAL_OR_KEYWORD
+    operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
+    return Signature([Parameter("out", both), *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
+
+
+run_rows.__signature__ = declared_signature()               # type: ignore[attr-defined]    # a function has one
+
+
+def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """A dozen kernels, of little work and of much, over these rows."""
+    from opmatrix.regions.sample_terms import SAMPLES
+    for number, text in enumerate(SAMPLES):
+        for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
+            found = find_kernel(text, ([x], []))
+            counts = found.counts
+            place = out if found.root.cols == x.shape[1] else numbers.room(len(x), found.root.cols)
+            yield ({"T": sizes["T"], "moved": counts.moved, "simple": counts.simple, "slow": counts.slow},
+                   partial(found, [x], [], place))
+
+
+@kernel(launches=True, price=Price(
+    (T * moved, T * simple, T * slow), lambda tile: Work(vector=T * (simple + SLOW * slow), moved=T * moved),
+    time_terms, common=False))
+class row_term(Arguments):
+    """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
+
+    run = run_rows
+
+    def shape(a) -> Rows | Heads:
+        found = find_kernel(a.term, split_operands(a)).root
+        return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
+
+    def reference(a) -> Doubles:
+        from formats.rowwise.row_bounds import mean_rows
+        return like(a, mean_rows(find_kernel(a.term, split_operands(a)).root, *split_operands(a)))
+
+    def bound(a) -> Doubles:
+        """A running error of every operation, in the kernel's own order."""
+        from formats.rowwise.row_bounds import bound_rows
+        meant, error = bound_rows(find_kernel(a.term, split_operands(a)).root, *split_operands(a.exact))
+        return like(a, error) + UNIT * like(a, abs(meant)) * 1e-6
+
+    def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
+        """By what a row counts: numbers moved, operations, divisions and roots."""
+        counts = find_kernel(a.term, split_operands(a)).counts
+        return [("row_term", {"T": extents[out.space], "moved": counts.moved, "simple": counts.simple,
+                              "slow": counts.slow})]
+
+
+def like(a: Arguments, found: Doubles) -> Doubles:
+    """Numbers of (rows, heads, columns) as the step has them."""
+    return found[:, 0] if found.shape[1] == 1 else found

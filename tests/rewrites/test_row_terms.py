@@ -1,0 +1,171 @@
+"""Terms that go through rows one by one are kernels of their own: right within their bounds, chosen, found again."""
+import math
+import re
+
+import numpy as np
+import pytest
+
+import opmatrix as om
+from formats.core.errors import InputError
+from formats.kernels.engine import compiler, from_text, objects
+from formats.kernels.engine.compiled import provide
+from formats.machine.threads import limit
+from formats.rowwise import row_lanes
+from opmatrix.algebra import monoids
+from opmatrix.algebra.nodes import scalar_function
+from opmatrix.algebra.operators import I, const, exp, magnitude, ones, over, reciprocal, row, share, weight
+from opmatrix.algebra.term import formula
+from opmatrix.runtime.interpreted import write_term
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.kernels.row_term import find_kernel
+from opmatrix.runtime.meanings import bound, meaning
+from rewrites.report.evaluated_terms import find_places
+from tests import standin
+from tests.terms_of_rows import random_term, value
+
+TERM = KERNELS["row_term"]
+COLUMNS = 1, 15, 16, 17, 48
+BATCH = om.Batch([[1, 2, 3], [8]])
+
+
+@scalar_function(maps_zero_to_zero=True)
+def elu(u):
+    """u, or e^u - 1 where that is below 0 (Clevert et al. 2015)."""
+    return np.where(u > 0, u, np.expm1(np.minimum(u, 0)))
+
+
+def write(term, values):
+    """Text and arrays of a term over these values."""
+    text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
+    return text, [np.atleast_1d(np.asarray(each.array, np.float32)) for each in arrays]
+
+
+def draw(rng, values, rows):
+    return [rng.normal(size=(rows, int(each.out.cols))).astype(np.float32) for each in values]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Random terms, compiled together: texts, arrays, values."""
+    rng = np.random.default_rng(7)
+    made = []
+    for number in range(10):
+        term, values = random_term(rng, COLUMNS[number % len(COLUMNS)])
+        made.append((*write(term, values), values))
+    kernels = [find_kernel(text, (draw(rng, values, 1), arrays)) for text, arrays, values in made]
+    provide([each.function for each in kernels])
+    return made
+
+
+def off(text, arrays, given):
+    """What a kernel gives, and how far it is from its meaning, in bounds."""
+    operands = {f"x{k}": each for k, each in enumerate(given)} | {f"c{k}": each for k, each in enumerate(arrays)}
+    found = find_kernel(text, (given, arrays))
+    out = np.full((len(given[0]), found.root.cols), np.nan, np.float32)
+    TERM.function(out, **operands, term=text)
+    arguments = operands | {"term": text}
+    error, most = abs(out - meaning(TERM, arguments, None)), bound(TERM, arguments)
+    with np.errstate(all="ignore"): return out, np.where(error == 0, 0.0, error / most)
+
+
+def test_random_terms_are_within_their_bounds(drawn):
+    rng = np.random.default_rng(1)
+    for text, arrays, values in drawn:
+        for rows in (1, 17):
+            _, share = off(text, arrays, draw(rng, values, rows))
+            assert (share <= 1).all(), (text, share.max())
+
+
+def test_rows_are_the_same_alone_in_a_batch_and_on_other_threads(drawn):
+    rng = np.random.default_rng(2)
+    for text, arrays, values in drawn[:4]:
+        given = draw(rng, values, 33)
+        whole, _ = off(text, arrays, given)
+        with limit(1): one, _ = off(text, arrays, given)
+        alone, _ = off(text, arrays, [each[5:6] for each in given])
+        assert whole.tobytes() == one.tobytes() and whole[5].tobytes() == alone[0].tobytes()
+
+
+def test_a_kernel_reads_as_numpy_does():
+    rng, x = np.random.default_rng(3), value(0, 21)
+    text, arrays = write(row(x @ elu, x @ over(ones, monoids.topk(2)), x @ share), [x])
+    given = rng.normal(size=(4, 21)).astype(np.float32) * 3
+    found, _ = off(text, arrays, [given])
+    e = np.exp(given - given.max(1, keepdims=True))
+    top = np.argsort(-given, 1)[:, :2]
+    wanted = [np.where(given > 0, given, np.expm1(given)), np.take_along_axis(given, top, 1),
+              e / e.sum(1, keepdims=True)]
+    np.testing.assert_allclose(found, np.concatenate(wanted, 1), rtol=1e-5, atol=1e-6)
+
+
+def program_of(term): return om.schedule(term, BATCH, machine=standin.machine())
+
+
+def steps(program): return [step.kernel for step in program.program.steps]
+
+
+def test_what_no_kernel_computes_is_one_kernel_and_right():
+    rng = np.random.default_rng(4)
+    A, B, C, table = (weight(rng.normal(size=size)) for size in ((24, 24), (24, 24), (24, 7), (9, 24)))
+    gated = formula(lambda x: (x @ A @ elu) * (x @ B))
+    normed = formula(lambda x: x @ (I * ((magnitude @ monoids.mean + 1e-3) @ reciprocal)))
+    model = table @ gated @ normed @ C
+    program = program_of(model)
+    assert "interpret" not in steps(program) and "row_term" in steps(program)
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
+
+
+def test_one_text_serves_all_widths_and_names_its_kernel():
+    texts = {find_kernel(write(x @ elu, [x])[0], ([np.zeros((1, n), np.float32)], [])).text
+             for n in (20, 33) for x in [value(0, n)]}
+    assert len(texts) == 1
+    made = from_text.Written(texts.pop(), row_lanes.__name__)
+    assert re.fullmatch("term-[0-9a-f]{16}", made.symbol)
+    with pytest.raises(ValueError, match="its text is another's"):
+        from_text.take_over(from_text.hand_over([made]).replace(b"n0", b"n1"))
+
+
+@pytest.mark.parametrize("fault", ["a polynomial", "a lost lane"])
+def test_planted_faults_are_found(fault, drawn, monkeypatch):
+    """An exponential 1e-5 off, or columns behind the last whole vector that are left out, are beyond the bound."""
+    x = value(0, 17)
+    text, arrays = write(x @ (exp * (exp @ ones @ reciprocal)), [x])
+    given = [np.random.default_rng(5).normal(size=(3, 17)).astype(np.float32)]
+    right = find_kernel(text, (given, arrays))
+    assert (off(text, arrays, given)[1] <= 1).all()
+    change = {"a polynomial": ("= exp_whole(", "= f4(1.00001) * exp_whole("), "a lost lane": ("% 16:", "% 16 > 1:")}
+    wrong = right.text.replace(*change[fault])
+    assert wrong != right.text
+    monkeypatch.setitem(vars(right), "function", from_text.Written(wrong, row_lanes.__name__))
+    assert not (off(text, arrays, given)[1] <= 1).all()
+
+
+@scalar_function()
+def loggamma(u):
+    """A function that takes numbers one by one."""
+    return np.vectorize(math.lgamma)(u) if isinstance(u, np.ndarray) else math.lgamma(u)
+
+
+def test_what_cannot_be_followed_is_named_with_its_line_and_read_as_before():
+    model = weight(np.abs(np.random.default_rng(6).normal(size=(9, 8))) + 1) @ loggamma @ weight(np.eye(8))
+    program = program_of(model)
+    assert "interpret" in steps(program)
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-5)
+    [place] = find_places(program.program)
+    line = loggamma.kind.body(0, 0).__code__.co_firstlineno + 3
+    assert f"test_row_terms.py:{line}: it takes a number as a float" in place
+
+
+def test_without_a_compiler_a_new_term_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    x = value(0, 5)
+    text, arrays = write(x * const(0.25) @ elu * const(3.0) @ elu @ elu, [x])
+    with pytest.raises(InputError, match=r"term-[0-9a-f]{16}.*there is no numba here: pip install numba") as caught:
+        off(text, arrays, [np.zeros((1, 5), np.float32)])
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_terms_has_a_bound_of_its_own(drawn):
+    from formats.disk.holdings import CODE, TERM_CODE
+    names = [each.name for each in objects.home().iterdir() if each.name.startswith("term-")]
+    assert names and all(TERM_CODE.names.fullmatch(each) and not CODE.names.fullmatch(each) for each in names)
