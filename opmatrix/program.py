@@ -259,10 +259,7 @@ class Program:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, from the text in `meta`."""
-        if not (text := self.meta.get("tokenizer")):
-            raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
-        limit = self.meta.get("config", {}).get("max_position_embeddings")
-        return Tokenizer.from_text(text, "tokenizer.json of this program", limit, self.pooling)
+        return read_tokenizer(self.meta)
 
     # ---- what it costs
 
@@ -384,6 +381,15 @@ def copied(meta: Mapping[str, object]) -> dict[str, Any]:
     texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
     kept: dict[str, Any] = json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False))
     return kept | texts
+
+
+def read_tokenizer(meta: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that a program's meta has the text of. Raises InputError where there is none, or it is none."""
+    if not (text := meta.get("tokenizer")):
+        raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
+    limit = meta.get("config", {}).get("max_position_embeddings")
+    return Tokenizer.from_text(text, "tokenizer.json of this program", limit,
+                               Pooling.parsed(meta.get("pooling"), "meta: pooling"))
 
 
 def batched(batch: Given) -> Batch:
