@@ -16,7 +16,8 @@ from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
-from opmatrix.program import ARRAY, Constant, Program, Step, read_tokenizer
+from opmatrix.pipelines.text import read_tokenizer
+from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.signature import HALF, HELD_NUMBERS, Port
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"

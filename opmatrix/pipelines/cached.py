@@ -18,16 +18,17 @@ CAUSAL = "sequence & causal"                                # whom rows of cache
 ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed"
 
 
-def cached(program: Program, number: str = FLOAT) -> Program:
+def cached(program: Program, number: str | None = None) -> Program:
     """A program with state whose session computes, of new rows, what `program` computes of whole sequences: it has the
-    same steps, but attention in float32 over caches, which hold numbers of this type: float32, or bf16, to which keys
-    and values are rounded. Raises InputError for another type, and where a step reads other rows in any other way than
-    as causal attention within sequences."""
-    check_cache(number)
-    rounds = {} if number == FLOAT else {"number": number}
+    same steps, but attention in float32 over caches. These hold numbers of this type: float32, or bf16, to which keys
+    and values are rounded; where none is given, bf16 of those that the program rounds to it, else float32. Raises
+    InputError for another type, and where a step reads other rows in any other way than as causal attention within
+    sequences."""
+    if number is not None: check_cache(number)
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
-    heads = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
+    shapes = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
+    rounding = {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as}
     ports: dict[str, Port] = {}
     for i, (step, call) in enumerate(bound):
         if of_new_rows(call):
@@ -36,17 +37,29 @@ def cached(program: Program, number: str = FLOAT) -> Program:
         if not causal(call): raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         for name in (step.operands[operand] for operand in "kv"):
             if name in ports: continue
-            ports[name] = Port(f"cache {name}", str(C), heads[name].cols, heads[name].heads, number)
-            steps.append(Step("append", {"x": name, "cache": ports[name].name}, rounds, behind(name)))
+            given, own = rounding.get(name, (name, FLOAT))
+            kept = own if number is None else number
+            ports[name] = Port(f"cache {name}", str(C), shapes[name].cols, shapes[name].heads, kept)
+            steps.append(Step("append", {"x": given if kept == own else name, "cache": ports[name].name},
+                              {} if kept == FLOAT else {"number": kept}, behind(name)))
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
         steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last},
                           step.output))
     if not ports: raise InputError("cached: no step of this program is attention: nothing is to be cached")
+    read = {name for step in steps for name in step.operands.values()}
+    steps = [step for step in steps if step.output in read or step.output not in rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     state = {port.name: behind(name) for name, port in ports.items()}
     return Program(steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()],
                    state=state)
+
+
+def decoder_of(program: Program) -> Program | None:
+    """The program that sessions run: itself where it has state; None where no session computes what it does."""
+    if program.state: return program
+    try: return program.decoder
+    except InputError: return None
 
 
 behind: Callable[[str], str] = "cached {}".format           # the name of a cache with the new rows of a value
