@@ -3,19 +3,24 @@ process, bytes read a token, Python's share; beside llama.cpp and torch where th
 
     python benchmarks/generation.py [--model smollm2] [--contexts 16 256 1024] [--tokens 16] [--rounds 5] [--at-once 8]
                                    [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
+                                   [--long TOKENS] [--greedy]
 
 The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it, and the peers
 take turns, context by context, on all cores. Each has a cache of so many tokens before it writes `--tokens` more,
 greedily. Bytes a token are those of the weights that a step reads and of the cache at that context, counted, not
 measured; their share is of the bandwidth that reading memory on all threads has here. Python's share is what a step
 takes beyond its kernels, as native code times them. `predicted` is what the search prices a step and a prompt at.
-Perplexity is of the first `--foresee` tokens of the text that ships, token by token, as a step computes them."""
+Perplexity is of the first `--foresee` tokens of the text that ships, token by token, as a step computes them.
+
+In place of all that: `--long 10000` writes so many tokens over `--at-once` sequences, and says whether memory stays
+flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers'."""
 import time
 from statistics import median
 
 from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, folder, say, spread, tabled, takes
-from lib.generators import PEERS, Ours, find_program, perplexity, rounded, why_absent
+from lib.generated_texts import beside_transformers, long_texts
+from lib.generators import PEERS, Ours, Torch, find_program, perplexity, rounded, why_absent
 
 import numpy as np
 
@@ -46,7 +51,10 @@ def main() -> None:
     parser.add_argument("--foresee", type=count, default=256, help="tokens of a text whose perplexity is asked")
     parser.add_argument("--program", type=folder, help="a saved program of the model, in place of a search")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--long", type=count, help="tokens over several sequences, in place of the race")
+    parser.add_argument("--greedy", action="store_true", help="beside transformers' tokens, in place of the race")
     given = parser.parse_args()
+    if given.long or given.greedy: return beyond_seconds(given)
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))
     checkpoint, figures = open_model(given.model), list[Figure]()
     exact = Program.load(given.program) if given.program else find_program(checkpoint, Generation(given.prompt, 128))
@@ -62,6 +70,18 @@ def main() -> None:
     beside(given, checkpoint, engines, table)
     for line in table: print(" ".join(cell(each, 18) for each in line))
     tabled(given.csv, table)
+    concluded(given, figures)
+
+
+def beyond_seconds(given):
+    """Long texts, and transformers' tokens, by the exact program."""
+    checkpoint, figures = open_model(given.model), list[Figure]()
+    takes(60 + 0.012 * (given.long or 0) + 60 * given.greedy)
+    exact = Program.load(given.program) if given.program else find_program(checkpoint, Generation(given.prompt, 128))
+    if given.long: figures += long_texts(exact, given.long, given.at_once)
+    if given.greedy:
+        if why := why_absent(Torch, checkpoint): figures.append(Figure("greedy tokens", None, why=why))
+        else: figures += beside_transformers(checkpoint, exact)
     concluded(given, figures)
 
 

@@ -11,10 +11,10 @@
 The functions are plain: a matrix in, arrays out, in the order of the annotations. `fit` and `pack` take their options
 by keyword, each with a default; those that `unpack` takes too are remembered with the arrays and given to `kernel`."""
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial, wraps
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,8 +32,8 @@ from formats.core.arrays import (
     is_size,
     multiply_sizes,
     picture,
-    read_sizes,
     separate,
+    sizes_of,
     storable,
     writable,
 )
@@ -147,7 +147,7 @@ class Format:
                             f".pack(W), the nearest that it can hold by {type(self).__name__}.approximate(W)")
         self.shape, self.remembered = shape, remembered
         known = {n: shape[0], p: shape[1]} | {size: remembered[option] for option, size in self.named.items()}
-        self.sizes = read_sizes(self.name, self.fields, arrays, known)
+        self.sizes = {**sizes_of(cast(Hashable, type(self)), tuple(a.shape for a in arrays), tuple(known.items()))}
         for (name, array), given in zip(self.fields.items(), arrays, strict=True):
             setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
         self._stored = tuple(self.arrays().values())

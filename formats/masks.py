@@ -36,7 +36,8 @@ class Mask:
     def __init__(self, shape: tuple[int, int], arrays: Sequence[np.ndarray], block: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
         self.shape, self.block = shape, block
-        self.sizes = read_sizes(self.name, self.fields, tuple(arrays), {m: shape[0], n: shape[1], r: block})
+        self.sizes = read_sizes(self.name, self.fields, (each.shape for each in arrays),
+                                {m: shape[0], n: shape[1], r: block})
         for (name, array), given in zip(self.fields.items(), arrays, strict=True):
             setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
 

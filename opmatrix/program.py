@@ -24,12 +24,12 @@ from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import Tokenizer
+from opmatrix.pipelines.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern
-from opmatrix.signature import HALF, INTEGER, Port, Signature
+from opmatrix.signature import INTEGER, Port, Signature
 
 if TYPE_CHECKING:
     from opmatrix.pipelines.generation import Prompt, Reply
@@ -214,17 +214,17 @@ class Program:
         from opmatrix.pipelines.sampling import Sampling
         return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
-    @cached_property
+    @property
     def decoder(self) -> "Program":
         """The program with state of the same steps (opmatrix.pipelines.cached)."""
-        from opmatrix.pipelines.cached import cached
-        return cached(self)
+        return self.decode_with()
 
-    @cached_property
-    def half_decoder(self) -> "Program":
-        """The program with state of the same steps, whose caches are bf16."""
+    def decode_with(self, number: str | None = None) -> "Program":
+        """The decoder whose caches hold numbers of this type; of none, of those that it rounds to. Made once."""
         from opmatrix.pipelines.cached import cached
-        return cached(self, HALF)
+        made: dict[str | None, Program] = vars(self).setdefault("decoders", {})
+        if number not in made: made[number] = cached(self, number)
+        return made[number]
 
     @property
     def space(self) -> str:
@@ -259,10 +259,7 @@ class Program:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, from the text in `meta`."""
-        if not (text := self.meta.get("tokenizer")):
-            raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
-        limit = self.meta.get("config", {}).get("max_position_embeddings")
-        return Tokenizer.from_text(text, "tokenizer.json of this program", limit, self.pooling)
+        return read_tokenizer(self.meta)
 
     # ---- what it costs
 

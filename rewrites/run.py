@@ -23,6 +23,7 @@ from opmatrix.display.progress import unheard
 from opmatrix.measure import collected, medians
 from opmatrix.program import Program
 from opmatrix.runtime.recorded import least_limits
+from opmatrix.signature import HALF
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.search import Structure
@@ -35,6 +36,7 @@ from rewrites.graph.layers import Model, outputs
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.float32_range import check_precision
+from rewrites.lower.narrowing import held_narrow, most_held
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
 from rewrites.opened import Opened, Searched, search_exact
@@ -245,9 +247,13 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
     points = [point("exact", searched.exact, optimum.time, 0.0, optimum.gap, structure=optimum)]
     for structure in front.points(error, memory, progress):
         program, joint, stated = front.found[id(structure)]
-        points.append(point(describe_methods(structure), program, structure.time, joint, structure.proved,
+        held, saved = held_narrow(program, searched.space.prices)
+        name = " + ".join([describe_methods(structure), *([f"{HALF} caches"] * bool(held))])
+        points.append(point(name, program, structure.time - saved, joint, structure.proved,
                             methods=count_methods(structure), structure=structure, stated_error=stated))
-    bound = None if variants else front.bound if error else optimum.bound            # of the whole model's programs
+    # of the whole model's programs, whatever their caches
+    bound = None if variants else front.bound if error else optimum.bound
+    if bound is not None and error: bound -= most_held(searched.exact, searched.space.prices)
     for (variant, structure, program), joint, stated in choose_pruned(variants, front, quality) if quality else ():
         assert variant is not None
         points.append(point(variant.name(structure), program, structure.time, joint, None, variant=variant,

@@ -32,6 +32,8 @@ def alone(kernel, rng):
     return Program(write.steps, constants, ENDINGS.get(kernel, attention_in_steps)(write, constants, rng))
 
 
+def narrowed(write, constants, rng): return write.step("join", x=write.step("narrow", x="h"))
+
 def rotated(write, constants, rng):
     constants |= {"cos": rows(rng, 26, 3), "sin": rows(rng, 26, 3)}
     return write.step("join", x=write.step("rotate", x="h", cos="cos", sin="sin"))
@@ -108,4 +110,5 @@ ENDINGS = {
     "link": one_step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y"),
     "pick": one_step("pick", {"relation": "last: S × T"}, x="y"), "rotate": rotated, "pointwise_heads": pointwise_heads,
     "attend_once": attend_once, "headwise": headwise, "gate": gate, "experts": experts, "repeat": repeated,
-    "blend_heads": blend_heads, "interpret": interpreted, "row_term": row_term, "attention": attention}
+    "blend_heads": blend_heads, "narrow": narrowed, "interpret": interpreted, "row_term": row_term,
+     "attention": attention}

@@ -1,5 +1,6 @@
 """Engines that generate text from one file, each with a cache of its own: ours, exact and with x rounded as ggml rounds
 it, llama.cpp, torch. Each begins with a prompt, takes the ids of further tokens, and gives scores of what follows."""
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.workload import draw_workload
 
 ROUNDED = {"q4_1": "q4_1int8", "q8_0": "q8_0int8"}
+BYTECODE = tempfile.TemporaryDirectory()                  # of processes that are timed
 PREFILL = "The quick brown fox"                             # the prompt of a process that ends after one token
 GREEDY = """
 import sys, llama_cpp
@@ -196,9 +198,11 @@ def gguf(checkpoint: Checkpoint) -> Path:
 
 
 def ended(command: list[str]) -> float:
-    """Seconds from the start of a process to its end. Raises where it fails."""
+    """Seconds from the start of a process to its end. Modules are compiled once, as those of an installed package are.
+    Raises where it fails."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=kept | {"PYTHONPYCACHEPREFIX": BYTECODE.name})
     return time.perf_counter() - began
 
 

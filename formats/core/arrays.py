@@ -1,8 +1,11 @@
 """Arrays at the door: matrices that come in, what a kernel may read and write, arrays measured against their
 declaration, a picture."""
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy import may_share_memory
@@ -161,22 +164,36 @@ def find_misfit(array: np.ndarray) -> tuple[tuple[int, ...], str] | None:
     return None
 
 
-def read_sizes(name: str, fields: Mapping[str, Array], arrays: tuple[np.ndarray, ...],
+class HasFields(Protocol):
+    """A format, as far as its arrays go."""
+    name: str
+    fields: Mapping[str, Array]
+
+
+@lru_cache(1024)                                            # a model has few shapes, and is read often
+def sizes_of(form: type[HasFields], shapes: tuple[tuple[int, ...], ...],
+             known: tuple[tuple[Size, int], ...]) -> Mapping[Size, int]:
+    """As `read_sizes`, of a format's own arrays."""
+    return MappingProxyType(read_sizes(form.name, form.fields, shapes, dict(known)))
+
+
+def read_sizes(name: str, fields: Mapping[str, Array], shapes: Iterable[tuple[int, ...]],
                known: Mapping[Size, int]) -> dict[Size, int]:
-    """Every size, read off the arrays of a format where an axis is just that size; FormatError where one disagrees."""
+    """Every size, read off the shapes of a format's arrays where an axis is just that size; FormatError where one
+    disagrees."""
     sizes = dict(known)
-    pairs = [(f"{name}.{field}", array, given) for (field, array), given in zip(fields.items(), arrays, strict=True)]
+    pairs = [(f"{name}.{field}", array, given) for (field, array), given in zip(fields.items(), shapes, strict=True)]
     for where, array, given in pairs:
-        if given.ndim != len(array.shape):
-            raise FormatError(f"{where}: declared {array}, given the shape {given.shape}")
-        for axis, length in zip(array.shape, given.shape, strict=True):
+        if len(given) != len(array.shape):
+            raise FormatError(f"{where}: declared {array}, given the shape {given}")
+        for axis, length in zip(array.shape, given, strict=True):
             if not axis.is_Symbol: continue
             sizes.setdefault(axis, length)
             if not length and axis.is_positive: raise FormatError(f"{where}: declared {array}, given none of {axis}")
     for where, array, given in pairs:
         wanted = tuple(fixed(axis, sizes) for axis in array.shape)
-        if wanted != given.shape:
-            raise FormatError(f"{where}: declared {array} = [{', '.join(map(str, wanted))}], given {list(given.shape)}")
+        if wanted != given:
+            raise FormatError(f"{where}: declared {array} = [{', '.join(map(str, wanted))}], given {list(given)}")
     return sizes
 
 

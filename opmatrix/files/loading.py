@@ -2,6 +2,7 @@
 writes it."""
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from os.path import exists, isdir
 from pathlib import Path
@@ -15,6 +16,7 @@ from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
+from opmatrix.pipelines.text import read_tokenizer
 from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.signature import HALF, HELD_NUMBERS, Port
 
@@ -31,9 +33,10 @@ OLD = "state"                                               # a kernel of before
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
 
 
-def load(directory: str | Path, copy: bool = False) -> Program:
-    """The program in a directory, arrays and outputs equal to the bit. InputError, which names the file and the field,
-    for whatever is missing, damaged, of another version, not safe to run, or not what its hash says."""
+def load(directory: str | Path, copy: bool = False, tokenizer: bool = False) -> Program:
+    """The program in a directory, arrays and outputs equal to the bit; with its tokenizer, which is then read beside
+    the arrays. InputError, which names the file and the field, for whatever is missing, damaged, of another version,
+    not safe to run, or not what its hash says."""
     if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
@@ -55,6 +58,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
                 raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
             held, stored[each] = held | lies, ArrayFile(raw, copy)
         own = collect_arrays(file, described, held, stored)
+        reading = opened.enter_context(ThreadPoolExecutor(1)).submit(read_tokenizer, meta) if tokenizer else None
         with Digest(own, stored) as digest:
             with blamed(file, "its brackets"):
                 said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
@@ -68,6 +72,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
         raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
                          f"after saving: {AGAIN}")
     program.hash = hashed
+    if reading and not reading.exception(): program.tokenizer = reading.result()    # else who asks for it hears why
     if (kept := program.meta.get("certificate")) is not None:
         with blamed(directory / "certificate.json", "no certificate of this program"):
             certified.check_certificate(kept, program.hash)

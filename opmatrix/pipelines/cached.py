@@ -1,21 +1,14 @@
-"""From whole sequences to their new rows, whose keys and values of earlier rows lie in caches: of a model, as terms; of
-a program that was found for whole sequences, step by step.
+"""From a program that was found for whole sequences to one of their new rows, step by step: keys and values of earlier
+rows lie in caches. What runs a saved program imports no terms for it (cached_terms.py is of a model).
 
 Every operator but attention computes a row from that row alone, its position among it, or is about the last row of each
 sequence, which is new. So attention reads its keys and values from caches, to which the new rows' are appended just
-before; RoPE has turned them by then. In terms a cache behind a step is `given(name, .., "C") + product(given("slots"),
-k)`, and a row sees what its sequence holds: `among(HELD)`."""
+before; RoPE has turned them by then."""
 from collections.abc import Callable
 
 from formats.core.errors import InputError
-from opmatrix.algebra.monoids import softmax, sum
-from opmatrix.algebra.operators import I, given, product, turn
-from opmatrix.algebra.oracles import factors
-from opmatrix.algebra.shapes import H, brief
-from opmatrix.algebra.term import Operator
-from opmatrix.patterns import among, everyone, parse
-from opmatrix.program import OUTPUT, Program, Step
-from opmatrix.relations import GIVEN, HELD, SLOTS
+from opmatrix.patterns import parse
+from opmatrix.program import Program, Step
 from opmatrix.runtime.operands import C, Heads
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
@@ -25,92 +18,17 @@ CAUSAL = "sequence & causal"                                # whom rows of cache
 ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed"
 
 
-# ---- of a model
-
-def cached_model(model: Operator) -> dict[str, Operator]:
-    """The outputs of a model that computes, of new rows, what `model` computes of whole sequences: its own, and of
-    every cache, an input of space C, the next value under the input's name. `optimize` and searches take it, and a
-    program of it has a session. Raises InputError, which names the operator, where one reads other rows in any other
-    way than as causal attention within sequences."""
-    made = Recalling()
-    term = made.rewritten(model, I)
-    if not made.outputs: raise InputError("cached: no operator of this model is attention: nothing is to be cached")
-    return {OUTPUT: term, **made.outputs}
-
-
-class Recalling:
-    """Rewrites a model, factor by factor, and collects the caches on the way."""
-
-    def __init__(self) -> None:
-        self.outputs: dict[str, Operator] = {}
-        self.appended: dict[tuple[Operator, Operator], Operator] = {}
-
-    def rewritten(self, term: Operator, before: Operator) -> Operator:
-        """A term at the value of another one, over caches."""
-        match term.kind.name, term.args:
-            case "compose", _:
-                made: Operator | None = None
-                for factor in factors(term):
-                    own = self.rewritten(factor, before if made is None else before @ made)
-                    made = own if made is None else made @ own
-                assert made is not None
-                return made
-            case "product", (scores, values, over, where) if (
-                    over is softmax and where.within and where.reach == parse(CAUSAL).reach):
-                return self.attention(scores, values, before)
-            case "product", (*_, where) if where is not everyone: raise InputError(f"{brief(term)}: {ELSEWHERE}")
-            case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
-                raise InputError(f"{brief(term)}: {ELSEWHERE}")
-        if term.kind.matrix or not term.children: return term
-        made = term.kind(*(self.rewritten(child, before) for child in term.children), *term.attributes)
-        return made
-
-    def attention(self, scores: Operator, values: Operator, before: Operator) -> Operator:
-        """Attention over caches: the new rows' queries, all keys and values that their sequences hold."""
-        inner = next((node for node in scores.walk() if node.kind.name == "product" and node.args[1].kind.name == "turn"
-                      and node.args[2:] == (sum, everyone)), None)
-        if inner is None:
-            raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
-        queries, keys = inner.children[0], inner.children[1].children[0]
-        over = product(self.rewritten(queries, before), turn(self.cached(keys, before)))
-        scored = replaced(scores, inner, over)
-        made: Operator = product(scored, self.cached(values, before), over=softmax, where=among(HELD))
-        return made
-
-    def cached(self, value: Operator, before: Operator) -> Operator:
-        """Keys or values of all that sequences hold, as many heads as they have themselves: copies for groups of
-        queries come behind."""
-        if value.kind.name == "compose" and value.children[1].kind.name == "repeat":
-            return self.cached(value.children[0], before) @ value.children[1]
-        if (value, before) not in self.appended:
-            heads, _, columns = value.out
-            name = f"cache {len(self.appended)}"
-            new = product(given(SLOTS), self.rewritten(value, before))
-            self.appended[value, before] = made = given(name, columns, C, 1 if heads is H else heads) + new
-            self.outputs[name] = before @ made
-        return self.appended[value, before]
-
-
-def replaced(term: Operator, old: Operator, new: Operator) -> Operator:
-    """A term with one of its nodes replaced."""
-    if term is old: return new
-    if term.kind.matrix or old not in {*term.walk()}: return term
-    made: Operator = term.kind(*(replaced(child, old, new) for child in term.children), *term.attributes)
-    return made
-
-
-# ---- of a program
-
-def cached(program: Program, number: str = FLOAT) -> Program:
+def cached(program: Program, number: str | None = None) -> Program:
     """A program with state whose session computes, of new rows, what `program` computes of whole sequences: it has the
-    same steps, but attention in float32 over caches, which hold numbers of this type: float32, or bf16, to which keys
-    and values are rounded. Raises InputError for another type, and where a step reads other rows in any other way than
-    as causal attention within sequences."""
-    check_cache(number)
-    rounds = {} if number == FLOAT else {"number": number}
+    same steps, but attention in float32 over caches. These hold numbers of this type: float32, or bf16, to which keys
+    and values are rounded; where none is given, bf16 of those that the program rounds to it, else float32. Raises
+    InputError for another type, and where a step reads other rows in any other way than as causal attention within
+    sequences."""
+    if number is not None: check_cache(number)
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
-    heads = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
+    shapes = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
+    rounding = {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as}
     ports: dict[str, Port] = {}
     for i, (step, call) in enumerate(bound):
         if of_new_rows(call):
@@ -119,17 +37,29 @@ def cached(program: Program, number: str = FLOAT) -> Program:
         if not causal(call): raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         for name in (step.operands[operand] for operand in "kv"):
             if name in ports: continue
-            ports[name] = Port(f"cache {name}", str(C), heads[name].cols, heads[name].heads, number)
-            steps.append(Step("append", {"x": name, "cache": ports[name].name}, rounds, behind(name)))
+            given, own = rounding.get(name, (name, FLOAT))
+            kept = own if number is None else number
+            ports[name] = Port(f"cache {name}", str(C), shapes[name].cols, shapes[name].heads, kept)
+            steps.append(Step("append", {"x": given if kept == own else name, "cache": ports[name].name},
+                              {} if kept == FLOAT else {"number": kept}, behind(name)))
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
         steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last},
                           step.output))
     if not ports: raise InputError("cached: no step of this program is attention: nothing is to be cached")
+    read = {name for step in steps for name in step.operands.values()}
+    steps = [step for step in steps if step.output in read or step.output not in rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     state = {port.name: behind(name) for name, port in ports.items()}
     return Program(steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()],
                    state=state)
+
+
+def decoder_of(program: Program) -> Program | None:
+    """The program that sessions run: itself where it has state; None where no session computes what it does."""
+    if program.state: return program
+    try: return program.decoder
+    except InputError: return None
 
 
 behind: Callable[[str], str] = "cached {}".format           # the name of a cache with the new rows of a value

@@ -15,7 +15,7 @@ from opmatrix.pipelines.pieces import Pieces
 from opmatrix.pipelines.pooling import LAST
 from opmatrix.pipelines.sampling import Sampling, is_whole
 from opmatrix.pipelines.text import Tokenizer, fault, unpanicked
-from opmatrix.signature import HALF, check_cache
+from opmatrix.signature import check_cache
 
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import HeldSequence, Session
@@ -74,7 +74,7 @@ def decodable(program: "Program", cache: str | None = None) -> "Program":
         name = program.meta.get("model", "this program")
         raise InputError(f"generate: {name!s:.80} is no language model: its rows are no scores of a vocabulary")
     if cache is not None: check_cache(cache)
-    if not program.state: return program.half_decoder if cache == HALF else program.decoder
+    if not program.state: return program.decode_with(cache)
     if cache not in (None, own := cache_number(program)):
         raise InputError(f"cache {cache!r}: this program has caches of its own, of {own}: leave it out")
     return program

@@ -312,8 +312,8 @@ class Session(Pages):
 def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequence[int], words: int,
          seed: int = 0) -> New:
     """So many new rows of sequences that have so many already, for a model of new rows
-    (opmatrix.pipelines.cached.cached_model) to be searched, priced and verified on: random ids below `words`, caches of
-    random numbers."""
+    (opmatrix.pipelines.cached_terms.cached_model) to be searched, priced and verified on: random ids below `words`,
+    caches of random numbers."""
     from formats.kernels.mixing.chunks import PAGE
     rng = np.random.default_rng(seed)
     ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]

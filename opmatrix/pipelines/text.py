@@ -1,9 +1,9 @@
 """Texts: a tokenizer without padding, and the lines that approximations are fitted to, chosen by, and judged on."""
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
@@ -118,6 +118,15 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Writes tokenizer.json, padding and cutting switched off."""
         self.tokenizer.save(str(path))
+
+
+def read_tokenizer(meta: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that a program's meta has the text of. Raises InputError where there is none, or it is none."""
+    if not (text := meta.get("tokenizer")):
+        raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
+    limit = meta.get("config", {}).get("max_position_embeddings")
+    return Tokenizer.from_text(text, "tokenizer.json of this program", limit,
+                               Pooling.parsed(meta.get("pooling"), "meta: pooling"))
 
 
 def sentences() -> list[str]:

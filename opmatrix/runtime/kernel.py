@@ -52,7 +52,8 @@ class Declared:
     launches compiled kernels and does nothing else, so its launches may be recorded; `limits` are the fields of the
     batch that it reads, each with the number that all must be below, `relations` the relations. `row_mixing`: a row
     depends on others; `is_input`: its value enters, and lies with a batch or a session; `cached_variant`: the kernel
-    that computes the same of new rows alone, over caches of the others.
+    that computes the same of new rows alone, over caches of the others; `held_as`: the number type of the caches that
+    sessions keep what it gives in, which rounds as it does.
 
     `keeps`: whether it keeps the largest of a row, by these attributes; what its meaning takes is noted then.
 
@@ -63,7 +64,7 @@ class Declared:
     def __init__(self, cls: type[Arguments], *, stages: tuple[type[Stage], ...] = (), price: Price | None = None,
                  prices: Mapping[str, Price] | None = None, inplace: str | None = None, launches: bool = False,
                  row_mixing: bool = False, is_input: bool = False, changes_space: bool = False,
-                 pads_sequences: bool = False, cached_variant: str = ""):
+                 pads_sequences: bool = False, cached_variant: str = "", held_as: str = ""):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
         self.prices = dict(prices or {}) | ({self.name: price} if price else {})
         if missing := next(missing_parts(cls, self.prices, price is not None or prices is not None, is_input), None):
@@ -84,6 +85,7 @@ class Declared:
         self.restrict: Restrict | None = reading("restrict", None if row_mixing or changes_space else restrict_rows)
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
         self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
+        self.held_as = held_as
         run: Callable[..., Any] = vars(cls)["run"]
         run = getattr(run, "__func__", run)
         named = parameters(run, stages)

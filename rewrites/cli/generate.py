@@ -5,21 +5,13 @@ from os.path import exists
 from pathlib import Path
 
 from formats.core.errors import InputError
-from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.files.loading import PROGRAM
+from opmatrix.files.loading import PROGRAM, load
 from opmatrix.pipelines.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
 from opmatrix.pipelines.sampling import Sampling
 from opmatrix.program import Program
 from opmatrix.signature import check_cache
 from rewrites.cli.outputs import printable
-from rewrites.laws import EXACT_LAWS
-from rewrites.lower.phased import Generation
-from rewrites.opened import Opened
-from rewrites.phases import Report, silence_stdout
-from rewrites.workload.resolve import calibrated, source
-from rewrites.workload.workload import draw_workload
-
-TIMED = Generation(128, 128)                                # what a program is made cheapest for
+from rewrites.phases import Report
 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
@@ -29,10 +21,11 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
     if cache is not None: check_cache(cache)
     if exists(Path(model) / PROGRAM):
         with report.phase("load"):
-            program = Program.load(model)
+            program = load(model, tokenizer=True)
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
+        from rewrites.cli.find_exact import find_exact, open_model  # with all laws, which a saved program needs not
         with report.phase("model"):
             checkpoint = open_model(model)
             if not checkpoint.speaks:
@@ -47,18 +40,6 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
     return {"model": str(program.meta.get("model", model)), "prompt": prompt, "text": reply.text, "ids": reply.ids,
             "ended": reply.ended, "prompt_tokens": len(reply.prompt), "first_token_s": taken[0],
             "token_s": taken[1:], "sampling": vars(sampling), "cache": cache_number(decodable(program, cache))}
-
-
-def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
-    """The cheapest program that equals a language model, as the search predicts it: nothing is approximated, judged or
-    compared."""
-    with report.phase("weights"): operator = checkpoint.operator(pooled=True)
-    half = max(1, checkpoint.positions // 2)
-    asked = Generation(min(TIMED.prompt, half), min(TIMED.answer, half))
-    workload, meta = draw_workload(asked, operator), source(checkpoint)
-    with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
-    with report.phase("search"), silence_stdout():
-        return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]
 
 
 def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str | None) -> list[float]:

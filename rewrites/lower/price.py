@@ -9,6 +9,7 @@ from formats import FORMATS, Dense, can_stack
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
 from opmatrix.extents import Extents, PatternPairs
+from opmatrix.pipelines.cached import decoder_of
 from opmatrix.runtime.costs import (
     Costs,
     behind_product,
@@ -21,7 +22,9 @@ from opmatrix.runtime.costs import (
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.attend import SEEN
+from opmatrix.runtime.operands import Cache
 from opmatrix.runtime.scheme import Running
+from opmatrix.signature import FLOAT
 from rewrites.lower.calls import list_kernels, shapes
 
 if TYPE_CHECKING:
@@ -95,8 +98,9 @@ class Prices:
         return learning(lambda: float(getattr(self.machine, "start", 0.0)))
 
     def beside(self, program: "Program") -> float:
-        """Seconds of a program's run beside its kernels: each of its recordings begins as a run does."""
-        return self.start * max(1, program.schedule.recordings)
+        """Seconds of a program's run beside its kernels: each of its recordings begins as a run does; of a session's
+        step, its decoder's."""
+        return self.start * max(1, (decoder_of(program) or program if self.cached else program).schedule.recordings)
 
     def seconds(self, costs: Costs) -> float:
         """What the machine predicts for these kernels, after what it lacks was measured."""
@@ -169,12 +173,13 @@ def in_sessions(kernel: Declared) -> bool:
     return bool(kernel.cached_variant) or not kernel.row_mixing
 
 
-def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents) -> Costs:
+def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents, number: str = FLOAT) -> Costs:
     """What a kernel costs in a step of a session: attention as the kernel that stands for it there
-    (opmatrix.pipelines.cached), and a pass over its keys and values, which are put into caches."""
+    (opmatrix.pipelines.cached), over caches of a number type, and a pass over its keys and values, which are put into
+    them."""
     if not kernel.cached_variant: return kernel.cost(bound, out, extents)
     variant, kept = KERNELS[kernel.cached_variant], (bound.k, bound.v)
-    rows = "last" if hasattr(bound, "query") else "all"
-    record = variant.record(q=bound.q, k=bound.k, v=bound.v, scale=1.0, where=SEEN, rows=rows)
+    rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in kept)
+    record = variant.record(q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows)
     put = [("scale", {"T": extents["T"], "p": row_width(each)}) for each in kept]
     return [*variant.cost(record, out, extents), *put]

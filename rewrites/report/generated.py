@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from opmatrix.display.tables import megabytes, ms, table
+from opmatrix.pipelines.cached import decoder_of
 from opmatrix.program import Program
 from rewrites.lower.phased import Generation, later_step, prefill
 from rewrites.lower.price import TimeModel
-from rewrites.workload.decoded import Decoding, TokenIds, decoder_of, predict_step
+from rewrites.workload.decoded import Decoding, TokenIds, predict_step
 
 CONTEXTS = 16, 256, 1024, 4096                              # tokens of a sequence
 MOST_SECONDS = 30.0                                         # of prompts that are measured, as predicted

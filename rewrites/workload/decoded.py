@@ -7,10 +7,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.errors import InputError
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents
 from opmatrix.measure import Seconds, most_held, peak, rotate_order, seconds, undisturbed
+from opmatrix.pipelines.cached import decoder_of
 from opmatrix.pipelines.pages import pages_of
 from opmatrix.pipelines.session import HeldSequence, Session
 from opmatrix.program import Program
@@ -22,13 +22,6 @@ from rewrites.phases import Tell
 
 STEPS_A_ROUND = 4                                                   # that are timed of a session in a round
 TokenIds = NDArray[np.integer]
-
-
-def decoder_of(program: Program) -> Program | None:
-    """The program that sessions run: itself where it has state; None where no session computes what it does."""
-    if program.state: return program
-    try: return program.decoder
-    except InputError: return None
 
 
 class Decoding:

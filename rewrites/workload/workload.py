@@ -16,7 +16,7 @@ from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.measure import Seconds, measure, peak
-from opmatrix.pipelines.cached import cached_model
+from opmatrix.pipelines.cached_terms import cached_model
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences

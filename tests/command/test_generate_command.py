@@ -1,7 +1,10 @@
 """The command `generate`: text on the standard output as it grows, and one line for what is bad."""
 import json
+import os
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import checkpoints
 import ggufs
@@ -9,6 +12,7 @@ import pytest
 import standin
 from speakers import BYTES, gpt2
 
+from opmatrix.files.loading import load
 from opmatrix.pipelines.sampling import Sampling
 from rewrites.cli import __main__ as cli
 
@@ -17,7 +21,7 @@ from rewrites.cli import __main__ as cli
 def generate(tmp_path, capsys, monkeypatch):
     """Runs the command in this process, in a directory of its own; what it printed, said, and its status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rewrites.cli.generate.calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr("rewrites.cli.find_exact.calibrated", lambda progress, *batches: standin.machine())
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["opmatrix", "generate", *map(str, arguments)])
@@ -40,6 +44,25 @@ def test_text_of_a_saved_program(generate, saved):
     found = json.load(open("found.json"))
     assert (found["ids"], found["text"], found["ended"]) == (wanted.ids, wanted.text, "limit")
     assert len(found["token_s"]) == 29 and found["sampling"]["seed"] == 0
+
+
+def test_a_saved_program_needs_no_laws_and_no_terms(saved, tmp_path):
+    """The first token of a process waits for none of them; the tokenizer is read beside the arrays."""
+    told = """
+import atexit, sys
+heavy = {"numba", "llvmlite", "egglog", "sympy", "scipy", "rewrites.laws", "opmatrix.algebra.nodes"}
+atexit.register(lambda: print("heavy:", *sorted(heavy & {*sys.modules})))
+sys.argv = ["opmatrix", "generate", "saved", "In ", "--max-tokens", "1", "--quiet"]
+from rewrites.cli.__main__ import main
+main()"""
+    ended = subprocess.run([sys.executable, "-c", told], cwd=tmp_path, capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    wanted, = gpt2().program.generate("In ", max_tokens=1)
+    assert (ended.stdout, ended.returncode) == (f"{wanted.text}\nheavy:\n", 0), ended.stderr
+    found = load(tmp_path / "saved", tokenizer=True)
+    read, own = vars(found)["tokenizer"], gpt2().program.tokenizer
+    assert read.encode("In ").tokens.tolist() == own.encode("In ").tokens.tolist()
+    assert "tokenizer" not in vars(load(tmp_path / "saved"))
 
 
 def test_a_seed_is_a_text(generate, saved):
@@ -86,7 +109,7 @@ def test_what_was_written_stays_when_it_is_interrupted(generate, saved, monkeypa
     (["a", "--top-p", 1.5], "top_p 1.5"), (["a", "--max-tokens", 0], "max_tokens 0"), (["a", "--seed", -1], "seed -1")])
 def test_bad_input_is_one_line(generate, saved, monkeypatch, arguments, said):
     """Of a saved program and of a model, of which no program is searched for."""
-    monkeypatch.setattr("rewrites.cli.generate.find_exact", lambda *_: pytest.fail("the search has begun"))
+    monkeypatch.setattr("rewrites.cli.find_exact.find_exact", lambda *_: pytest.fail("the search has begun"))
     shutil.copytree(BYTES, "model")
     for place in (saved, "model"):
         out, err, status = generate(place, *arguments)

@@ -37,7 +37,8 @@ from opmatrix.algebra.term import formula
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
 from opmatrix.patterns import causal, sequence
-from opmatrix.pipelines.cached import cached, cached_model
+from opmatrix.pipelines.cached import cached
+from opmatrix.pipelines.cached_terms import cached_model
 from opmatrix.pipelines.session import New, some
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS

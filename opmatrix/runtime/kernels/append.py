@@ -1,4 +1,4 @@
-"""New rows into a cache, in place."""
+"""New rows into a cache, in place; and rows as a cache would hold them."""
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -50,4 +50,17 @@ class append(Arguments):
     def bound(a) -> Any:
         """Nothing, but that a processor may flush what is smaller than any normal number."""
         return copied(a) if a.number == FLOAT else np.full(a.cache.shape, FLUSHED)
+    cost = one_pass("scale")
+
+
+@kernel(held_as=HALF, prices={})
+class narrow(Arguments):
+    """Keys or values as a cache of bfloat16 holds them. A session rounds them when it puts them into one, and has no
+    such step."""
+
+    def run(out: Any, x: Heads) -> None: out[...] = FORMATS["bf16"].reads(x)
+    def shape(a) -> Heads: return Heads(a.x.heads, a.x.cols)
+    def reads(a) -> Mapping[str, object]: return {"x": FORMATS["bf16"].reads(a.x)}
+    def reference(a) -> Doubles: return np.asarray(a.x)
+    def bound(a) -> Any: return np.full(a.x.shape, FLUSHED)
     cost = one_pass("scale")

@@ -36,7 +36,8 @@ from opmatrix.runtime.by_sequence import (
 from opmatrix.runtime.costs import Costs, by_scores
 from opmatrix.runtime.fitting import SCORED, Cases, heads_of, same, timed_batches
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.operands import Array, Cache, Heads
+from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
+from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -45,6 +46,7 @@ BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat1
                                                             # each
 FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
 PRICED = {"float32": "attention", "bf16": "attention.bf16"}     # by the number type that q, k, v are rounded to
+HELD_PRICED = {FLOAT: "attention_cached", HALF: "attention_cached.bf16"}    # by that of the caches
 SEEN = among(HELD).name                                     # whom a row sees of what a session holds
 BEYOND = 2 ** 40                                            # farther than any sequence is long
 REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
@@ -222,13 +224,15 @@ TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)    # of queries
 TIMED_STEPS = tuple((count, 1, context) for count in (1, 8) for context in (16, 64, 256, 1024, 4096))
 TIMED_PROMPTS = (1, 16, 16), (1, 16, 512), (1, 64, 64), (1, 200, 200), (1, 512, 512), (8, 64, 64)
 TIMED_PRODUCTS = 2 ** 25                                    # of a call that is timed, at most
+ONES = {FLOAT: 1.0, HALF: 0x3F80}                           # 1 in a cache
 
 
-def time_cached(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """New rows of a few sequences, each of one row and of whole prompts, over caches that no cache of the processor
     holds any more: other layers were read since."""
     from formats.kernels.mixing.chunks import PAGE
-    memory, begun = np.ones(uncached() // 4, np.float32), 0
+    held = np.dtype(HELD_NUMBERS[number])
+    memory, begun = np.full(uncached() // held.itemsize, ONES[number], held), 0
     for (heads, shared, cols), (count, rows, context) in product(TIMED_HEADS, TIMED_STEPS + TIMED_PROMPTS):
         pages = -(-context // PAGE)
         room, T = count * pages * PAGE * shared * cols, count * rows
@@ -250,10 +254,16 @@ def cached_slots(a: Arguments) -> Any:
     return a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
 
 
-@kernel(launches=True, row_mixing=True, changes_space=True, price=Price(
-    (S2 * h * d, S2 * g * d, T * h * d), lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h,
-                                                           2 * T * h * d + 2 * S2 / T * g * d), time_cached,
-    common=False))
+def price_cached(number: str) -> Price:
+    """Products, what is read of caches, and rows; of caches narrower than float32 a share of the bytes."""
+    share = np.dtype(HELD_NUMBERS[number]).itemsize / FLOAT_BYTES
+    return Price((S2 * h * d, S2 * g * d, T * h * d), lambda tile: Work(
+        4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 2 * T * h * d + 2 * share * S2 / T * g * d),
+        partial(time_cached, number), common=False)
+
+
+@kernel(launches=True, row_mixing=True, changes_space=True,
+        prices={name: price_cached(number) for number, name in HELD_PRICED.items()})
 class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
     the row itself: chunk by chunk of keys, counted from its first token."""
@@ -296,5 +306,5 @@ class attention_cached(Arguments):
         """The scores of its rows; of the last of each sequence theirs, as those that are new see more and more."""
         rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
         if a.rows == "last": rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
-        return [("attention_cached", {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads,
-                                      "d": (a.k.cols + a.v.cols) / 2})]
+        return [(HELD_PRICED[a.k.number], {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads,
+                                           "d": (a.k.cols + a.v.cols) / 2})]

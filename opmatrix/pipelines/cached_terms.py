@@ -1,0 +1,86 @@
+"""From a model of whole sequences to one of their new rows, as terms: keys and values of earlier rows lie in caches.
+A cache behind a step is `given(name, .., "C") + product(given("slots"), k)`, and a row sees what its sequence holds:
+`among(HELD)`. Why that is enough, and what makes it of a program: cached.py."""
+from formats.core.errors import InputError
+from opmatrix.algebra.monoids import softmax, sum
+from opmatrix.algebra.operators import I, given, product, turn
+from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.shapes import H, brief
+from opmatrix.algebra.term import Operator
+from opmatrix.patterns import among, everyone, parse
+from opmatrix.pipelines.cached import CAUSAL, ELSEWHERE
+from opmatrix.program import OUTPUT
+from opmatrix.relations import GIVEN, HELD, SLOTS
+from opmatrix.runtime.operands import C
+
+
+def cached_model(model: Operator) -> dict[str, Operator]:
+    """The outputs of a model that computes, of new rows, what `model` computes of whole sequences: its own, and of
+    every cache, an input of space C, the next value under the input's name. `optimize` and searches take it, and a
+    program of it has a session. Raises InputError, which names the operator, where one reads other rows in any other
+    way than as causal attention within sequences."""
+    made = Recalling()
+    term = made.rewritten(model, I)
+    if not made.outputs: raise InputError("cached: no operator of this model is attention: nothing is to be cached")
+    return {OUTPUT: term, **made.outputs}
+
+
+class Recalling:
+    """Rewrites a model, factor by factor, and collects the caches on the way."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, Operator] = {}
+        self.appended: dict[tuple[Operator, Operator], Operator] = {}
+
+    def rewritten(self, term: Operator, before: Operator) -> Operator:
+        """A term at the value of another one, over caches."""
+        match term.kind.name, term.args:
+            case "compose", _:
+                made: Operator | None = None
+                for factor in factors(term):
+                    own = self.rewritten(factor, before if made is None else before @ made)
+                    made = own if made is None else made @ own
+                assert made is not None
+                return made
+            case "product", (scores, values, over, where) if (
+                    over is softmax and where.within and where.reach == parse(CAUSAL).reach):
+                return self.attention(scores, values, before)
+            case "product", (*_, where) if where is not everyone: raise InputError(f"{brief(term)}: {ELSEWHERE}")
+            case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
+                raise InputError(f"{brief(term)}: {ELSEWHERE}")
+        if term.kind.matrix or not term.children: return term
+        made = term.kind(*(self.rewritten(child, before) for child in term.children), *term.attributes)
+        return made
+
+    def attention(self, scores: Operator, values: Operator, before: Operator) -> Operator:
+        """Attention over caches: the new rows' queries, all keys and values that their sequences hold."""
+        inner = next((node for node in scores.walk() if node.kind.name == "product" and node.args[1].kind.name == "turn"
+                      and node.args[2:] == (sum, everyone)), None)
+        if inner is None:
+            raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
+        queries, keys = inner.children[0], inner.children[1].children[0]
+        over = product(self.rewritten(queries, before), turn(self.cached(keys, before)))
+        scored = replaced(scores, inner, over)
+        made: Operator = product(scored, self.cached(values, before), over=softmax, where=among(HELD))
+        return made
+
+    def cached(self, value: Operator, before: Operator) -> Operator:
+        """Keys or values of all that sequences hold, as many heads as they have themselves: copies for groups of
+        queries come behind."""
+        if value.kind.name == "compose" and value.children[1].kind.name == "repeat":
+            return self.cached(value.children[0], before) @ value.children[1]
+        if (value, before) not in self.appended:
+            heads, _, columns = value.out
+            name = f"cache {len(self.appended)}"
+            new = product(given(SLOTS), self.rewritten(value, before))
+            self.appended[value, before] = made = given(name, columns, C, 1 if heads is H else heads) + new
+            self.outputs[name] = before @ made
+        return self.appended[value, before]
+
+
+def replaced(term: Operator, old: Operator, new: Operator) -> Operator:
+    """A term with one of its nodes replaced."""
+    if term is old: return new
+    if term.kind.matrix or old not in {*term.walk()}: return term
+    made: Operator = term.kind(*(replaced(child, old, new) for child in term.children), *term.attributes)
+    return made

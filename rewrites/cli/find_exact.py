@@ -1,0 +1,25 @@
+"""The program that `generate` makes of a model: found, and neither approximated nor compared. What runs a saved program
+imports none of this."""
+from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.program import Program
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower.phased import Generation
+from rewrites.opened import Opened
+from rewrites.phases import Report, silence_stdout
+from rewrites.workload.resolve import calibrated, source
+from rewrites.workload.workload import draw_workload
+
+__all__ = ["find_exact", "open_model"]
+TIMED = Generation(128, 128)                                # what a program is made cheapest for
+
+
+def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
+    """The cheapest program that equals a language model, as the search predicts it: nothing is approximated, judged or
+    compared."""
+    with report.phase("weights"): operator = checkpoint.operator(pooled=True)
+    half = max(1, checkpoint.positions // 2)
+    asked = Generation(min(TIMED.prompt, half), min(TIMED.answer, half))
+    workload, meta = draw_workload(asked, operator), source(checkpoint)
+    with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
+    with report.phase("search"), silence_stdout():
+        return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]
