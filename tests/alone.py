@@ -111,4 +111,4 @@ ENDINGS = {
     "pick": one_step("pick", {"relation": "last: S × T"}, x="y"), "rotate": rotated, "pointwise_heads": pointwise_heads,
     "attend_once": attend_once, "headwise": headwise, "gate": gate, "experts": experts, "repeat": repeated,
     "blend_heads": blend_heads, "narrow": narrowed, "interpret": interpreted, "row_term": row_term,
-     "attention": attention}
+    "attention": attention}
