@@ -75,8 +75,7 @@ class Kind:
         parameters = list(inspect.signature(body, eval_str=True).parameters.values())[2 if matrix else 1:]
         self.signature = self.__signature__ = inspect.Signature(parameters)
         self.arity = sum(p.annotation is Operator for p in parameters)
-        # of arguments that are all there; where there may be any number, none
-        self.count = -1 if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters) else len(parameters)
+        self.count = len(parameters) if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters) else -1
         self.data = [k for k, p in enumerate(parameters) if p.annotation is Data]
         self.readers = [(k, p.name, READERS[p.annotation]) for k, p in enumerate(parameters) if p.annotation in READERS]
         KINDS[self.name] = self
@@ -238,8 +237,7 @@ class Operator:
         seen, path = set(), [(self, iter(self.children))]
         while path:
             node, rest = path[-1]
-            child = next((c for c in rest if c not in seen), None)
-            if child is not None:
+            if (child := next((c for c in rest if c not in seen), None)) is not None:
                 path.append((child, iter(child.children)))
                 continue
             path.pop()
@@ -385,7 +383,6 @@ def named(name: str, term: Operator, *args: object) -> Operator:
 def operator(f: Callable[..., Value]) -> Callable[..., Operator]:
     """Declares a family of operators: a formula in x with parameters. They print as they were called."""
     signature = inspect.signature(f)
-
     @wraps(f)
     def family(*args: object, **more: object) -> Operator:
         bound = bind(f.__name__, signature, None, *args, **more)

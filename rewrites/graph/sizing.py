@@ -44,8 +44,8 @@ class Question(NamedTuple):
         return self.asked(left, right)
 
     def leave(self, answer: bool, size: int, able: Sequence[int], small: Mapping[int, int]) -> list[int]:
-        """Of the numbers that a size may become those that leave the answer; the other sizes have theirs. Both sides
-        are polynomials in it."""
+        """The numbers, among those that a size is able to become, that leave the answer, where the other sizes have
+        theirs. Both sides are polynomials in it."""
         left, right = (polynomial_in(size, terms, small) for terms in self[1:])
         return [n for n in able if self.asked(evaluate_at(n, left), evaluate_at(n, right)) == answer]
 

@@ -17,7 +17,7 @@ CALLED = "np.concatenate([x, np.tanh(x)], axis=1, out=out)"
 @pytest.fixture
 def packages(tmp_path):
     for name in ("formats", "opmatrix", "rewrites"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     return tmp_path
 
 

@@ -16,7 +16,7 @@ USE, = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 def used(place, *patches, use):
     """What a process says that imports a copy of the packages with these patches, each of one file."""
     for name in ("formats", "opmatrix", "rewrites"):
-        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     for patch in patches:
         assert patch.count("+++ ") == 1
         subprocess.run(["git", "apply", "--unidiff-zero", "-"], input=patch, text=True, cwd=place, check=True)

@@ -91,7 +91,7 @@ def follow(page, root):
 
 def test_a_new_format_is_where_its_page_puts_it(tmp_path):
     """The page, word for word: the format is found, holds what formats promise, and is priced by more than zeros."""
-    shutil.copytree(ROOT / "formats", tmp_path / "formats", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "formats", tmp_path / "formats", ignore=shutil.ignore_patterns("*.pyc.*"))
     module = follow(ROOT / "docs/add_a_format.md", tmp_path)
     script = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport numpy as np\nimport formats\n"
               f"import {module}\nfound = formats.FORMATS[{module!r}.rpartition('.')[2]]\n"

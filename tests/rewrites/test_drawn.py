@@ -39,6 +39,7 @@ from rewrites.run import optimize
 from rewrites.verify import Errors, VerificationError, check_term, unrounded
 from rewrites.verify.certificate import as_json_value
 from rewrites.verify.differences import Change, ratio
+from rewrites.verify.lengths import SAMPLED
 from rewrites.verify.nudged import row_scales
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, verify_structure
 from rewrites.workload.stated import MIN_SENTENCES, worst
@@ -56,7 +57,9 @@ TABLE, POSITIONS = RNG.normal(size=(9, 4)), np.r_[np.zeros((1, 4)), RNG.normal(s
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Laws alone are verified by other tests; a machine that nobody measured."""
+    """Laws alone are verified by other tests, and what shows beyond some thousand rows is found by
+    tests/rewrites/test_lengths.py; a machine that nobody measured."""
+    monkeypatch.setattr("rewrites.verify.lengths.MAX_LENGTH", SAMPLED + 100)
     monkeypatch.setattr("rewrites.verify.verify_laws", lambda laws, **told: {"laws": len(laws), "draws": 2, "seed": 0})
     monkeypatch.setattr(drawn, "machine", standin.machine)
 
