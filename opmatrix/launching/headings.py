@@ -2,7 +2,7 @@
 are not in one crossing are named, all of them."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,7 +11,6 @@ from zlib import crc32
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.algebra.monoid import Monoid
 from opmatrix.partitions.carrier_pieces import AXES
 from opmatrix.partitions.ranks import Message
 from opmatrix.partitions.virtual import MERGES, POSTED, STEPS
@@ -41,7 +40,7 @@ class Heading(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Heading:
-        how = how_told(message.over, message.cut, message.then, message.unit, message.units, message.unfinished)
+        how = how_told(message.over.__name__ if message.over else "", message.cut, message.then, message.unit, message.units, message.unfinished)
         shapes = tuple(tuple(map(int, each.shape)) for each in message.arrays)
         if message.op == "exchange": shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
         return cls(message.op, message.axis, message.at, how, shapes)
@@ -67,9 +66,9 @@ class Heading(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def how_told(over: type[Monoid] | None, *how: object) -> int:
+def how_told(*how: Hashable) -> int:
     """How a crossing is cut and merged, as a number; there are few ways, and a rank is in one at every crossing."""
-    return crc32(repr((over.__name__ if over else "", *how)).encode())
+    return crc32(repr(how).encode())
 
 
 def length_of(mesh: Mesh) -> int:
