@@ -40,7 +40,8 @@ class Heading(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Heading:
-        how = how_told(message.over.__name__ if message.over else "", message.cut, message.then, message.unit, message.units, message.unfinished)
+        over = message.over.__name__ if message.over else ""
+        how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished)
         shapes = tuple(tuple(map(int, each.shape)) for each in message.arrays)
         if message.op == "exchange": shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
         return cls(message.op, message.axis, message.at, how, shapes)
