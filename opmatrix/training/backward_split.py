@@ -96,7 +96,11 @@ class BackwardSplit(Split):
         if lies is None: return at
         for k in range(len(self.mesh)):
             own, wanted = self.steps[at].placement.on(k), in_base(data, lies).on(k)
-            if own != wanted and not (isinstance(own, Partial) and wanted is None): at = self.want(at, k, wanted)
+            if own == wanted or (isinstance(own, Partial) and wanted is None): continue
+            if wanted is None and gives_to_one(own):
+                step = self.steps[at]
+                at = self.add(step._replace(placement=step.placement.but(k, Partial(monoids.sum))))
+            else: at = self.want(at, k, wanted)
         return at
 
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
@@ -139,6 +143,7 @@ class BackwardSplit(Split):
         if isinstance(stored, Cut) and stored.role == "rows":
             return [stored._replace(role="cols")], Partial(monoids.sum), stored, "rows of a matrix"
         if isinstance(stored, Cut): return [None], stored, stored, "columns of a matrix"
+        if self.phase == "backward" and gives_to_one(own): return [own], Partial(monoids.sum), None, "rows of a matrix"
         if role_of(own) == "cols": own = self.home(k, args[0])
         return [own], own, None, pass_rule(own)
 
@@ -152,6 +157,12 @@ def check_experts(pulled: Pulled, mesh: Mesh) -> None:
     if (over := prod([mesh.axes[k].ranks for k in mesh.folded])) != axis.ranks:
         raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks of {over} among which rows are cut: gradients of "
                          f"copies of experts are not summed yet: give {over}")
+
+
+def gives_to_one(state: AxisState) -> bool:
+    """Whether a cotangent is what each rank gives to one head that all copy: to weights that lie whole, a part of a
+    sum."""
+    return isinstance(state, Cut) and state.copied and state.units == 1
 
 
 def stored_once(data: Data) -> Data: return data.base or data

@@ -2,7 +2,7 @@
 every strategy, pairs of them, and random models on random meshes."""
 import numpy as np
 import pytest
-from partitioned import BERT, GPT2, LLAMA, TABLES, ids_of, made
+from partitioned import ANY, BERT, GPT2, LLAMA, TABLES, ids_of, made
 from trained_ranks import differences, drawn, off, random_training_case, trained, without_a_dual
 
 from formats.core.errors import InputError
@@ -32,6 +32,16 @@ def test_random_models_on_random_meshes(seed):
     """Of those that `benchmarks/partitions.py --backward` runs: sizes of cuts that do not divide among them."""
     case = random_training_case(seed)
     assert trained(case).agrees, str(case)
+
+
+@pytest.mark.parametrize("config", [LLAMA | ONE | dict(num_attention_heads=4, hidden_size=16), ANY | ONE | dict(
+    positions="rotary", num_attention_heads=4)], ids=lambda config: config["model_type"])
+def test_one_head_of_keys_that_all_ranks_copy(config):
+    """Weights of keys that turn lie whole, those of values as a copy: what each rank's heads give is summed."""
+    term, mesh = made(config | dict(num_key_value_heads=1)), Mesh.of(x=(2, "tensor"))
+    ids, g, alone = drawn(term, 2, 4)
+    ran = run_backward(term, mesh, Feed(ids), g)
+    assert off(ran, alone.arrays) < 1e-13 and differences(ran) == []
 
 
 def test_a_crossing_or_a_dual_that_is_left_out_is_found(monkeypatch):
