@@ -90,6 +90,7 @@ BENCHMARKS = {
     "guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
     "hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
     "interrupts": Benchmark("--count 18", 9, "", 200, "Is a run right after it was interrupted?"),
+    "strategies": Benchmark("--rounds 1", 12, "", 60, "How many strategies a second are predicted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
 APART = {"paired": "holds two commits against each other",

@@ -42,6 +42,8 @@ EXAMPLES = {                                                # command -> lines t
     "explain": ["opmatrix explain minilm.opmatrix/front/1 --full"],
     "profile": ["opmatrix profile minilm.opmatrix --tokens 16"],
     "verify": ["opmatrix verify minilm.opmatrix --model minilm"],
+    "plan": ["opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
+             "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3"],
     "partition": ["opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",
                   "opmatrix partition gpt2 --tp 2 --symbolic"],
     "launch": ["opmatrix launch minilm --ranks 4 --dp 2 --tp 2",
@@ -62,6 +64,7 @@ BESIDE = {                                                  # command -> what it
     "embed": "Texts are a stream, so memory holds a batch. More: [guide/embeddings.md](guide/embeddings.md).",
     "launch": "It needs torch (`pip install 'opmatrix[launch]'`). More: "
               "[guide/partition.md](guide/partition.md#ranks-that-run).",
+    "plan": "How it predicts, and where it is wrong: [planner.md](planner.md).",
     "profile": "Steps are timed by a clock that native code looks at. From Python: `program.profile(batch)`, step by "
                "step."}
 

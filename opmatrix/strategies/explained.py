@@ -2,6 +2,7 @@
 its value. The formulas are those that predicted, written down while they ran; the lines add up to the prediction."""
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,8 +12,7 @@ import numpy as np
 
 from formats.machine.datasheets import Datasheet
 from opmatrix.display.tables import table
-from opmatrix.planner.constants import Constants, load_constants
-from opmatrix.planner.prediction import predict
+from opmatrix.planner.constants import FILE, Constants, load_constants
 from opmatrix.strategies.plans import PlanChoice, StrategyPlan
 from opmatrix.strategies.strategy_search import SIZE_NAMES
 from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, Traced
@@ -36,34 +36,36 @@ class Explained(NamedTuple):
     given: tuple[ExplainedLine, ...]
     lines: tuple[ExplainedLine, ...]
     source: str
+    fitted: str
 
     def __str__(self) -> str:
         given = table([[each.name, f"{each.value:.8g}", each.source] for each in self.given],
                       ["given", "", "from"], (0, 2))
         lines = [f"{each.name} = {each.formula} = {each.value:.8g}" for each in self.lines]
-        return "\n".join([f"{self.strategy}, explained:", "", given, "", f"data sheet: {self.source}", "", *lines])
+        sources = [f"constants: {self.fitted}", f"data sheet: {self.source}"]
+        return "\n".join([f"{self.strategy}, explained:", "", given, "", *sources, "", *lines])
 
 
 def explain_choice(plan: StrategyPlan, choice: PlanChoice) -> Explained:
     """All that the prediction of a strategy used."""
     own = plan.question
-    constants = own.constants or load_constants()
+    constants, said = own.constants or load_constants(), "given"
+    if own.constants is None: said = json.loads(FILE.read_text("utf-8"))["source"]
     values: dict[str, tuple[float, str]] = {
         **{name: (float(choice.sizes[name]), "the strategy") for name in SIZE_NAMES},
         "batch": (float(own.batch), "--batch"), "seq": (float(own.seq), "--seq"),
-        **{name: (value, "fitted (opmatrix/planner/constants.json)") for name, value in constants._asdict().items()},
+        **{name: (value, "constants") for name, value in constants._asdict().items()},
         **dict(sheet_numbers(own.machine))}
     tape = Tape(*values)
-    made = predict(own.work(choice.form), named_sheet(own.machine, tape.columns),
-                   own.strategy(choice.form, {name: tape.columns[name] for name in SIZE_NAMES}),
-                   tape.columns["batch"], tape.columns["seq"],
-                   constants=Constants._make(tape.columns[name] for name in Constants._fields))
+    made = own.predicted_on(named_sheet(own.machine, tape.columns), choice.form,
+                            {name: tape.columns[name] for name in SIZE_NAMES}, tape.columns["batch"],
+                            tape.columns["seq"], Constants._make(tape.columns[name] for name in Constants._fields))
     parts = {**{f"seconds of {name}": part for name, part in made.seconds.items()}, "seconds": made.step_seconds,
              **{f"bytes of {name}": part for name, part in made.memory.items()}, "bytes": made.reserved}
     written = Written(tape, {name: value for name, (value, _) in values.items()}, parts)
     given = tuple(ExplainedLine(name, "", value, source) for name, (value, source) in values.items()
                   if name in written.used)
-    return Explained(str(choice), given, tuple(written.lines), own.machine.source)
+    return Explained(str(choice), given, tuple(written.lines), own.machine.source, said)
 
 
 def sheet_numbers(sheet: Datasheet) -> Iterator[tuple[str, tuple[float, str]]]:

@@ -23,12 +23,12 @@ DEEPEST = 16                                                # chunks of a stage,
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a model lets axes divide: layers, heads, heads of keys, experts (0: none), and how wide layers are."""
+    """What a model lets axes divide: layers, heads, heads of keys, experts (0: none), and how wide a head is."""
     layers: int
     heads: int
     key_heads: int
     experts: int
-    width: int
+    head: int
 
     def cuts_heads(self, tp: int) -> bool:
         """Whether so many ranks have whole heads of queries, and each whole heads of keys, or copies of one."""
@@ -70,7 +70,8 @@ def limits_of(config: Settings) -> ModelLimits:
     heads = said["num_attention_heads"]
     experts = said.get("num_experts") or said.get("num_local_experts") or said.get("n_routed_experts") or 0
     return ModelLimits(said["num_hidden_layers"], heads, said.get("num_key_value_heads") or heads,
-                       min(experts) if isinstance(experts, list | tuple) else experts, said["hidden_size"])
+                       min(experts) if isinstance(experts, list | tuple) else experts,
+                       said.get("head_dim") or said["hidden_size"] // heads)
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
+from opmatrix.strategies.inference import next_token_seconds
 from opmatrix.strategies.plans import GROUPS, PlanChoice, StrategyPlan
 from opmatrix.strategies.stage_times import best_cut, run_stages
 
@@ -17,14 +18,15 @@ RUN = 3                                                     # strategies whose p
 
 def plan_text(plan: StrategyPlan) -> str:
     """What the command prints."""
-    return "\n\n".join([heading(plan), best_table(plan), memory_table(plan), *losses(plan), *run_lines(plan),
-                         sensitivity_table(plan)])
+    return "\n\n".join([heading(plan), best_table(plan), memory_table(plan), costs_table(plan), *losses(plan),
+                         *run_lines(plan), sensitivity_table(plan)])
 
 
 def heading(plan: StrategyPlan) -> str:
     """What was asked, and how many strategies there are."""
     own, found = plan.question, plan.found
-    return (f"{plan.name} on {own.devices} x {own.machine.name}: {own.batch} sequences of {own.seq} tokens a step, "
+    what = "a pass" if own.infer else "a step"
+    return (f"{plan.name} on {own.devices} x {own.machine.name}: {own.batch} sequences of {own.seq} tokens {what}, "
             f"{own.precision}, {own.room / GIGA:g} GB a device\n"
             f"{found.count:,} strategies predicted, {found.fit:,} fit; the fastest of each way to factor the devices:")
 
@@ -53,6 +55,17 @@ def memory_table(plan: StrategyPlan) -> str:
     return table(rows, ["GB of", *names, "allocated", "reserved"])
 
 
+def costs_table(plan: StrategyPlan) -> str:
+    """What a billion tokens take; of a model that is asked, also the token that follows a sequence."""
+    rows, names = [], [*plan.costs(plan.best[0])]
+    own = plan.question
+    for number, each in enumerate(plan.best, 1):
+        costs = [f"{value:.4g}" for value in plan.costs(each).values()]
+        if own.infer: costs.append(f"{1e3 * next_token_seconds(each.prediction.setting, own.limits.head):.3g}")
+        rows.append([str(number), *costs])
+    return table(rows, ["a billion tokens", *names, *(["ms a token that follows"] if own.infer else [])])
+
+
 def losses(plan: StrategyPlan) -> Iterator[str]:
     """Why the next strategies lose: the parts that take longer than the first's."""
     first = plan.best[0]
@@ -76,7 +89,7 @@ def lost(first: PlanChoice, other: PlanChoice) -> str:
 def run_lines(plan: StrategyPlan) -> Iterator[str]:
     """The pipelines of the first strategies, task by task, and stages that are cut unevenly where that is quicker."""
     lines = []
-    for number, each in enumerate(plan.best[:RUN], 1):
+    for number, each in enumerate(() if plan.question.infer else plan.best[:RUN], 1):
         if each.sizes["pp"] == 1: continue
         try: ran = run_stages(each)
         except InputError: continue
@@ -102,7 +115,7 @@ def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
             **{f"seconds of {name}": seconds for name, seconds in each.grouped().items()},
             "allocated bytes": float(each.prediction.allocated), "reserved bytes": each.bytes,
             "utilisation": plan.utilisation(each), "tokens a second and device": plan.tokens_a_second(each),
-            "device-hours a step": plan.device_hours(each)}
+            **{f"{name} a billion tokens": value for name, value in plan.costs(each).items()}}
 
 
 def plan_json(plan: StrategyPlan) -> dict[str, object]:

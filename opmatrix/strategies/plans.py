@@ -4,20 +4,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet
+from formats.machine.datasheets import Datasheet, datasheets
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
+from opmatrix.planner.clusters import find_machine
+from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import ModelWork
 from opmatrix.planner.prediction import Prediction
-from opmatrix.pricing import datasheet
-from opmatrix.strategies.forms import FORMS, StrategyForm
+from opmatrix.strategies.forms import StrategyForm
 from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 KEPT = 10
+CARBON = 473.0                                              # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
+                                                            # Global Electricity Review)
 GROUPS = {"computation": ("computation", "loss", "host"), "communication": (),          # all that is nothing else
           "synchronisation": ("synchronisation", "waiting"), "bubble": ("bubble",), "optimiser": ("optimiser",)}
 FACTORS = 0.5, 2.0                                          # of links and memory, for what a plan is sensitive to
@@ -65,25 +69,34 @@ class StrategyPlan:
     question: PlanQuestion
     found: FoundStrategies
     best: tuple[PlanChoice, ...]
+    carbon: float = CARBON
 
     @cached_property
     def model_operations(self) -> float:
         """Operations of a step, forward and backward, of which none is computed again: what a utilisation counts."""
-        work = self.question.work(StrategyForm())
-        return model_operations(work, self.question.batch, self.question.seq)
+        return model_operations(self.question.work(StrategyForm()), self.question.batch, self.question.seq,
+                                self.question.infer)
 
     def utilisation(self, choice: PlanChoice) -> float:
         """The share of the devices' rate that goes into the model's own operations."""
         rate = self.question.machine.product_rate(self.question.precision)[0]
         return self.model_operations / (choice.seconds * self.question.devices * rate)
 
-    def device_hours(self, choice: PlanChoice) -> float:
-        """Of a step."""
-        return choice.seconds * self.question.devices / 3600
-
     def tokens_a_second(self, choice: PlanChoice) -> float:
         """Of each device."""
         return self.question.batch * self.question.seq / (choice.seconds * self.question.devices)
+
+    def costs(self, choice: PlanChoice, tokens: float = 1e9) -> dict[str, float]:
+        """What so many tokens take: device-hours, and where the data sheet states power and price kilowatt-hours of
+        devices under load, kilograms of CO2 and dollars."""
+        own = self.question
+        hours = tokens / self.tokens_a_second(choice) / 3600
+        found = {"device-hours": hours}
+        if own.machine.watts is not None:
+            found["kWh"] = hours * own.machine.watts / 1000
+            found["kg of CO2"] = found["kWh"] * self.carbon / 1000
+        if own.machine.hourly is not None: found["dollars"] = hours * own.machine.hourly
+        return found
 
     def seconds_on(self, machine: Datasheet, choice: PlanChoice) -> float:
         """Seconds of a strategy where the machine is another one."""
@@ -124,34 +137,48 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
     "rate of products": lambda sheet, by: replace(sheet, matrix={k: by * rate for k, rate in sheet.matrix.items()})}
 
 
-def model_operations(work: ModelWork, batch: int, seq: int) -> float:
-    """Operations of a batch forward and backward, of a model that one device has whole."""
+def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
+    """Operations of a batch forward and backward, or forward alone, of a model that one device has whole."""
     sizes = {"b": 1, "s": seq, "t": 1, "c": 1}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(count * 2 * each.count * float(
         each.rows.at(sizes) * each.inner.at(sizes) * each.cols.at(sizes) * each.batch.at(sizes))
-        for layer, count in layers for each in layer.products)
+        for layer, count in layers for each in layer.products if not forward or each.during == "forward")
 
 
 def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch: int, seq: int | None = None,
-         memory: float | None = None, flash: bool = True, precision: str = "bf16", keep: int = KEPT,
+         memory: float | None = None, infer: bool = False, at_once: bool = False, flash: bool = True,
+         precision: str = "bf16", keep: int = KEPT, carbon: float = CARBON, constants: Constants | None = None,
          name: str | None = None, heard: Callable[..., None] = unheard) -> StrategyPlan:
     """The fastest strategies of a MODEL, a well-known name or a configuration, on so many devices of a machine, a name
     or a data sheet: `batch` sequences a step of `seq` tokens, the most that the model takes without it. `memory`: bytes
-    of a device, by its data sheet without it. `keep`: how many. Nothing is run. Raises InputError for what cannot be
-    planned, and where no strategy fits the memory."""
+    of a device, by its data sheet without it. `infer`: a forward pass in place of a step of training; `at_once`: of the
+    batch as one micro-batch. `keep`: how many; `carbon`: grams of CO2 a kWh. Nothing is run. Raises InputError for what
+    cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
-    try: sheet = datasheet(machine) if isinstance(machine, str) else machine
-    except ValueError as error: raise InputError(f"--machine {machine}: {error}") from None
+    sheet = read_machine(machine) if isinstance(machine, str) else machine
+    if not sheet.links and devices > 1:
+        raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
+                         "(docs/add_a_machine.md)")
     tokens = check_tokens(config, seq)
     question = PlanQuestion(config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash,
-                            precision)
+                            precision, constants, infer, at_once)
     found = search_strategies(question, heard)
     if not found.fit: refuse_memory(found)
     best = [PlanChoice(form, sizes, question.predicted(form, sizes)) for form, sizes in (
-        (FORMS[found.forms[row]], found.sizes.row(row)) for row in found.best_rows(keep))]
+        (question.forms[found.forms[row]], found.sizes.row(row)) for row in found.best_rows(keep))]
     said = model if isinstance(model, str) else str(config.get("model_type", "model"))
-    return StrategyPlan(name or said, question, found, tuple(best))
+    return StrategyPlan(name or said, question, found, tuple(best), carbon)
+
+
+def read_machine(name: str) -> Datasheet:
+    """A machine or a cluster by name, or the only one of a .json file as docs/add_a_machine.md has it. Raises
+    InputError for what is none."""
+    if not name.endswith(".json"): return find_machine(name)
+    try: found = [*datasheets(Path(name)).values()]
+    except (OSError, ValueError) as error: raise InputError(f"--machine {name}: {error}") from None
+    if len(found) != 1: raise InputError(f"--machine {name}: it has {len(found)} machines: give a file of one")
+    return found[0]
 
 
 def check_tokens(config: Settings, seq: int | None) -> int:
@@ -181,7 +208,7 @@ def refuse_memory(found: FoundStrategies) -> None:
 
 def devices_that_fit(question: PlanQuestion) -> int | None:
     """How many times as many devices are enough, doubling them; None where a hundred times as many are not."""
-    form = StrategyForm("full", 3, "1f1b", "ring", True)
+    form = StrategyForm(*("none", 0) if question.infer else ("full", 3), "1f1b", "ring", True)
     for factor in (2, 4, 8, 16, 32, 64):
         other = replace(question, devices=question.devices * factor)
         try: found = search_strategies(other, forms=[form, form._replace(sequence=False)])

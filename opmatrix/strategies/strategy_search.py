@@ -14,23 +14,24 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
-from opmatrix.planner.constants import Constants
-from opmatrix.planner.layer_work import LAYER_KEYS, ModelWork, model_work
+from opmatrix.planner.constants import Constants, load_constants
+from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict
-from opmatrix.planner.step_parts import Parts
+from opmatrix.planner.step_parts import Parts, Setting
 from opmatrix.planner.strategies import Strategy
 from opmatrix.strategies.forms import FORMS, FormMasks, StrategyForm
+from opmatrix.strategies.inference import predict_forward
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
 from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape, Traced
 
-FEW = 4                                                     # layers: a first, a last and those between
 SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
 
 
 @dataclass(frozen=True)
 class PlanQuestion:
     """What is asked: a model, a machine, how many devices, sequences of a step and their tokens, bytes of a device.
-    `flash`: scores of attention stay where they are computed."""
+    `flash`: scores of attention stay where they are computed. `infer`: a forward pass alone. `at_once`: a batch is one
+    micro-batch."""
     config: Settings
     machine: Datasheet
     devices: int
@@ -40,16 +41,27 @@ class PlanQuestion:
     flash: bool = True
     precision: str = "bf16"
     constants: Constants | None = None
+    infer: bool = False
+    at_once: bool = False
 
     @cached_property
     def limits(self) -> ModelLimits: return limits_of(self.config)
 
     @cached_property
-    def sizes(self) -> SizeColumns: return legal_sizes(self.limits, self.devices, self.batch, self.seq)
+    def sizes(self) -> SizeColumns:
+        found = legal_sizes(self.limits, self.devices, self.batch, self.seq)
+        found = found[found.ep == 1]                        # training of experts that lie over ranks is not there
+        if self.infer: found = found[found.virtual == 1]
+        return found[found.micro_batch * found.dp == self.batch] if self.at_once else found
+
+    @property
+    def forms(self) -> Sequence[StrategyForm]:
+        """All that there are; a forward pass keeps nothing and has no state to store."""
+        return [form for form in FORMS if form[:3] == ("none", 0, "1f1b")] if self.infer else FORMS
 
     def work(self, form: StrategyForm) -> ModelWork:
         """What the model computes, by a form."""
-        return read_few(self.config, form.context, form.sequence)
+        return model_work(self.config, form.context, form.sequence)
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """A form at sizes, which may be columns."""
@@ -61,20 +73,15 @@ class PlanQuestion:
                   passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
         """Time and memory of a form at sizes, which may be columns. `passes`: those that forms of the same columns
         have in common."""
-        return predict(self.work(form), self.machine, self.strategy(form, sizes), self.batch, self.seq,
-                       constants=self.constants, passes=passes)
+        return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
 
-
-def read_few(config: Settings, context: str, sequence: bool) -> ModelWork:
-    """The work of a model, read off its first few layers, where those of the commonest kind are all others, too; layers
-    of a model with experts are all read."""
-    key = next((name for name in LAYER_KEYS if isinstance(config.get(name), int)), None)
-    count = int(str(config[key])) if key else 0
-    if count <= FEW or any("expert" in name for name in config): return model_work(config, context, sequence)
-    few = model_work({**config, str(key): FEW}, context, sequence)
-    at = max(range(len(few.layers)), key=lambda k: few.layers[k][1])
-    return few._replace(layers=tuple((work, own + (count - FEW) * (k == at))
-                                     for k, (work, own) in enumerate(few.layers)))
+    def predicted_on(self, machine: Datasheet, form: StrategyForm, sizes: Mapping[str, object], batch: Any, seq: Any,
+                     constants: Constants | None, passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+        """A prediction of what was asked, with other numbers of the machine, the batch or the constants."""
+        own = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(),
+                      passes)
+        if self.infer: return predict_forward(own, self.limits.head)
+        return predict(own.model, machine, own.strategy, batch, seq, constants=own.constants, passes=passes)
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class FormPrograms:
     peaks: NDArray[np.intp]
 
 
-def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm] = FORMS) -> FormPrograms:
+def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> FormPrograms:
     """Traces the formulas of each form once."""
     tape, results, values = Tape(*SIZE_NAMES), dict[tuple[bool, float], int](), list[object]()
 
@@ -129,10 +136,22 @@ class FoundStrategies:
 
 
 def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unheard,
-                      forms: Sequence[StrategyForm] = FORMS) -> FoundStrategies:
-    """Predicts every strategy, block by block. `heard`: told how many rows of sizes are done, of how many. Raises
-    InputError where no sizes are legal."""
-    sizes, programs = question.sizes, compile_forms(question, forms)
+                      forms: Sequence[StrategyForm] | None = None) -> FoundStrategies:
+    """Predicts every strategy. `heard`: told how many rows of sizes are done, of how many. Raises InputError where no
+    sizes are legal."""
+    forms = question.forms if forms is None else forms
+    if not len(question.sizes):                             # what no sizes are for is refused before anything is read
+        raise InputError(f"--devices {question.devices}: no strategy of them runs a batch of {question.batch} at once")
+    found = predict_columns(question, compile_forms(question, forms), heard)
+    if not found.count:
+        raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
+    return found
+
+
+def predict_columns(question: PlanQuestion, programs: FormPrograms,
+                    heard: Callable[..., None] = unheard) -> FoundStrategies:
+    """Predicts every form for all sizes, block by block, and keeps the fastest form that fits of each row."""
+    sizes, forms = question.sizes, programs.forms
     masks = FormMasks(forms, question.limits, question.seq)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
@@ -153,5 +172,4 @@ def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unhea
             form, at = divmod(int(held.argmin()), len(block))
             least = forms[form], rows.start + at, float(low)
         heard(done, len(sizes))
-    if not count: raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
     return FoundStrategies(question, sizes, best, seconds, peaks, count, fit, least)

@@ -76,13 +76,16 @@ Elsewhere = Annotated[str | None, typer.Option(
 
 Devices = Annotated[int, typer.Option("--devices", min=1, help="how many there are")]
 PlannedMachine = Annotated[str, typer.Option("--machine", metavar="NAME", help="what they are, such as A100, H100 or "
-                                                                               "Ascend910B")]
+                                                                               "Ascend910B; local: this machine")]
 StepBatch = Annotated[int | None, typer.Option("--batch", min=1, help="sequences of a step; as many as devices without "
                                                                       "it")]
 SequenceTokens = Annotated[int | None, typer.Option("--seq", min=1, help="tokens of a sequence; the most that the "
                                                                          "model takes without it")]
 DeviceMemory = Annotated[float | None, typer.Option("--memory", metavar="GB", help="of a device, if not as its data "
                                                                                    "sheet says")]
+Infer = Annotated[bool, typer.Option("--infer", help="a forward pass of the batch, with its keys and values, in place "
+                                                     "of a step of training")]
+Carbon = Annotated[float, typer.Option("--carbon", min=0, help="grams of CO2 a kWh; the world's mean without it")]
 Flash = Annotated[bool, typer.Option("--flash/--no-flash", help="scores of attention stay where they are computed")]
 BestPlans = Annotated[int, typer.Option("--keep", min=1, max=100, help="how many strategies are shown")]
 PlanRows = Annotated[Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each "

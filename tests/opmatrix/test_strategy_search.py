@@ -5,18 +5,21 @@ import csv
 import io
 import json
 import operator
+import re
+from math import prod
 
 import numpy as np
 import pytest
 
 import opmatrix as om
-from opmatrix.models import known
-from opmatrix.planner.layer_work import model_work
 from opmatrix.pricing import datasheet
 from opmatrix.strategies.explained import explain_choice
 from opmatrix.strategies.forms import FORMS, FormMasks
+from opmatrix.strategies.inference import next_token_seconds, predict_forward
+from opmatrix.strategies.local_ranks import LOCAL_CONSTANTS, launch_line, local_sheet
 from opmatrix.strategies.plan_text import plan_csv, plan_json
-from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms, read_few
+from opmatrix.strategies.stage_times import best_cut, draw_step, run_stages
+from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms
 from opmatrix.strategies.tapes import CompiledTape, Tape
 
 
@@ -29,7 +32,7 @@ def found():
 def test_columns_are_what_one_is_predicted(found):
     """Drawn strategies of all forms, in numbers, one after the other."""
     question, sizes = found.question, found.question.sizes
-    programs, legal = compile_forms(question), FormMasks(FORMS, question.limits, question.seq)(sizes)
+    programs, legal = compile_forms(question, FORMS), FormMasks(FORMS, question.limits, question.seq)(sizes)
     values = np.empty((len(programs.program.results), len(sizes)))
     programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
     rng = np.random.default_rng(1)
@@ -56,13 +59,6 @@ def test_nothing_that_fits_is_faster(found):
     faster = np.flatnonzero(rows.seconds < best[-1].seconds)
     assert len(layouts) == len(best) == 10
     assert {tuple(rows.sizes.row(row)[name] for name in axes) for row in faster} <= layouts
-
-
-@pytest.mark.parametrize("name", ["gpt2", "pangu-alpha-2.6b"])
-def test_few_layers_say_what_all_do(name):
-    """The reading of a whole model, which takes seconds where it has many layers."""
-    config = known.configuration(name) | ({"num_layers": 6} if "pangu" in name else {})
-    assert read_few(config, "ring", True) == model_work(config, "ring", True)
 
 
 SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -120,13 +116,46 @@ def test_files_say_what_the_text_says(found):
 
 
 @pytest.mark.parametrize("asked, said", [
-    (dict(machine="A10"), "--machine A10: .*A100"),
+    (dict(machine="A10"), "machine 'A10': .*did you mean A100.*"),
     (dict(devices=17), "--devices 17: no strategy divides them: .* work are 16 and 18"),
     (dict(memory=1e9), "--memory 1: no strategy of 16 devices fits: .* GB are missing .* would do"),
+    (dict(devices=5, batch=1, seq=1), "--batch 1: too small for 5 devices: 5 is the next"),
     (dict(seq=4096), "--seq 4096: the model has 1024 positions")])
 def test_what_cannot_be_planned_is_refused(asked, said):
     with pytest.raises(om.InputError, match=said):
         om.plan("gpt2", **(dict(devices=16, machine="A100", batch=32, seq=512) | asked))
+
+
+def test_a_forward_pass_is_a_part_of_a_step(found):
+    """It takes less than the step of its strategy, its caches are keys and values, and local ranks run all of it."""
+    asked = om.plan("gpt2", 4, local_sheet(4), batch=8, seq=256, infer=True, at_once=True, flash=False,
+                    precision="float32", constants=LOCAL_CONSTANTS)
+    best = asked.best[0]
+    assert all(each.sizes["micro_batch"] * each.sizes["dp"] == 8 for each in asked.best)
+    one = next(each for each in asked.best if each.sizes["dp"] == 4)
+    assert one.prediction.memory["caches"] == 4 * 2 * 12 * 768 * 2 * 256     # bytes, keys and values, layers, sequences
+    line = launch_line(asked, best, "tiny.json")
+    assert line.startswith("opmatrix launch tiny.json --ranks 4 ") and line.endswith("--batch 8 --tokens 256")
+    assert prod(int(n) for n in re.findall(r"--(?:dp|tp|pp|cp) (\d+)", line)) == 4
+    step = found.question.predicted(found.best[0].form, found.best[0].sizes)
+    passes = predict_forward(step.setting, found.question.limits.head)
+    assert passes.step_seconds < step.step_seconds / 2
+    assert 0 < next_token_seconds(step.setting, 64) < passes.step_seconds
+
+
+def test_pipelines_run_as_formulas_say(found):
+    """Task by task, where stages are nearly alike; a cut that moves layers from a stage with a head is quicker."""
+    choice = next(each for each in found.best if each.sizes["pp"] > 1 and each.sizes["virtual"] == 1)
+    ran = run_stages(choice)
+    assert ran.seconds == pytest.approx(choice.seconds, rel=0.1) and sum(ran.cut) == 12
+    cut = best_cut(choice)
+    assert cut is None or (sum(cut) == 12 and run_stages(choice, cut).seconds <= ran.seconds)
+
+
+def test_a_picture_is_drawn(found, tmp_path):
+    choice = next(each for each in found.best if each.sizes["pp"] > 1)
+    text = draw_step(choice, tmp_path / "step.svg", "a step").read_text()
+    assert text.count("<title>") >= 2 * choice.sizes["pp"] and "stage 0" in text
 
 
 def test_a_tape_computes_what_numpy_does():
