@@ -84,15 +84,17 @@ def is_early(row):
 
 
 def strategy(row):
-    """The strategy of a row. vTrain's Megatron sums gradients behind the last backward pass; stacks of 2023 and later
-    store no scores of attention."""
+    """The strategy of a row. Stacks of 2022 and before sum gradients behind the last backward pass; those of 2023 and
+    later store no scores of attention."""
     recompute = next((each for each in ("full", "selective") if row["recompute"].startswith(each)), "none")
     zero = 3 if "FSDP" in row["zero_or_fsdp"] else 1 if "ZeRO-1" in row["zero_or_fsdp"] else 0
     late = not is_early(row)
     wide = 4 if "fp32 grad accumulation" in row["notes"] else 2
     found = Strategy(**{name: int(row[name]) for name in ("dp", "tp", "pp", "micro_batch")}, cp=int(row["cp"] or 1),
                      virtual=int(row["vpp"] or 1), zero=zero, sequence=row["seq_par"] == "yes", recompute=recompute,
-                     context="ulysses", flash=late, overlap="vTrain" not in row["source"],
-                     precision="float16" if row["precision"].startswith("fp16") else "bf16", gradient_bytes=wide)
+                     context="ulysses", flash=late, overlap=late,
+                     precision="float16" if row["precision"].startswith("fp16") else "bf16", gradient_bytes=wide,
+                     accumulated=wide - 2,
+                     balanced="embeddings as own pipeline slots" in row["notes"])
     if late and recompute == "selective" and zero < 3: found = replace(found, recompute="none")
     return found

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 from opmatrix.planner.layer_work import LayerWork
 from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
-from opmatrix.planner.step_parts import Parts, Setting, stage_parameters
+from opmatrix.planner.step_parts import Parts, Setting, fullest_share, stage_parameters
 
-# what allocators reserve of what they hand out, and what a process has that computes nothing: of the first BLOOM table
-RESERVED, CONTEXT = 1.3, 1.2e9
+# what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take: read
+# off the first BLOOM table
+RESERVED, CONTEXT = 1.2, 4e9
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
 
@@ -16,13 +17,12 @@ def memory_parts(setting: Setting) -> Parts:
     numbers, ranks = stage_parameters(setting), own.dp * own.cp
     held = least(setting.micro_batches, own.pp)             # micro-batches of the first stage that wait for backward
     if own.schedule == "gpipe": held = setting.micro_batches
-    layers = setting.model.count / own.pp
     chunks = 1 + (own.pp - 1) / (own.pp * own.virtual) * step_at(own.virtual, 2)
-    kept = add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers) / own.pp
+    kept = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]
-    working = whole_bytes(setting, body) if own.recompute == "full" else 0 * layers
+    working = whole_bytes(setting, body) if own.recompute == "full" else 0 * own.micro_batch
     return {"weights": setting.number * numbers / (ranks if own.zero > 2 else 1),
-            "gradients": own.gradient_bytes * numbers / (ranks if own.zero > 1 else 1),
+            "gradients": (own.gradient_bytes + own.accumulated) * numbers / (ranks if own.zero > 1 else 1),
             "optimiser": 12 * numbers / (ranks if own.zero else 1),
             "kept": kept * held * chunks, "working": working,
             "logits": logits_bytes(setting)}

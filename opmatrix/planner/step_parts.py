@@ -10,7 +10,7 @@ from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import CrossingWork, LayerWork, ModelWork, Pass, ProductWork
 from opmatrix.planner.level_seconds import collective_parts
-from opmatrix.planner.quantities import Quantity, add_all, most, soft_most, step_at
+from opmatrix.planner.quantities import Quantity, add_all, most, round_up, soft_most, step_at
 from opmatrix.planner.strategies import Strategy
 
 Parts = dict[str, Quantity]
@@ -141,8 +141,9 @@ def step_parts(setting: Setting) -> Parts:
     once = setting._replace(strategy=replace(own, recompute="none"))
     first, last = layer_parts(once, model.first), add_parts(layer_parts(once, model.last), loss_parts(setting))
     several = step_at(own.pp, 2)
-    share = scale_parts(bodies, 1 / own.pp)
+    share = scale_parts(bodies, fullest_share(setting))
     slowest = add_parts(share, last, scale_parts(first, 1 - several))
+    if own.balanced: slowest = scale_parts(add_parts(bodies, first, last), 1 / own.pp)
     every = total(bodies) + total(first) + total(last)
     m = setting.micro_batches
     sent = send_parts(setting)
@@ -165,13 +166,21 @@ def send_parts(setting: Setting) -> Parts:
                      {"synchronisation": 2 * own.virtual * (sent.waited + shared * several * gathered.waited)})
 
 
+def fullest_share(setting: Setting) -> Quantity:
+    """Which part of all layers the fullest stage has: as many as others, or one more; tables and head are one each
+    where stages are balanced."""
+    more = 2 if setting.strategy.balanced else 0
+    return round_up((setting.model.count + more) / setting.strategy.pp) / setting.model.count
+
+
 def stage_parameters(setting: Setting) -> Quantity:
     """Numbers that a rank of the fullest stage stores."""
     own, model, sizes = setting.strategy, setting.model, setting.sizes
-    bodies = add_all(count * work.parameters.at(sizes) for work, count in model.layers) / own.pp
+    bodies = fullest_share(setting) * add_all(count * work.parameters.at(sizes) for work, count in model.layers)
+    layer = model.layers[0][0].parameters.at(sizes) if own.balanced else 0      # in whose place a table is
     one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
     several = step_at(own.pp, 2)
-    return bodies + most(one, other) * several + (1 - several) * (one if model.tied else one + other)
+    return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
 
 
 def gradient_parts(setting: Setting) -> Parts:

@@ -16,9 +16,10 @@ SCHEDULES = "1f1b", "gpipe", "interleaved"
 class Strategy:
     """Ranks of data, tensor, stages, context and experts (over those of data and context); `context`: how tokens of a
     sequence meet over cp; `zero`: what is stored once over dp and cp; `sequence`: norms are cut over tp; `recompute`:
-    what is computed again; `micro_batch` sequences at once; `virtual` stages a rank; `cut`: layers of each stage, even
-    where it is None; `order`: axes, neighbours first; `flash`: scores of attention are never stored; `buckets`:
-    sums of gradients run beside the backward pass; `crossing`: bytes of a number that tensor ranks send."""
+    what is computed again; `micro_batch` sequences at once; `virtual` stages a rank; `cut`: layers of each stage, as
+    many each where it is None; `balanced`: tables and heads count as layers do; `order`: axes, neighbours first;
+    `flash`: scores of attention are never stored; `overlap`: sums of gradients run beside the backward pass;
+    `gradient_bytes` of each parameter that are summed, and those that are `accumulated` beside them."""
     dp: Quantity = 1
     tp: Quantity = 1
     pp: Quantity = 1
@@ -36,7 +37,9 @@ class Strategy:
     overlap: bool = True
     precision: str = "bf16"
     cut: tuple[int, ...] | None = None
+    balanced: bool = False
     gradient_bytes: float = 2
+    accumulated: float = 0
 
     @property
     def devices(self) -> Quantity: return self.dp * self.tp * self.pp * self.cp
