@@ -17,7 +17,7 @@ from opmatrix.algebra.term import Operator, read
 from opmatrix.regions.merging import finish_each, merge_row
 
 
-class NotByRows(TypeError):
+class NotByRows(ValueError):
     """A node that does not go through rows one by one here, and why; `traced`: as a function of somebody's could not be
     followed, which is said with its place."""
 

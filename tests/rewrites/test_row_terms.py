@@ -181,3 +181,10 @@ def test_code_of_terms_has_a_bound_of_its_own(drawn):
     from formats.disk.holdings import CODE, TERM_CODE
     names = [each.name for each in objects.home().iterdir() if each.name.startswith("term-")]
     assert names and all(TERM_CODE.names.fullmatch(each) and not CODE.names.fullmatch(each) for each in names)
+
+
+def test_what_mixes_rows_is_no_such_step():
+    """In a file that others wrote: refused where it is bound, in a line."""
+    for text, said in (('[["value",0],["turn",[0],[]]]', "mixes rows"),
+                       ('[["value",0],["cols",[],[0,9,null]],["compose",[0,1],[]]]', "columns 0 to 9 of 5")):
+        with pytest.raises(ValueError, match=said): find_kernel(text, ([np.zeros((1, 5), np.float32)], []))
