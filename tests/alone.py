@@ -85,9 +85,9 @@ def interpreted(write, constants, rng):
 
 def row_term(write, constants, rng):
     """Of two values and a row of numbers: what is reduced, kept and put side by side."""
-    x, y = (symbol(name, None, 40) for name in "xy")
-    term, arrays = write_term(row((x @ share) * y, y * const(np.arange(40.0) / 40)), {x: 0, y: 1})
-    constants["numbers"] = arrays[0].array
+    x, y = symbol("x", None, 24), symbol("y", None, 40)
+    term, arrays = write_term(row((x @ share) * x, y * const(np.arange(40.0) / 40)), {x: 0, y: 1})
+    constants["numbers"] = arrays[0].array.astype(np.float32)
     return write.step("row_term", {"term": term}, x0="x", x1="y", c0="numbers")
 
 def attention(write, constants, rng):

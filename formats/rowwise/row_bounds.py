@@ -4,14 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.scalar_functions import LEAST, UNIT
-from formats.rowwise.scalar_graphs import Pair, bound_graph, spread_by
-
-LANES = 16
+from formats.rowwise.row_values import ABREAST, Merging, RowValue
+from formats.rowwise.scalar_functions import HALF_UNIT, VANISHED
+from formats.rowwise.scalar_graphs import NumberPair, bound_graph, spread_by
 
 
-def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> Pair:
+def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> NumberPair:
     """The numbers of each row, (rows, heads, columns), and how far off a kernel may be; of float64 arrays (rows,
     columns) or (rows, heads, columns), and arrays that are operands."""
     made: dict[int, Any] = {}
@@ -28,7 +26,7 @@ def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> A
 
 def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:
     """One value, of those that it is made of: a pair, or one for each number of a carrier."""
-    def each(change: Any) -> Pair: return change(args[0][0]), change(args[0][1])
+    def each(change: Any) -> NumberPair: return change(args[0][0]), change(args[0][1])
     match node.op:
         case "value": return certain(heads_second(np.asarray(values[node.extra], np.float64)))
         case "const": return certain(np.asarray(arrays[node.extra], np.float64).reshape(1, node.heads, node.cols))
@@ -58,11 +56,11 @@ def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: S
     raise ValueError(f"{node.op}: no such value")
 
 
-def certain(y: Any) -> Pair: return y, np.zeros(y.shape)
+def certain(y: Any) -> NumberPair: return y, np.zeros(y.shape)
 def heads_second(y: Any) -> Any: return y[:, None] if y.ndim == 2 else y
 def lost(value: float) -> float: return abs(value - float(np.float32(value))) if np.isfinite(value) else 0.0
 def sum_sizes(y: Any, axis: int) -> Any: return abs(y).sum(axis, keepdims=True)
-def rounding(count: int, size: Any) -> Any: return count * UNIT * size * 1.01 + count * LEAST
+def rounding(count: int, size: Any) -> Any: return count * HALF_UNIT * size * 1.01 + count * VANISHED
 
 
 def whole(a: Any, node: RowValue) -> Any:
@@ -76,7 +74,7 @@ def padded(a: Any, start: int, cols: int) -> Any:
     return out
 
 
-def multiply(node: RowValue, x: Pair, W: Any) -> Pair:
+def multiply(node: RowValue, x: NumberPair, W: Any) -> NumberPair:
     """Rows times a matrix, or one for each head."""
     y, e = (whole(each, node.args[0])[..., None, :] for each in x)
     w = W.reshape(1, -1, *W.shape[-2:])
@@ -84,26 +82,26 @@ def multiply(node: RowValue, x: Pair, W: Any) -> Pair:
     return np.matmul(y, w)[..., 0, :], error + rounding(W.shape[-2] + 1, size + error)
 
 
-def merge_rows(merging: Merging, heads: int, carriers: Sequence[Pair]) -> list[Pair]:
+def merge_rows(merging: Merging, heads: int, carriers: Sequence[NumberPair]) -> list[NumberPair]:
     """The carriers of each row merged: lane by lane where order is free, then neighbours; else block by block."""
     n, rows = merging.cols, max(len(y) for y, _ in carriers)
-    blocks = -(-n // LANES)
+    blocks = -(-n // ABREAST)
 
     def spread_out(a: Any, fill: float) -> Any:
-        full = np.full((rows, heads, blocks * LANES), fill)
+        full = np.full((rows, heads, blocks * ABREAST), fill)
         full[..., :n] = np.broadcast_to(a, (rows, heads, n))
-        return full.reshape(rows, heads, blocks, LANES)
+        return full.reshape(rows, heads, blocks, ABREAST)
     parts = [(spread_out(y, unit), spread_out(e, 0.0)) for (y, e), unit in zip(carriers, merging.unit, strict=True)]
-    held: list[Pair] = [(np.full((1, 1, LANES), unit), np.zeros((1, 1, LANES))) for unit in merging.unit]
+    held: list[NumberPair] = [(np.full((1, 1, ABREAST), unit), np.zeros((1, 1, ABREAST))) for unit in merging.unit]
     for k in range(blocks):
         fresh = [(y[:, :, k], e[:, :, k]) for y, e in parts]
         held = bound_graph(merging.merge, *held, *(fresh if merging.commutative else merge_lanes(merging, fresh)))
     if merging.commutative: held = merge_lanes(merging, held)
-    return [(np.broadcast_to(y, (rows, heads, LANES))[..., :1], np.broadcast_to(e, (rows, heads, LANES))[..., :1])
+    return [(np.broadcast_to(y, (rows, heads, ABREAST))[..., :1], np.broadcast_to(e, (rows, heads, ABREAST))[..., :1])
             for y, e in held]
 
 
-def merge_lanes(merging: Merging, held: Sequence[Pair]) -> list[Pair]:
+def merge_lanes(merging: Merging, held: Sequence[NumberPair]) -> list[NumberPair]:
     """Neighbours, then pairs of them, and so on, into the first lane."""
     for distance in (1, 2, 4, 8):
         behind = [(np.roll(y, -distance, -1), np.roll(e, -distance, -1)) for y, e in held]

@@ -14,16 +14,16 @@ from formats.kernels.engine.pool import POOL
 from formats.kernels.mixing.heads import heads_of
 from formats.machine.threads import threads
 from formats.rowwise.row_loops import Loops
-from formats.rowwise.row_text import Text
-from formats.rowwise.row_values import RowValue
-from formats.rowwise.scalar_functions import OPERATIONS
+from formats.rowwise.row_text import RowText
+from formats.rowwise.row_values import ABREAST, RowValue
+from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.rowwise.scalar_graphs import count_work
 
 HOME = "formats.rowwise.row_lanes"                          # what texts are written in the words of
-LANES = 16
 
 
 class Counts(NamedTuple):
-    """Of each row: simple operations, divisions and roots, numbers that are read and written."""
+    """What one row takes: simple operations, divisions and roots, numbers that are read and written."""
     simple: float
     slow: float
     moved: float
@@ -37,7 +37,7 @@ class RowKernel:
     arrays: int
 
     @cached_property
-    def written(self) -> Text: return Text(self.root, self.values, self.arrays)
+    def written(self) -> RowText: return RowText(self.root, self.values, self.arrays)
     @cached_property
     def text(self) -> str: return self.written.whole()
 
@@ -61,7 +61,7 @@ class RowKernel:
             node = given.get(k)
             if node is not None and value.shape not in ((T, node.cols), (T, node.heads, node.cols)):
                 raise ValueError(f"x{k}: {value.shape} is not ({T}, {node.heads}, {node.cols})")
-            places += locate(f"x{k}", value, T)
+            places += locate_rows(f"x{k}", value, T)
             separate(out, over=False, **{f"x{k}": value})
         for k, array in enumerate(arrays):
             readable(f"c{k}", array, array.shape)
@@ -73,7 +73,7 @@ class RowKernel:
         rows = max(1, -(-T // (4 * workers)))
         with POOL.lock:
             room = ROOM.reserve(self.written.room, workers) if self.written.room else (0, 0)
-            record = filled(*places, *map(address, arrays), *locate("out", out, T), *room, T, rows,
+            record = filled(*places, *map(address, arrays), *locate_rows("out", out, T), *room, T, rows,
                             *self.written.sizes, *(at for at, _ in self.written.places.values()))
             launch(workers, (self.function, record, -(-T // rows)))
         return out
@@ -84,17 +84,15 @@ class RowKernel:
         loops = Loops(self.root)
         simple = slow = 0.0
         for loop in loops.loops:
-            numbers = loop.heads * -(-loop.cols // LANES) * LANES
+            numbers = loop.heads * -(-loop.cols // ABREAST) * ABREAST
             for number in loop.items:
                 item = loops.items[number]
                 if item.node.op == "times":
-                    simple += item.node.args[0].cols * item.node.heads * -(-item.node.cols // LANES) * LANES
+                    simple += item.node.args[0].cols * item.node.heads * -(-item.node.cols // ABREAST) * ABREAST
                 if item.node.op == "total": numbers *= item.node.args[0].heads
                 if item.node.op == "fold":
-                    one = [OPERATIONS[each.op] for each in item.node.extra.merge.walk() if each.op in OPERATIONS]
-                    blocks = numbers + 4 * LANES * loop.heads
-                    simple += blocks * sum(each.simple for each in one)
-                    slow += blocks * sum(each.slow for each in one)
+                    blocks, (often, rarely) = numbers + 4 * ABREAST * loop.heads, count_work(item.node.extra.merge)
+                    simple, slow = simple + blocks * often, slow + blocks * rarely
                 seen: set[int] = set()
                 for part, _ in item.parts:
                     a, b = count_inside(loops, part, part is item.node, seen)
@@ -108,7 +106,7 @@ def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tup
     if id(node) in seen: return 0.0, 0.0
     seen.add(id(node))
     if (id(node) in loops.kept and not own) or not node.args: return float(node.op != "literal"), 0.0
-    function = OPERATIONS[node.extra] if node.op == "map" else None
+    function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
     simple, slow = (function.simple, function.slow) if function else (0.0, 0.0)
     for each in node.args:
         a, b = count_inside(loops, each, False, seen)
@@ -116,7 +114,7 @@ def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tup
     return simple, slow
 
 
-def locate(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]:
+def locate_rows(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]:
     """Address, numbers from row to row, and from head to head."""
     if value.ndim == 3: return heads_of(name, value, rows, value.shape[1])
     readable(name, value, value.shape)

@@ -24,17 +24,17 @@ f4 = np.float32
 FROM, BEYOND = f4(-87.4), f4(89)                            # e^x vanishes below, and is infinite from there on
 HALF_ROUNDER = f4(ROUNDER - ONE)                            # powers of two are kept halved, so that none is too large
 SMALL, GROWN, GROWTH = f4(2 ** -126), f4(2 ** 23), f4(23)   # what is no normal number is multiplied first
-HALF = f4(0.5)
+ONE_HALF = f4(0.5)
 LG1, LG2, LG3, LG4 = (f4(c) for c in (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841))  # of musl's logf
 INFINITY, NAN = f4(np.inf), f4(np.nan)
 
 
-def truth(builder, test):
+def as_truth(builder, test):
     """1 where a comparison is true, 0 elsewhere."""
     return builder.select(test, ir.Constant(VECTOR, [1.0] * LANES), ir.Constant(VECTOR, [0.0] * LANES))
 
 
-def holds(builder, x): return builder.fcmp_unordered("!=", x, ir.Constant(VECTOR, [0.0] * LANES))
+def is_true(builder, x): return builder.fcmp_unordered("!=", x, ir.Constant(VECTOR, [0.0] * LANES))
 
 
 def unless_nan(builder, x, chosen): return builder.select(builder.fcmp_unordered("uno", x, x), x, chosen)
@@ -43,20 +43,20 @@ def unless_nan(builder, x, chosen): return builder.select(builder.fcmp_unordered
 # what is no number stays so, whichever of the two it is
 largest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_unordered("<", x, y), y, x)))
 smallest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_unordered(">", x, y), y, x)))
-less = binary(lambda b, x, y: truth(b, b.fcmp_ordered("<", x, y)))
-less_equal = binary(lambda b, x, y: truth(b, b.fcmp_ordered("<=", x, y)))
-equal = binary(lambda b, x, y: truth(b, b.fcmp_ordered("==", x, y)))
-both = binary(lambda b, x, y: truth(b, b.and_(holds(b, x), holds(b, y))))
-either = binary(lambda b, x, y: truth(b, b.or_(holds(b, x), holds(b, y))))
-root = unary(lambda b, x: b.call(llvm_function(b, f"llvm.sqrt.v{LANES}f32", VECTOR, VECTOR), [x]))
+less = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("<", x, y)))
+less_equal = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("<=", x, y)))
+equal = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("==", x, y)))
+both = binary(lambda b, x, y: as_truth(b, b.and_(is_true(b, x), is_true(b, y))))
+either = binary(lambda b, x, y: as_truth(b, b.or_(is_true(b, x), is_true(b, y))))
+square_root = unary(lambda b, x: b.call(llvm_function(b, f"llvm.sqrt.v{LANES}f32", VECTOR, VECTOR), [x]))
 whole_below = unary(lambda b, x: b.call(llvm_function(b, f"llvm.floor.v{LANES}f32", VECTOR, VECTOR), [x]))
-spread = unary(lambda b, x: x)
+in_all_lanes = unary(lambda b, x: x)
 
 
 @intrinsic
-def choose(typing, test, one, other):
+def chosen(typing, test, one, other):
     """One where a test is not 0, else the other."""
-    def emit(builder, test, one, other): return builder.select(holds(builder, test), one, other)
+    def emit(builder, test, one, other): return builder.select(is_true(builder, test), one, other)
     def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
     return VECTOR16(test, one, other), code
 
@@ -98,7 +98,7 @@ def first_lane(typing, vector):
 @njit(forceinline=True, **HELPER)
 def one_number(at):
     """The number at an address, in all lanes."""
-    return spread(floats(at, 1)[0])
+    return in_all_lanes(floats(at, 1)[0])
 
 
 @njit(forceinline=True, **HELPER)
@@ -112,7 +112,7 @@ def exp_whole(x):
 def expm1_whole(x):
     """e^x - 1 within 3 units: with e^x = 2^n (1 + s) it is 2^n s + (2^n - 1)."""
     power, s = growth(larger(smaller(x, BEYOND), f4(-80)), ZERO, HALF_ROUNDER)
-    return fused(power, s, power - HALF) * TWO
+    return fused(power, s, power - ONE_HALF) * TWO
 
 
 def exponent_of(builder, x):
@@ -131,16 +131,16 @@ exponent = unary(lambda b, x: b.sitofp(exponent_of(b, x)[1], VECTOR))
 def log_whole(x):
     """The natural logarithm within 1 unit, as musl's logf; -inf of 0, no number of what is negative."""
     tiny = less(x, SMALL)
-    y = choose(tiny, x * GROWN, x)
-    f, e = mantissa(y) - ONE, exponent(y) - choose(tiny, spread(GROWTH), spread(ZERO))
+    y = chosen(tiny, x * GROWN, x)
+    f, e = mantissa(y) - ONE, exponent(y) - chosen(tiny, in_all_lanes(GROWTH), in_all_lanes(ZERO))
     s = f / (f + TWO)
     z = s * s
     w = z * z
     r = z * (w * LG3 + LG1) + w * (w * LG4 + LG2)
-    h = f * f * HALF
+    h = f * f * ONE_HALF
     found = fused(s, h + r, e * LN2_LOW) - h + f + e * LN2_HIGH
-    found = choose(less(x, INFINITY), found, x)             # what is infinite or no number stays
-    return choose(less_equal(x, ZERO), choose(equal(x, ZERO), spread(-INFINITY), spread(NAN)), found)
+    found = chosen(less(x, INFINITY), found, x)             # what is infinite or no number stays
+    return chosen(less_equal(x, ZERO), chosen(equal(x, ZERO), in_all_lanes(-INFINITY), in_all_lanes(NAN)), found)
 
 
 @njit(forceinline=True, **HELPER)
@@ -148,5 +148,5 @@ def log1p_whole(x):
     """log(1 + x) within 3 units: what the sum's rounding leaves out is added."""
     u = x + ONE
     rest = (x - (u - ONE)) / u
-    found = log_whole(u) + choose(less(magnitude(rest), ONE), rest, spread(ZERO))
-    return choose(less(x, INFINITY), found, x)
+    found = log_whole(u) + chosen(less(magnitude(rest), ONE), rest, in_all_lanes(ZERO))
+    return chosen(less(x, INFINITY), found, x)

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from formats.rowwise.row_values import RowValue
-from formats.rowwise.scalar_functions import OPERATIONS
+from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 
-KEPT = "fold", "beside", "place", "total", "times"          # what takes a loop of its own
+LOOPED = "fold", "beside", "place", "total", "times"          # what takes a loop of its own
 VIEWS = "cols", "split"                                     # of one column of several, read as a number in a wider loop
 WORTH = 6.0                                                 # operations of what is computed once rather than twice
 SLOW = 8.0                                                  # of them that a division or a root is worth
 
 
 @dataclass(eq=False)
-class Item:
+class LoopItem:
     """A value that is made by a loop: where its numbers go is scratch, or the result."""
     node: RowValue
     parts: list[tuple[RowValue, int]]                       # what is stored, each from a column on; carriers of a fold
@@ -37,11 +37,11 @@ class Loops:
     def __init__(self, root: RowValue) -> None:
         self.root = root.args[0] if root.op == "join" and root.args[0].op not in ("value", "const") else root
         self.nodes = [*self.root.walk()]
-        self.kept = {id(self.root)} | {id(each) for each in self.nodes if each.op in KEPT}
+        self.kept = {id(self.root)} | {id(each) for each in self.nodes if each.op in LOOPED}
         self.kept |= {id(each.args[0]) for each in self.nodes if each.op in ("join", "times")
                       and each.args[0].op not in ("value", "const")}
         self.keep_shared()
-        self.items: list[Item] = []
+        self.items: list[LoopItem] = []
         self.number: dict[int, int] = {}
         for node in self.nodes:
             if id(node) in self.kept: self.enter(node)
@@ -49,7 +49,7 @@ class Loops:
 
     def own(self, node: RowValue) -> float:
         """Operations of a value at each of its numbers, without what it is made of."""
-        function = OPERATIONS[node.extra] if node.op == "map" else None
+        function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
         return function.simple + SLOW * function.slow if function else 0.0
 
     def keep_shared(self) -> None:
@@ -74,7 +74,7 @@ class Loops:
             case "fold": parts, cols = [(each, 0) for each in node.args], node.extra.cols
             case "beside": parts = [*zip(node.args, node.extra, strict=True)]
             case "place" | "total" | "times": parts = [(node.args[0], 0)]
-        item = Item(node, parts, node.heads, cols)
+        item = LoopItem(node, parts, node.heads, cols)
         for part, _ in parts:
             plain = node.op == "fold" or part is node
             for each, at in self.read(part, node.heads, cols, plain, part is node):
@@ -110,7 +110,7 @@ class Loops:
             where.append(found)
         return loops
 
-    def joins(self, loop: Loop, item: Item) -> bool:
+    def joins(self, loop: Loop, item: LoopItem) -> bool:
         """Whether an item may be made by a loop that there is."""
         return ((loop.heads, loop.cols) == (item.heads, item.cols)
                 and all(self.items[each].node.op in ("map", "fold") for each in loop.items))

@@ -10,16 +10,16 @@ import numpy as np
 
 from formats.rowwise.row_loops import Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.scalar_functions import OPERATIONS
-from formats.rowwise.scalars import Graph
+from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.rowwise.scalars import NumberGraph
 
 IN_TEXT = 8                                                 # sizes up to it stand in the text
-PLACES = 1, 2, 4, 8                                         # of lanes that are merged, one after another
+LANE_STEPS = 1, 2, 4, 8                                         # of lanes that are merged, one after another
 OPERATORS = "+", "-", "*", "/"
 
 
 @dataclass
-class Text:
+class RowText:
     """What is written: lines, and how the record of a call is laid out."""
     root: RowValue
     values: int
@@ -121,15 +121,15 @@ class Text:
         return self.name(f"get({self.address(node, '0', at)}, {lanes})")
 
     def operation(self, op: str, args: list[str]) -> str:
-        code = OPERATIONS[op].code
-        if all(each.startswith("K") for each in args): args = [f"spread({args[0]})", *args[1:]]
+        code = SCALAR_OPERATIONS[op].code
+        if all(each.startswith("K") for each in args): args = [f"in_all_lanes({args[0]})", *args[1:]]
         if code in OPERATORS: return self.name(f"{args[0]} {code} {args[1]}")
         if code in ("largest_of", "smallest_of") and args[0].startswith("K"): args = args[::-1]
         if code in ("largest_of", "smallest_of") and args[1].startswith("K"):
             code = {"largest_of": "larger", "smallest_of": "smaller"}[code]
         return self.name(f"{code}({', '.join(args)})")
 
-    def graph(self, graph: Graph, inputs: list[str]) -> list[str]:
+    def graph(self, graph: NumberGraph, inputs: list[str]) -> list[str]:
         """The outputs of a graph of numbers, of variables."""
         made: dict[int, str] = {}
         for node in graph.walk():
@@ -183,7 +183,7 @@ class Text:
         items = [(number, self.loops.items[number]) for number in loop.items]
         folds = [(number, item.node) for number, item in items if item.node.op == "fold"]
         for number, node in folds:
-            for k, unit in enumerate(node.extra.unit): self.put(f"a{number}_{k} = spread({self.literal(unit)})")
+            for k, unit in enumerate(node.extra.unit): self.put(f"a{number}_{k} = in_all_lanes({self.literal(unit)})")
 
         def body(at: str, lanes: str) -> None:
             for number, item in items:
@@ -195,7 +195,7 @@ class Text:
     def store(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:
         """A value where it is kept."""
         found = self.value(node, h, at, lanes, own=True)
-        if found.startswith("K"): found = self.name(f"spread({found})")
+        if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
         alone = node.cols == 1 and node.heads == 1 and node is not self.loops.root
         if alone: self.put(f"t{number}_0 = first_lane({found})")
         else: self.put(f"keep({found}, {self.address(node, h, at)}, {lanes})")
@@ -206,7 +206,7 @@ class Text:
         fresh = []
         for each, unit in zip(node.args, merging.unit, strict=True):
             found = self.value(each, h, at, lanes)
-            if found.startswith("K"): found = self.name(f"spread({found})")
+            if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
             fresh.append(found if lanes == "None" else self.name(f"cut({found}, {lanes}, {self.literal(unit)})"))
         if not merging.commutative: fresh = self.merge_lanes(merging, fresh)
         held = [f"a{number}_{k}" for k in range(len(fresh))]
@@ -215,7 +215,7 @@ class Text:
 
     def merge_lanes(self, merging: Merging, carriers: list[str]) -> list[str]:
         """Neighbours, then pairs of them, and so on: the first lane has all, in order."""
-        for distance in PLACES:
+        for distance in LANE_STEPS:
             behind = [self.name(f"down{distance}({each})") for each in carriers]
             carriers = self.graph(merging.merge, [*carriers, *behind])
         return carriers
@@ -233,7 +233,7 @@ class Text:
         for part, start in zip(node.args, node.extra, strict=True):
             def body(at: str, lanes: str, part: RowValue = part, start: int = start) -> None:
                 found = self.value(part, h, at, lanes)
-                if found.startswith("K"): found = self.name(f"spread({found})")
+                if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
                 place = plus(at, self.size(start) if start else "")
                 self.put(f"keep({found}, {self.address(node, h, place)}, {lanes})")
             self.columns(part.cols, body)
@@ -241,7 +241,7 @@ class Text:
     def write_place(self, node: RowValue, h: str) -> None:
         """Columns among zeros."""
         def zero(at: str, lanes: str) -> None:
-            self.put(f"keep(spread({self.literal(0.0)}), {self.address(node, h, at)}, {lanes})")
+            self.put(f"keep(in_all_lanes({self.literal(0.0)}), {self.address(node, h, at)}, {lanes})")
 
         def body(at: str, lanes: str) -> None:
             place = plus(at, self.size(node.extra) if node.extra else "")
@@ -254,7 +254,7 @@ class Text:
         heads = self.size(node.args[0].heads)
 
         def body(at: str, lanes: str) -> None:
-            self.put(f"a = spread({self.literal(0.0)})")
+            self.put(f"a = in_all_lanes({self.literal(0.0)})")
             self.put(f"for k in range({heads}):")
             self.indent += 1
             self.block(lambda: self.put(f"a = a + {self.value(node.args[0], 'k', at, lanes)}"))
@@ -268,7 +268,7 @@ class Text:
         n, p = self.size(x.cols), self.size(node.cols)
 
         def body(at: str, lanes: str) -> None:
-            self.put(f"a = spread({self.literal(0.0)})")
+            self.put(f"a = in_all_lanes({self.literal(0.0)})")
             own = "0" if x.heads == 1 else h
             matrix = scaled(scaled(h, n), p) if stacked else "0"
             self.put(f"for i in range({n}):")

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from formats.rowwise.scalars import Graph, Number
+from formats.rowwise.scalars import NumberGraph, StandIn
 
+ABREAST = 16                                         # numbers that are computed at a time
 SMALL_MATRIX = 4096                                         # numbers of a matrix that a row is multiplied by here
 
 
 class Merging(NamedTuple):
     """How so many columns are merged: the unit, the graph of two carriers, whether their order is free."""
     unit: tuple[float, ...]
-    merge: Graph
+    merge: NumberGraph
     commutative: bool
     cols: int
 
@@ -65,10 +66,10 @@ def mapped(op: str, *args: RowValue) -> RowValue:
     return RowValue("map", heads, cols, *args, extra=op)
 
 
-def graphed(graph: Graph, *args: RowValue) -> list[RowValue]:
+def graphed(graph: NumberGraph, *args: RowValue) -> list[RowValue]:
     """The outputs of a graph of numbers, of values entry by entry."""
     made: dict[int, RowValue] = {}
-    def of(node: Number) -> RowValue:
+    def of(node: StandIn) -> RowValue:
         if node.op == "input": return args[int(node.value)]
         if node.op == "literal": return literal(node.value)
         return mapped(node.op, *(made[id(each)] for each in node.args))

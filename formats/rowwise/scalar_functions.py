@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from formats.core.activation import COMPILED, Activation
 
 Reals = NDArray[np.float64]
-UNIT, LEAST = 2.0 ** -24, 2.0 ** -125                       # half a unit in the last place; what vanishes at most
-Spread = Callable[..., Any]
+HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; what vanishes at most
+SpreadError = Callable[..., Any]
 
 
 class ScalarFunction(NamedTuple):
@@ -19,7 +19,7 @@ class ScalarFunction(NamedTuple):
     its name in formats/rowwise/row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
     operations, the latter divisions and roots."""
     exact: Callable[..., Any]
-    spread: Spread
+    spread: SpreadError
     code: str
     units: float = 1.0
     simple: float = 1.0
@@ -82,8 +82,8 @@ def spread_floor(y: Any, a: tuple[Any, Any]) -> Any:
 
 
 def added(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any: return a[1] + b[1]
-def kept(y: Any, a: tuple[Any, Any]) -> Any: return a[1]
-def truth(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
+def kept_error(y: Any, a: tuple[Any, Any]) -> Any: return a[1]
+def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
 
 
 def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
@@ -91,28 +91,28 @@ def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
     return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1]))
 
 
-OPERATIONS: dict[str, ScalarFunction] = {
+SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "add": ScalarFunction(np.add, added, "+"),
     "sub": ScalarFunction(np.subtract, added, "-"),
     "mul": ScalarFunction(np.multiply, spread_product, "*"),
     "div": ScalarFunction(np.divide, spread_quotient, "/", 1.0, 0.0, 1.0),
-    "copy": ScalarFunction(np.positive, kept, "spread", 0.0),
-    "neg": ScalarFunction(np.negative, kept, "negative", 0.0),
-    "abs": ScalarFunction(np.abs, kept, "magnitude", 0.0),
+    "copy": ScalarFunction(np.positive, kept_error, "in_all_lanes", 0.0),
+    "neg": ScalarFunction(np.negative, kept_error, "negative", 0.0),
+    "abs": ScalarFunction(np.abs, kept_error, "magnitude", 0.0),
     "maximum": ScalarFunction(np.maximum, either_way, "largest_of", 0.0, 2.0),
     "minimum": ScalarFunction(np.minimum, either_way, "smallest_of", 0.0, 2.0),
-    "less": ScalarFunction(truth(np.less), spread_test, "less", 0.0),
-    "less_equal": ScalarFunction(truth(np.less_equal), spread_test, "less_equal", 0.0),
-    "equal": ScalarFunction(truth(np.equal), spread_test, "equal", 0.0),
-    "both": ScalarFunction(truth(np.logical_and), either_way, "both", 0.0),
-    "either": ScalarFunction(truth(np.logical_or), either_way, "either", 0.0),
-    "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "choose", 0.0),
-    "sqrt": ScalarFunction(np.sqrt, spread_root, "root", 1.0, 0.0, 1.0),
+    "less": ScalarFunction(truth_of(np.less), spread_test, "less", 0.0),
+    "less_equal": ScalarFunction(truth_of(np.less_equal), spread_test, "less_equal", 0.0),
+    "equal": ScalarFunction(truth_of(np.equal), spread_test, "equal", 0.0),
+    "both": ScalarFunction(truth_of(np.logical_and), either_way, "both", 0.0),
+    "either": ScalarFunction(truth_of(np.logical_or), either_way, "either", 0.0),
+    "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "chosen", 0.0),
+    "sqrt": ScalarFunction(np.sqrt, spread_root, "square_root", 1.0, 0.0, 1.0),
     "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 4.0, 12.0),
     "expm1": ScalarFunction(np.expm1, spread_exp, "expm1_whole", 8.0, 16.0),
     "log": ScalarFunction(np.log, spread_log, "log_whole", 4.0, 16.0, 1.0),
     "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 20.0, 2.0),
-    "tanh": ScalarFunction(np.tanh, kept, "tanh_of", 4.0, 18.0, 1.0),
+    "tanh": ScalarFunction(np.tanh, kept_error, "tanh_of", 4.0, 18.0, 1.0),
     "floor": ScalarFunction(np.floor, spread_floor, "whole_below", 0.0),
 } | {name: ScalarFunction(each.function, within(each), each.vector, 4.0, float(each.operations) + 6, 1.0)
      for name, each in COMPILED.items() if name in ("gelu", "gelu_tanh", "silu", "sigmoid")}

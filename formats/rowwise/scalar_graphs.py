@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from formats.rowwise.scalar_functions import LEAST, OPERATIONS, UNIT, Reals
-from formats.rowwise.scalars import Graph, Number, Untraceable, place
+from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED, Reals
+from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
 
-Pair = tuple[Any, Any]                                      # float64 numbers, and how far float32 may be from them
+NumberPair = tuple[Any, Any]                                # float64 numbers, and how far float32 may be from them
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-38, -1e-38, 1e38, -1e38, np.inf, -np.inf, np.nan, 88.0, -88.0]
-DRAWS, TOLERANCE = 1000, 1e-9
+TRIED_DRAWS, TOLERANCE = 1000, 1e-9
 
 
-def fill(graph: Graph, given: Sequence[Any], literal: Callable[[float], Any],
-         make: Callable[[Number, list[Any]], Any]) -> list[Any]:
+def fill(graph: NumberGraph, given: Sequence[Any], literal: Callable[[float], Any],
+         make: Callable[[StandIn, list[Any]], Any]) -> list[Any]:
     """The outputs of a graph, its numbers made one after another."""
     made: dict[int, Any] = {}
     for node in graph.walk():
@@ -24,31 +24,27 @@ def fill(graph: Graph, given: Sequence[Any], literal: Callable[[float], Any],
     return [made[id(each)] for each in graph.outputs]
 
 
-def exact_graph(graph: Graph, *given: Any) -> list[Any]:
+def exact_graph(graph: NumberGraph, *given: Any) -> list[Any]:
     """What it means, of float64 arrays."""
     with np.errstate(all="ignore"):
-        return fill(graph, given, np.float64, lambda node, args: OPERATIONS[node.op].exact(*args))
+        return fill(graph, given, np.float64, lambda node, args: SCALAR_OPERATIONS[node.op].exact(*args))
 
 
-def bound_graph(graph: Graph, *given: Pair) -> list[Pair]:
+def bound_graph(graph: NumberGraph, *given: NumberPair) -> list[NumberPair]:
     """What it means, and how far float32 may be from that: a running error (Higham 2002, section 3.3)."""
-    return fill(graph, given, lambda value: (value, abs(value - float(np.float32(value)))), spread)
+    return fill(graph, given, lambda value: (value, abs(value - float(np.float32(value)))),
+                lambda node, args: spread_by(node.op, args))
 
 
-def spread(node: Number, args: list[Pair]) -> Pair:
-    """One operation of numbers that are off: what it spreads, and what its own rounding adds."""
-    return spread_by(node.op, args)
-
-
-def spread_by(op: str, args: Sequence[Pair]) -> Pair:
+def spread_by(op: str, args: Sequence[NumberPair]) -> NumberPair:
     """The numbers that an operation gives, and how far off they may be."""
-    function = OPERATIONS[op]
+    function = SCALAR_OPERATIONS[op]
     with np.errstate(all="ignore"):
         y = function.exact(*(x for x, _ in args))
         error = function.spread(y, *args)
         if function.units:
             size = np.where(np.isfinite(y), abs(y), 0.0)
-            rounded = error + function.units * UNIT * (size + error) + LEAST
+            rounded = error + function.units * HALF_UNIT * (size + error) + VANISHED
             error = np.where((error == 0) & exactly(y, function.units), 0.0, rounded)
     return y, error
 
@@ -58,13 +54,13 @@ def exactly(y: Any, units: float) -> Any:
     return (np.asarray(np.float32(y), np.float64) == y) & (units <= 1)
 
 
-def count_work(graph: Graph) -> tuple[float, float]:
+def count_work(graph: NumberGraph) -> tuple[float, float]:
     """Simple operations, and divisions and roots."""
-    counted = [OPERATIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
+    counted = [SCALAR_OPERATIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
     return sum(each.simple for each in counted), sum(each.slow for each in counted)
 
 
-def name_graph(graph: Graph) -> str:
+def name_graph(graph: NumberGraph) -> str:
     """A name for all that it computes."""
     places: dict[int, int] = {}
     words = []
@@ -75,22 +71,22 @@ def name_graph(graph: Graph) -> str:
     return hashlib.blake2b(f"{graph.inputs} {words} {outputs}".encode(), digest_size=8).hexdigest()
 
 
-def check_traced(graph: Graph, function: Callable[..., Any], form: Callable[[Sequence[Any]], Sequence[Any]] = tuple,
-                 ) -> None:
+def check_traced(graph: NumberGraph, function: Callable[..., Any]) -> None:
     """Raises Untraceable where a graph is not its function: at random numbers, and at the edges of what numbers are."""
     rng = np.random.default_rng(0)
-    draws = [np.concatenate([rng.normal(size=DRAWS) * 3, rng.permutation(np.array(EDGES * 3))])
+    draws = [np.concatenate([rng.normal(size=TRIED_DRAWS) * 3, rng.permutation(np.array(EDGES * 3))])
              for _ in range(graph.inputs)]
-    with np.errstate(all="ignore"): meant = function(*form(draws))
+    with np.errstate(all="ignore"): meant = function(*draws)
     wanted = meant if isinstance(meant, tuple) else (meant,)
     for found, other in zip(exact_graph(graph, *draws), wanted, strict=True):
         one, two = (np.broadcast_to(np.asarray(each, np.float64), draws[0].shape if draws else ()) for each in
                     (found, other))
-        if not alike(one, two):
-            raise Untraceable(f"{place(function, None)}: what it does to single numbers is not what it does to arrays")
+        if not equal_numbers(one, two):
+            said = "what it does to single numbers is not what it does to arrays"
+            raise Untraceable(f"{find_place(function, None)}: {said}")
 
 
-def alike(one: Reals, two: Reals) -> bool:
+def equal_numbers(one: Reals, two: Reals) -> bool:
     """Whether numbers are equal but for the rounding of float64."""
     with np.errstate(all="ignore"):
         near = abs(one - two) <= TOLERANCE * (abs(two) + 1e-30)

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-HERE = __file__
+OWN_FILE = __file__
 TRUTHS = "less", "less_equal", "equal", "both", "either"    # operations that give 1 or 0
 NAMES = dict(add="add", subtract="sub", multiply="mul", divide="div", negative="neg", absolute="abs", fabs="abs",
              exp="exp", log="log", sqrt="sqrt", tanh="tanh", maximum="maximum", minimum="minimum", less="less",
@@ -22,16 +22,16 @@ class Untraceable(TypeError):
     """A function that cannot be followed: the place in it, and what it does there."""
 
 
-class Number:
+class StandIn:
     """A number that is not known yet: an operation of others, the k-th input, or a literal. Equal ones are one."""
     __slots__ = ("__weakref__", "args", "op", "value")
-    made: ClassVar[WeakValueDictionary[tuple[object, ...], Number]] = WeakValueDictionary()
+    made: ClassVar[WeakValueDictionary[tuple[object, ...], StandIn]] = WeakValueDictionary()
     __hash__ = object.__hash__
     op: str
-    args: tuple[Number, ...]
+    args: tuple[StandIn, ...]
     value: float
 
-    def __new__(cls, op: str, *args: Number, value: float = 0.0) -> Number:
+    def __new__(cls, op: str, *args: StandIn, value: float = 0.0) -> StandIn:
         key = op, *map(id, args), float(value).hex()
         if (found := cls.made.get(key)) is None:
             found = super().__new__(cls)
@@ -44,28 +44,28 @@ class Number:
         """Whether it is 1 or 0."""
         return self.op in TRUTHS or (self.op == "literal" and self.value in (0.0, 1.0))
 
-    def __add__(self, other: Any) -> Number: return apply("add", self, other)
-    def __radd__(self, other: Any) -> Number: return apply("add", other, self)
-    def __sub__(self, other: Any) -> Number: return apply("sub", self, other)
-    def __rsub__(self, other: Any) -> Number: return apply("sub", other, self)
-    def __mul__(self, other: Any) -> Number: return apply("mul", self, other)
-    def __rmul__(self, other: Any) -> Number: return apply("mul", other, self)
-    def __truediv__(self, other: Any) -> Number: return apply("div", self, other)
-    def __rtruediv__(self, other: Any) -> Number: return apply("div", other, self)
-    def __neg__(self) -> Number: return apply("neg", self)
-    def __pos__(self) -> Number: return self
-    def __abs__(self) -> Number: return apply("abs", self)
-    def __lt__(self, other: Any) -> Number: return apply("less", self, other)
-    def __gt__(self, other: Any) -> Number: return apply("less", other, self)
-    def __le__(self, other: Any) -> Number: return apply("less_equal", self, other)
-    def __ge__(self, other: Any) -> Number: return apply("less_equal", other, self)
-    def __eq__(self, other: Any) -> Number: return apply("equal", self, other)          # type: ignore[override]
-    def __ne__(self, other: Any) -> Number: return invert(apply("equal", self, other))  # type: ignore[override]
-    def __and__(self, other: Any) -> Number: return apply("both", self, other)
-    def __or__(self, other: Any) -> Number: return apply("either", self, other)
-    def __invert__(self) -> Number: return invert(self)
+    def __add__(self, other: Any) -> StandIn: return apply("add", self, other)
+    def __radd__(self, other: Any) -> StandIn: return apply("add", other, self)
+    def __sub__(self, other: Any) -> StandIn: return apply("sub", self, other)
+    def __rsub__(self, other: Any) -> StandIn: return apply("sub", other, self)
+    def __mul__(self, other: Any) -> StandIn: return apply("mul", self, other)
+    def __rmul__(self, other: Any) -> StandIn: return apply("mul", other, self)
+    def __truediv__(self, other: Any) -> StandIn: return apply("div", self, other)
+    def __rtruediv__(self, other: Any) -> StandIn: return apply("div", other, self)
+    def __neg__(self) -> StandIn: return apply("neg", self)
+    def __pos__(self) -> StandIn: return self
+    def __abs__(self) -> StandIn: return apply("abs", self)
+    def __lt__(self, other: Any) -> StandIn: return apply("less", self, other)
+    def __gt__(self, other: Any) -> StandIn: return apply("less", other, self)
+    def __le__(self, other: Any) -> StandIn: return apply("less_equal", self, other)
+    def __ge__(self, other: Any) -> StandIn: return apply("less_equal", other, self)
+    def __eq__(self, other: Any) -> StandIn: return apply("equal", self, other)          # type: ignore[override]
+    def __ne__(self, other: Any) -> StandIn: return invert(apply("equal", self, other))  # type: ignore[override]
+    def __and__(self, other: Any) -> StandIn: return apply("both", self, other)
+    def __or__(self, other: Any) -> StandIn: return apply("either", self, other)
+    def __invert__(self) -> StandIn: return invert(self)
     __rand__, __ror__ = __and__, __or__
-    def __pow__(self, times: Any) -> Number: return power(self, times)
+    def __pow__(self, times: Any) -> StandIn: return power(self, times)
 
     def __bool__(self) -> NoReturn:
         raise Untraceable("it asks whether a number is true, as `if` and `and` do: choose by numpy.where(..)")
@@ -74,13 +74,13 @@ class Number:
     def __iter__(self) -> NoReturn: raise Untraceable("it takes a number apart: it is one number")
     __int__ = __index__ = __float__
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Number:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> StandIn:
         if method != "__call__" or more: raise Untraceable(f"numpy.{ufunc.__name__} with more than numbers")
         return applied(ufunc.__name__, *inputs)
 
-    def __array_function__(self, function: Callable[..., Any], kinds: object, args: Any, named: Any) -> Number:
+    def __array_function__(self, function: Callable[..., Any], kinds: object, args: Any, named: Any) -> StandIn:
         match function.__name__, args:
-            case "where", (test, one, other) if not named: return choose(test, one, other)
+            case "where", (test, one, other) if not named: return choose_number(test, one, other)
             case "clip", (x, low, high) if not named:
                 x = x if low is None else apply("maximum", x, low)
                 return x if high is None else apply("minimum", x, high)
@@ -89,40 +89,41 @@ class Number:
         raise Untraceable(f"numpy.{function.__name__} is not followed")
 
 
-def number(given: Any) -> Number:
+def number(given: Any) -> StandIn:
     """A number, or the literal that one is."""
-    if isinstance(given, Number): return given
+    if isinstance(given, StandIn): return given
     if isinstance(given, np.ndarray) and given.shape == ():
         return number(given.item())
-    if isinstance(given, bool | int | float | np.generic): return Number("literal", value=float(given))
+    if isinstance(given, bool | int | float | np.generic): return StandIn("literal", value=float(given))
     raise Untraceable(f"a {type(given).__name__} meets a number")
 
 
-def apply(op: str, *given: Any) -> Number:
+def apply(op: str, *given: Any) -> StandIn:
     """An operation of numbers; of literals alone, what it gives."""
     args = [*map(number, given)]
     if op in ("both", "either") and not all(each.truth for each in args):
         raise Untraceable("& and | are of comparisons")
     if all(each.op == "literal" for each in args):
-        from formats.rowwise.scalar_functions import OPERATIONS
-        with np.errstate(all="ignore"): return number(float(OPERATIONS[op].exact(*(each.value for each in args))))
-    return Number(op, *args)
+        from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+        with np.errstate(all="ignore"):
+            return number(float(SCALAR_OPERATIONS[op].exact(*(each.value for each in args))))
+    return StandIn(op, *args)
 
 
-def invert(test: Number) -> Number:
+def invert(test: StandIn) -> StandIn:
     """True where a comparison is not."""
     if not test.truth: raise Untraceable("~ is of comparisons")
     return apply("equal", test, 0.0)
 
 
-def choose(test: Any, one: Any, other: Any) -> Number:
+def choose_number(test: Any, one: Any, other: Any) -> StandIn:
     """One where a test is true, else the other."""
     asked, first, second = map(number, (test, one, other))
     if asked.op == "literal": return first if asked.value else second
-    return first if first is second else Number("choose", asked, first, second)
+    return first if first is second else StandIn("choose", asked, first, second)
 
 
-def power(x: Any, times: Any) -> Number:
+def power(x: Any, times: Any) -> StandIn:
     """A power by a literal: whole ones up to 8, and halves of one."""
     x, times = number(x), number(times)
     if times.op != "literal": raise Untraceable("a power that is no literal")
@@ -139,7 +140,7 @@ def power(x: Any, times: Any) -> Number:
     return found if by > 0 else apply("div", 1.0, found)
 
 
-def applied(name: str, *given: Any) -> Number:
+def applied(name: str, *given: Any) -> StandIn:
     """A function of numpy's, by its name."""
     if name in NAMES: return apply(NAMES[name], *given)
     match name, given:
@@ -154,24 +155,25 @@ def applied(name: str, *given: Any) -> Number:
         case "log2", (a,): return apply("mul", apply("log", a), 1 / LN2)
         case "log10", (a,): return apply("mul", apply("log", a), 1 / float(np.log(10.0)))
         case "cosh", (a,): return 0.5 * (apply("exp", a) + apply("exp", -number(a)))
-        case "sign", (a,): return choose(0 < number(a), 1.0, choose(number(a) < 0, -1.0, a))
+        case "sign", (a,): return choose_number(0 < number(a), 1.0, choose_number(number(a) < 0, -1.0, a))
         case "isnan", (a,): return invert(number(a) == number(a))
         case "isfinite", (a,): return apply("less", apply("abs", a), np.inf)
-        case "heaviside", (a, b): return choose(number(a) < 0, 0.0, choose(number(a) == 0, b, choose(a > 0, 1.0, a)))
+        case "heaviside", (a, b):
+            return choose_number(number(a) < 0, 0.0, choose_number(number(a) == 0, b, choose_number(a > 0, 1.0, a)))
         case "logaddexp", (a, b):
             a, b = number(a), number(b)
-            return choose(a == b, a + LN2, apply("maximum", a, b) + apply("log1p", apply("exp", -abs(a - b))))
+            return choose_number(a == b, a + LN2, apply("maximum", a, b) + apply("log1p", apply("exp", -abs(a - b))))
         case "expit", (a,): return apply("div", 1.0, 1.0 + apply("exp", -number(a)))
         case ("power" | "float_power"), (a, b): return power(a, b)
     raise Untraceable(f"{name} is not among the functions that have code here")
 
 
-class Graph(NamedTuple):
+class NumberGraph(NamedTuple):
     """What a function of so many numbers gives: several outputs, or one."""
     inputs: int
-    outputs: tuple[Number, ...]
+    outputs: tuple[StandIn, ...]
 
-    def walk(self) -> Iterator[Number]:
+    def walk(self) -> Iterator[StandIn]:
         """Every number once, those that others are made of first."""
         seen: set[int] = set()
         todo = [(each, False) for each in reversed(self.outputs)]
@@ -184,25 +186,24 @@ class Graph(NamedTuple):
             else: todo += [(node, True), *((each, False) for each in reversed(node.args))]
 
 
-def trace(function: Callable[..., Any], inputs: int = 1, form: Callable[[Sequence[Number]], Sequence[Any]] = tuple,
-          ) -> Graph:
-    """The graph of a function of so many numbers, which it is called with as `form` lays them out. Raises Untraceable,
-    which names the place in its file."""
-    numbers = [Number("input", value=float(k)) for k in range(inputs)]
+def trace_numbers(function: Callable[..., Any], inputs: int = 1) -> NumberGraph:
+    """The graph of a function of so many numbers. Raises Untraceable, which names the place in its file."""
+    numbers = [StandIn("input", value=float(k)) for k in range(inputs)]
     try:
-        found = function(*form(numbers))
-        return Graph(inputs, tuple(map(number, found if isinstance(found, tuple) else (found,))))
+        found = function(*numbers)
+        return NumberGraph(inputs, tuple(map(number, found if isinstance(found, tuple) else (found,))))
     except RecursionError as error: raise Untraceable("it calls itself without end") from error
     except Exception as error:
         said = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
-        raise Untraceable(f"{place(function, error.__traceback__)}: {said}".replace("\n", " ")) from None
+        raise Untraceable(f"{find_place(function, error.__traceback__)}: {said}".replace("\n", " ")) from None
 
 
-def place(function: Any, at: TracebackType | None) -> str:
+def find_place(function: Any, at: TracebackType | None) -> str:
     """Where in its own file a function stopped being followed: FILE:LINE."""
     code = getattr(function, "__code__", None)
     found = f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", "a function")
     while at is not None:
-        if (name := at.tb_frame.f_code.co_filename) != HERE and sys.prefix not in name: found = f"{name}:{at.tb_lineno}"
+        name = at.tb_frame.f_code.co_filename
+        if name != OWN_FILE and not name.startswith(sys.prefix): found = f"{name}:{at.tb_lineno}"
         at = at.tb_next
     return found

@@ -5,29 +5,29 @@ from weakref import WeakKeyDictionary
 
 from formats.rowwise.row_values import Merging, RowValue, folded, graphed, literal
 from formats.rowwise.scalar_graphs import check_traced
-from formats.rowwise.scalars import Graph, Untraceable, trace
+from formats.rowwise.scalars import NumberGraph, Untraceable, trace_numbers
 from opmatrix.algebra.monoid import Monoid
 
 
-class Traced(NamedTuple):
+class MonoidGraphs(NamedTuple):
     """The graphs of a monoid: of a number, its factor and its index; of two carriers; of one. `used`: the numbers of
     its carrier that are needed."""
-    lift: Graph
-    merge: Graph
-    finish: Graph
+    lift: NumberGraph
+    merge: NumberGraph
+    finish: NumberGraph
     used: tuple[int, ...]
 
 
-FOUND: WeakKeyDictionary[type[Monoid], Traced] = WeakKeyDictionary()
+FOUND: WeakKeyDictionary[type[Monoid], MonoidGraphs] = WeakKeyDictionary()
 
 
-def traced_monoid(over: type[Monoid]) -> Traced:
+def traced_monoid(over: type[Monoid]) -> MonoidGraphs:
     """The graphs of a monoid, made once. Raises Untraceable, which names the place in its file."""
     if over not in FOUND: FOUND[over] = trace_monoid(over)
     return FOUND[over]
 
 
-def trace_monoid(over: type[Monoid]) -> Traced:
+def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
     """The graphs of a monoid, held against its functions."""
     if over.width is None: raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
     k = len(over.unit())
@@ -38,40 +38,41 @@ def trace_monoid(over: type[Monoid]) -> Traced:
     used = needed_parts(merge, finish)
     at = {part: number for number, part in enumerate(used)}
     places = [*(at.get(part, 0) for part in range(k)), *(len(used) + at.get(part, 0) for part in range(k))]
-    return Traced(Graph(3, tuple(lift.outputs[part] for part in used)),
-                  renumbered(Graph(2 * k, tuple(merge.outputs[part] for part in used)), places, 2 * len(used)),
+    return MonoidGraphs(NumberGraph(3, tuple(lift.outputs[part] for part in used)),
+                  renumbered(NumberGraph(2 * k, tuple(merge.outputs[part] for part in used)), places, 2 * len(used)),
                   renumbered(finish, places[:k], len(used)), used)
 
 
-def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> Graph:
+def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> NumberGraph:
     """The graph of a function, held against it; what is wrong is said of the function that a person wrote."""
-    graph = trace(function, inputs)
+    graph = trace_numbers(function, inputs)
     check_traced(graph, function)
     return graph
 
 
-def needed_parts(merge: Graph, finish: Graph) -> tuple[int, ...]:
+def needed_parts(merge: NumberGraph, finish: NumberGraph) -> tuple[int, ...]:
     """The numbers of a carrier that what is finished needs, and those that these are merged of."""
     k = merge.inputs // 2
     found: set[int] = set()
     left = {*read_inputs(finish)}
     while left:
         found |= left
-        left = {at % k for part in left for at in read_inputs(Graph(2 * k, (merge.outputs[part],)))} - found
+        left = {at % k for part in left for at in read_inputs(NumberGraph(2 * k, (merge.outputs[part],)))} - found
     return tuple(sorted(found)) or (0,)
 
 
-def read_inputs(graph: Graph) -> list[int]: return [int(node.value) for node in graph.walk() if node.op == "input"]
+def read_inputs(graph: NumberGraph) -> list[int]:
+    return [int(node.value) for node in graph.walk() if node.op == "input"]
 
 
-def renumbered(graph: Graph, places: Sequence[int], inputs: int) -> Graph:
+def renumbered(graph: NumberGraph, places: Sequence[int], inputs: int) -> NumberGraph:
     """A graph whose inputs are others."""
-    from formats.rowwise.scalars import Number
-    made: dict[int, Number] = {}
+    from formats.rowwise.scalars import StandIn
+    made: dict[int, StandIn] = {}
     for node in graph.walk():
-        made[id(node)] = (Number("input", value=float(places[int(node.value)])) if node.op == "input" else
-                          Number(node.op, *(made[id(each)] for each in node.args), value=node.value))
-    return Graph(inputs, tuple(made[id(each)] for each in graph.outputs))
+        made[id(node)] = (StandIn("input", value=float(places[int(node.value)])) if node.op == "input" else
+                          StandIn(node.op, *(made[id(each)] for each in node.args), value=node.value))
+    return NumberGraph(inputs, tuple(made[id(each)] for each in graph.outputs))
 
 
 def merge_row(over: type[Monoid], x: RowValue) -> list[RowValue]:

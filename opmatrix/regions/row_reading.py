@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from formats.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, literal, mapped
 from formats.rowwise.scalar_graphs import check_traced
-from formats.rowwise.scalars import Graph, Untraceable, trace
+from formats.rowwise.scalars import NumberGraph, Untraceable, trace_numbers
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
@@ -17,7 +17,7 @@ from opmatrix.algebra.term import Operator, read
 from opmatrix.regions.merging import finish_each, merge_row
 
 
-class NotByRows(TypeError):
+class NotByRows(ValueError):
     """A node that does not go through rows one by one here, and why; `traced`: as a function of somebody's could not be
     followed, which is said with its place."""
 
@@ -128,15 +128,15 @@ def put_beside(parts: list[RowValue]) -> RowValue:
 
 
 @cache
-def traced_function(function: Callable[[Any], Any]) -> Graph:
+def traced_function(function: Callable[[Any], Any]) -> NumberGraph:
     """The graph of a function of one number, held against it. Raises Untraceable."""
     from formats.core.activation import ACTIVATIONS
-    from formats.rowwise.scalar_functions import OPERATIONS
-    from formats.rowwise.scalars import Number
+    from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+    from formats.rowwise.scalars import StandIn
     name = function.__name__
-    if name in OPERATIONS and name in ACTIVATIONS and ACTIVATIONS[name].function is function:
-        return Graph(1, (Number(name, Number("input")),))   # its vector code is quicker than what it says
-    graph = trace(function)
+    if name in SCALAR_OPERATIONS and name in ACTIVATIONS and ACTIVATIONS[name].function is function:
+        return NumberGraph(1, (StandIn(name, StandIn("input")),))   # its vector code is quicker than what it says
+    graph = trace_numbers(function)
     check_traced(graph, function)
     return graph
 

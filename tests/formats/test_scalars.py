@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from formats.rowwise.scalar_graphs import bound_graph, check_traced, count_work, exact_graph, name_graph
-from formats.rowwise.scalars import Untraceable, trace
+from formats.rowwise.scalars import Untraceable, trace_numbers
 from opmatrix.algebra import monoids
 from opmatrix.regions.merging import traced_monoid
 
@@ -22,39 +22,40 @@ def both(u): return np.where((u > -1) & ~(u > 1) | (u == 5), np.sqrt(abs(u)), np
 @pytest.mark.parametrize("function", [bent, both])
 def test_a_graph_is_its_function(function):
     x = np.concatenate([np.random.default_rng(0).normal(size=500) * 3, [0.0, -0.0, np.inf, -np.inf, np.nan, 5.0]])
-    graph = trace(function)
+    graph = trace_numbers(function)
     check_traced(graph, function)
     with np.errstate(all="ignore"): np.testing.assert_allclose(exact_graph(graph, x)[0], function(x), rtol=1e-12)
-    assert graph.inputs == 1 and name_graph(graph) == name_graph(trace(function)) != name_graph(trace(lambda u: u))
+    again, other = trace_numbers(function), trace_numbers(lambda u: u)
+    assert graph.inputs == 1 and name_graph(graph) == name_graph(again) != name_graph(other)
     assert all(each > 0 for each in count_work(graph))
 
 
 def test_parts_are_shared_once():
-    simple, _ = count_work(trace(lambda u: np.exp(u) * np.exp(u) + np.exp(u)))
-    assert simple == count_work(trace(np.exp))[0] + 2
+    simple, _ = count_work(trace_numbers(lambda u: np.exp(u) * np.exp(u) + np.exp(u)))
+    assert simple == count_work(trace_numbers(np.exp))[0] + 2
 
 
 @pytest.mark.parametrize("function, said", [
     (asking, "it asks whether a number is true"), (float_only, "it takes a number as a float"),
     (unknown, "numpy.sinc is not followed"), (powered, "a power that is no literal")])
 def test_what_cannot_be_followed_is_said_with_its_line(function, said):
-    with pytest.raises(Untraceable) as caught: check_traced(trace(function), function)
+    with pytest.raises(Untraceable) as caught: check_traced(trace_numbers(function), function)
     code = function.__code__
     assert str(caught.value).startswith(f"{code.co_filename}:{code.co_firstlineno}: {said}")
 
 
 def test_what_differs_on_arrays_is_not_followed():
     with pytest.raises(Untraceable, match="what it does to single numbers is not what it does to arrays"):
-        check_traced(trace(whole_array), whole_array)
+        check_traced(trace_numbers(whole_array), whole_array)
 
 
 @pytest.mark.parametrize("function", [bent, np.exp, np.tanh, lambda u: 1 / (u * u + 0.5) - np.log1p(u * u)])
 def test_float32_is_within_the_running_bound(function):
     x = np.random.default_rng(1).normal(size=2000).astype(np.float32)
-    [(meant, most)] = bound_graph(trace(function), (x.astype(np.float64), np.zeros(2000)))
+    [(meant, most)] = bound_graph(trace_numbers(function), (x.astype(np.float64), np.zeros(2000)))
     error = abs(function(x) - meant)
     assert (error <= most).all() and np.median(most[error > 0] / error[error > 0]) < 1000
-    [(_, spread)] = bound_graph(trace(function), (x.astype(np.float64), np.full(2000, 1e-3)))
+    [(_, spread)] = bound_graph(trace_numbers(function), (x.astype(np.float64), np.full(2000, 1e-3)))
     off = x + np.float32(1e-3) * np.random.default_rng(2).uniform(-1, 1, 2000).astype(np.float32)
     assert (abs(function(off.astype(np.float64)) - meant) <= spread + 1e-6).all() and (spread > most).all()
 

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-MOST = 64                                                   # values of a step, and arrays
+MAX_VALUES = 64                                                   # values of a step, and arrays
 moved, simple, slow = map(size, ("moved", "simple", "slow"))
 SLOW = 8                                                    # operations that a division or a root is taken to be
-Operands = tuple[list[Any], list[Any]]
+TermOperands = tuple[list[Any], list[Any]]
 
 
-def split_operands(given: Any) -> Operands:
+def split_operands(given: Any) -> TermOperands:
     """The values and the arrays of a step, those that it has, in order."""
     held = given if isinstance(given, dict) else vars(given)
-    values, arrays = ([held.get(f"{letter}{k}") for k in range(MOST)] for letter in "xc")
+    values, arrays = ([held.get(f"{letter}{k}") for k in range(MAX_VALUES)] for letter in "xc")
     return [v for v in values if v is not None], [c for c in arrays if c is not None]
 
 
-def find_kernel(term: str, operands: Operands) -> "RowKernel":
+def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
     """The kernel of a term over these operands, arrays or shapes. Whatever runs no term imports nothing that reads
     one."""
     from opmatrix.regions.term_kernel import term_kernel
@@ -56,7 +56,7 @@ def run_rows(out: Any, *, term: str, **operands: Any) -> None:
 
 def declared_signature() -> Signature:
     """So many values and arrays that may be absent, and the term."""
-    kinds = {f"x{k}": Rows | Heads for k in range(MOST)} | {f"c{k}": Array for k in range(MOST)}
+    kinds = {f"x{k}": Rows | Heads for k in range(MAX_VALUES)} | {f"c{k}": Array for k in range(MAX_VALUES)}
     both = Parameter.POSITIONAL_OR_KEYWORD
     operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
     return Signature([Parameter("out", both), *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
