@@ -53,7 +53,7 @@ def sample(program: Program, batch: Batch, trials: int) -> Batch:
 
 def half_pass(program: Program) -> float:
     """Multiplications of a row by half of a program's weights."""
-    return sum(constant.nbytes / 4 for constant in program.constants.values()) / 2
+    return float(sum(constant.nbytes for constant in program.constants.values())) / 8
 
 
 def join_batches(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:

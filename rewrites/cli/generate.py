@@ -25,7 +25,7 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
-        from rewrites.cli.find_exact import find_exact, open_model  # with all laws, which a saved program needs not
+        from rewrites.find_exact import find_exact, open_model  # with all laws, which a saved program needs not
         with report.phase("model"):
             checkpoint = open_model(model)
             if not checkpoint.speaks:

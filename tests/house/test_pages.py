@@ -131,7 +131,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     for is opened and checked, and its result is saved and printed. Laws are verified already (test_verify.py), what
     each saves is left to test_explain.py, calibrations to test_calibrate_command.py."""
     for module in ("rewrites.run", "rewrites.explain", "rewrites.evaluate.evaluate",
-                   "rewrites.cli.profile", "rewrites.cli.find_exact"):
+                   "rewrites.cli.profile", "rewrites.find_exact"):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)
     monkeypatch.setattr("rewrites.explain.group_fired", lambda opened, exact: [])
