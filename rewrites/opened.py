@@ -76,6 +76,12 @@ class Opened:
         except Infeasible:
             return optimum([replace(law, canonical=False) for law in laws], 1.0)
 
+    def changed(self, *, workload: Workload | None = None, machine: TimeModel | None = None) -> "Opened":
+        """This model for another workload or on another machine, which leave its parts as they are."""
+        made = replace(self, workload=workload or self.workload, machine=machine or self.machine)
+        vars(made)["parts"] = self.parts                    # cached there
+        return made
+
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
         """The optimum under some laws."""
         return self.explore(laws, fusion)[1]
