@@ -190,7 +190,8 @@ class Exploration:
     def on(self, machine: MachineName) -> "Exploration":
         """The cheapest program of another machine: a data sheet by its name, a calibrated one."""
         found, note = resolve_machine(machine, self.opened.workload)
-        return self.changed(opened=self.opened.changed(machine=found), note=note, name=f"{self.name} on {name_machine(found)}")
+        opened, name = self.opened.changed(machine=found), f"{self.name} on {name_machine(found)}"
+        return self.changed(opened=opened, note=note, name=name)
 
     def over(self, batch: AnyBatch) -> "Exploration":
         """The cheapest program of another batch: tokens, lengths such as "8x128", a Batch."""
