@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-WIDE, LINE, PAD, GAP, DEEP = 236, 15, 7, 18, 34             # pixels: of a box, a line of text, around it, between boxes
+WIDE, LINE, PAD, GAP, DEEP = 264, 15, 7, 18, 34             # pixels: of a box, a line of text, around it, between boxes
                                                             # and rows
 LETTERS = 36                                                # of a line of text
 
@@ -59,8 +59,9 @@ def draw_boxes(boxes: Sequence[Box], title: str) -> str:
         for number, box in enumerate(row): where[box.key] = left + number * (WIDE + GAP), y, box.height
         y += max(box.height for box in row) + DEEP
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" '
-            f'role="img" font-family="sans-serif" font-size="11" style="max-width:100%;height:auto;background:#fff">')
-    return "\n".join([head, f"<title>{escape(title)}</title>", *draw_lines(boxes, where), *draw_each(boxes, where),
+            f'role="img" font-family="sans-serif" font-size="11" style="max-width:100%;height:auto">')
+    ground = f'<rect width="{width}" height="{y}" fill="#fff"/>'
+    return "\n".join([head, ground, f"<title>{escape(title)}</title>", *draw_lines(boxes, where), *draw_each(boxes, where),
                       "</svg>"]) + "\n"
 
 
@@ -81,14 +82,19 @@ def draw_each(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, in
     """The boxes, darker where they weigh more, with black letters on every shade."""
     for box in boxes:
         x, y, high = where[box.key]
-        light = 97 - round(30 * min(max(box.weight, 0.0), 1.0))
         yield (f'<g><title>{escape(box.tip or chr(10).join(box.lines))}</title><rect x="{x:.0f}" y="{y:.0f}" '
-               f'width="{WIDE}" height="{high}" rx="4" fill="hsl(210 60% {light}%)" stroke="#456"/>')
+               f'width="{WIDE}" height="{high}" rx="4" fill="{shade_of(box.weight)}" stroke="#456"/>')
         for number, line in enumerate(box.lines):
             bold = ' font-weight="bold"' if number == 0 or line.startswith("*") else ""
             yield (f'<text x="{x + PAD:.0f}" y="{y + PAD + LINE * number + 11:.0f}" fill="#111"{bold}>'
                    f'{escape(cut_letters(line))}</text>')
         yield "</g>"
+
+
+def shade_of(weight: float) -> str:
+    """From white to blue, light enough for black letters."""
+    share = min(max(weight, 0.0), 1.0)
+    return "#" + "".join(f"{round(255 - share * (255 - end)):02x}" for end in (0x8f, 0xb8, 0xde))
 
 
 def cut_letters(line: str, most: int = LETTERS) -> str:

@@ -40,7 +40,7 @@ class GraphPicture:
     def _repr_html_(self) -> str:
         """The picture, and under it classes that open, without a script."""
         folds = "".join(f"<details><summary>{escape(head)}</summary>{body}</details>" for head, body in self.folds)
-        return f"<div>{self.svg}<p>{escape(self.said)}</p>{folds}</div>"
+        return f"<div>{self.svg}<p style="white-space:pre-line">{escape(self.said)}</p>{folds}</div>"
 
 
 def draw_graph(view: LookedAt, opened: int | None, most: int, title: str) -> GraphPicture:
@@ -72,9 +72,9 @@ def made_box(view: LookedAt, node: Node, shown: set[int], running: dict[int, Nod
     """The box of a class; one that is opened has a line for each member."""
     cls = int(str(node.cls))
     seconds, stored = view.price(node)
-    count, kernels = len(view.forest.members[cls]), len(view.calls.get(cls, ()))
+    kernels = len(view.calls.get(cls, ()))
     name = view.say_call(node.label)                        # type: ignore[arg-type]
-    kernel, counted = name.split("(")[0], f"c{cls}, {micro(seconds)} µs of {kernels} kernels, {count} terms"
+    kernel, counted = name.split("(")[0], f"c{cls}, {micro(seconds)} µs, the best of {kernels}"
     inside = tell_lines([*view.list_members(cls)]) if opened else [view.say(cls, 3)]
     below = tuple(child for child in node.children if isinstance(child, int) and child in shown)
     return Box(cls, (kernel, *inside, counted), weight, below, tuple(behind(node, shown, running)),
