@@ -61,8 +61,8 @@ def draw_boxes(boxes: Sequence[Box], title: str) -> str:
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" '
             f'role="img" font-family="sans-serif" font-size="11" style="max-width:100%;height:auto">')
     ground = f'<rect width="{width}" height="{y}" fill="#fff"/>'
-    return "\n".join([head, ground, f"<title>{escape(title)}</title>", *draw_lines(boxes, where), *draw_each(boxes, where),
-                      "</svg>"]) + "\n"
+    named = f"<title>{escape(title)}</title>"
+    return "\n".join([head, named, ground, *draw_lines(boxes, where), *draw_each(boxes, where), "</svg>"]) + "\n"
 
 
 def draw_lines(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, int]]) -> Iterator[str]:

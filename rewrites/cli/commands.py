@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, profile, verify,
+"""The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, report, profile, verify,
 partition, launch, spectrum."""
 import time
 from importlib.util import find_spec
@@ -67,6 +67,7 @@ def optimize(
     without: options.Without = None,
     out: options.Out = None,
     results: options.Results = None,
+    html: options.Page = None,
     quiet: options.Quiet = False,
     machine: options.Elsewhere = None,
 ) -> None:
@@ -82,12 +83,13 @@ def optimize(
         from rewrites.evaluate.reported import Named
         from rewrites.laws import EXACT_LAWS
         from rewrites.lower.mixed import parse_mix
+        from rewrites.pages.html_report import page_place, write_html
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
         refuse_weightless(model)
         target = out or Path(f"{Path(model).resolve().name}.opmatrix")
         refuse(memory, number_type, output)
-        possible({"--out": (target, attempt), "--json": (results, writable)},
+        possible({"--out": (target, attempt), "--json": (results, writable), "--html": (html, page_place)},
                  model, text, workload, pairs, calibrate, adapter, own)
         declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
@@ -100,6 +102,7 @@ def optimize(
         found = save(result, target, laws)
     say(printed(found, target))
     write_results(found, results)
+    write_html(found, html)
 
 
 def refuse_weightless(model: str) -> None:
@@ -307,6 +310,22 @@ def explain(
     with silence_stdout():
         found = told(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
     say(found)
+
+
+@app.command("report")
+def write_report(
+    directory: Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote, or its report.json")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html",
+                                             help="where to write it; ./DIRECTORY.html by default")] = None,
+) -> None:
+    """The report of a saved program as one page of HTML, made of its report.json alone: no network, no script; it
+    prints, and reads at any width."""
+    from rewrites.pages.html_report import page_place, write_html
+    from rewrites.pages.kept_report import read_kept
+    target = out or Path(f"{directory.resolve().name}.html")
+    possible({"--out": (target, page_place)}, directory if directory.is_file() else None)
+    write_html(read_kept(directory), target)
+    say(f"report in {target}")
 
 
 @app.command()

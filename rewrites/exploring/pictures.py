@@ -40,7 +40,7 @@ class GraphPicture:
     def _repr_html_(self) -> str:
         """The picture, and under it classes that open, without a script."""
         folds = "".join(f"<details><summary>{escape(head)}</summary>{body}</details>" for head, body in self.folds)
-        return f"<div>{self.svg}<p style="white-space:pre-line">{escape(self.said)}</p>{folds}</div>"
+        return f'<div>{self.svg}<p style="white-space:pre-line">{escape(self.said)}</p>{folds}</div>'
 
 
 def draw_graph(view: LookedAt, opened: int | None, most: int, title: str) -> GraphPicture:

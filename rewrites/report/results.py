@@ -1,7 +1,7 @@
 """What a run found out, as text, as JSON, and as directories that run."""
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,6 +63,7 @@ class Result:
     busy: str = ""                                          # what was seen of others while programs were timed
     terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
     generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
+    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see operators.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -121,8 +122,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
                    "bound": exact.bound, "cut": exact.cut},
         "error": result.error, "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "generated": result.generated, "terms": result.terms, "bound": report_bound(result),
-        "prediction": prediction(result),
+        "generated": result.generated, "terms": result.terms, "operators": result.operators,
+        "bound": report_bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
