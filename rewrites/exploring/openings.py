@@ -9,7 +9,6 @@ import numpy as np
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import Datasheet
 from formats.machine.model import machine_file
-from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.pricing import datasheet
 from rewrites.compiler.planned import shapes, weightless
@@ -23,7 +22,7 @@ from rewrites.verify.user_laws import load_laws, try_law
 from rewrites.workload.resolve import calibrated, open_arguments
 from rewrites.workload.workload import Workload, draw_workload
 
-AnyBatch = int | str | Sequence[int] | Batch | None
+AnyBatch = int | str | Sequence[int] | Batch | Workload | None
 MachineName = str | TimeModel | None
 STAND_IN = "A100"                                           # the data sheet where this machine is not calibrated
 SENTENCES = re.compile(r"(?:(\d+)x)?(\d+)")
@@ -36,17 +35,15 @@ def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
     if isinstance(model, str) and weightless(model): model = shapes(model)
     tokens = batch if isinstance(batch, int) else None
     if tokens is not None and tokens < 1: raise InputError(f"explore: {tokens} tokens: at least 1")
-    if not isinstance(model, str | Operator) or isinstance(batch, int | None):
-        workload: Batch | None = batch if isinstance(batch, Batch) else None
-        operator, drawn, meta = open_arguments(model, workload, None, tokens)
-    else: operator, drawn, meta = open_arguments(model, read_batch(batch), None, None)
+    workload = None if batch is None or isinstance(batch, int) else read_batch(batch)
+    operator, drawn, meta = open_arguments(model, workload, None, tokens)
     found, note = resolve_machine(machine, drawn)
     return Opened(operator, drawn, found, EXACT_LAWS if laws is None else tuple(laws), meta), note, name
 
 
-def read_batch(batch: str | Sequence[int] | Batch) -> Batch:
-    """Lengths as a batch of tokens 0, or a batch itself. Raises InputError."""
-    if isinstance(batch, Batch): return batch
+def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workload:
+    """Lengths as a batch of tokens 0; a batch and a workload as they are. Raises InputError."""
+    if isinstance(batch, Batch | Workload): return batch
     if isinstance(batch, str):
         if not (found := SENTENCES.fullmatch(batch)):
             raise InputError(f"batch {batch!r:.60}: give a number of tokens, sentences x tokens such as 8x128, "

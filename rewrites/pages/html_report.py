@@ -7,10 +7,10 @@ from typing import Any
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, reason, replacing, writable
 from formats.machine.quiet import warn_busy
+from opmatrix.display.front_plot import front_plot
 from opmatrix.display.tables import between, megabytes, ms, percent
 from rewrites.derivations.savings import join_names
-from rewrites.pages.front_plot import front_plot
-from rewrites.pages.page_style import facts_of, grid_of, page, paragraph, section, text_of
+from rewrites.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
 from rewrites.pages.repeated import repeat_commands
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.generated import CONTEXT_COLUMNS, tell_ms
@@ -80,8 +80,9 @@ def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str
     """The answer in a sentence."""
     before, after = base["measured_s"], best["measured_s"]
     times = "" if not before or not after else f", measured, beside {ms(before)} ms of the import"
-    return (f"The chosen program, {best['name']}, takes {ms(best['predicted_s'] if after is None else after)} ms"
-            f"{times}; it is off by {percent(best['measured_error'])}.")
+    takes = ms(best["predicted_s"] if after is None else after)
+    return (f"The chosen program, {best['name'][:MOST_NAME]}, takes {takes} ms{times}"
+            f"; it is off by {percent(best['measured_error'])}.")
 
 
 def front(found: dict[str, Any]) -> Iterator[str]:
@@ -156,7 +157,7 @@ def verified(found: Mapping[str, Any]) -> str:
     checked = found["verified"]
     return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
             f"oracle on {checked['rows']} held-out rows. The certificate lies beside the program; `opmatrix verify` "
-            "does its checks again. Spectra of the weights are not in report.json: `opmatrix spectrum MODEL` prints them.")
+            "does its checks again. Spectra of weights are not in report.json: `opmatrix spectrum MODEL` prints them.")
 
 
 def files(found: Mapping[str, Any]) -> str:

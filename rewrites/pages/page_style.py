@@ -21,10 +21,7 @@ thead .head{white-space:normal}thead th{border-bottom:2px solid #333}
 tr.chosen{font-weight:bold;outline:2px solid #111}
 dl{display:grid;grid-template-columns:minmax(6rem,max-content) 1fr;gap:.2rem 1rem}dt{font-weight:bold}dd{margin:0}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f3f3f3;padding:.6rem;border:1px solid #ccc}
-svg{width:100%;max-width:640px;height:auto;font-size:12px}
-svg .grid{stroke:#ddd;fill:none}svg text{fill:#111}svg .full{fill:#1d4e7a;stroke:#111}
-svg .hollow{fill:#fff;stroke:#111;stroke-width:2}svg .ring{fill:none;stroke:#b34700;stroke-width:3}
-svg .number{font-weight:bold}
+svg{width:100%;max-width:640px;height:auto}
 a:focus,.scroll:focus{outline:3px solid #1d4e7a}
 @media(max-width:480px){body{font-size:14px}main{padding:.5rem}th,td{padding:.2rem .3rem}
 dl{grid-template-columns:1fr}}

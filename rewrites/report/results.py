@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from formats.machine.quiet import warn_busy
+from opmatrix.display.shown import result_html
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
@@ -75,6 +76,8 @@ class Result:
     def __repr__(self) -> str:
         return (f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the "
                 "report>")
+
+    def _repr_html_(self) -> str: return result_html(self)
 
     def __str__(self) -> str:
         return printed(as_json(self, [Path()] * len(self.points)))

@@ -17,6 +17,7 @@ def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]],
     right, top = 1.08 * max(xs) or 1.0, 1.08 * max(ys) or 1.0
     across, up = (WIDE - LEFT - RIGHT) / right, (HIGH - TOP - BOTTOM) / top
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" role="img" '
+             'font-family="sans-serif" font-size="12" fill="#111" '
              'aria-labelledby="front-title"><title id="front-title">Programs by time and memory; the table below '
              'has every figure</title>', *axes(right, top, across, up)]
     for number, (point, x, y) in enumerate(zip(every, xs, ys, strict=True)):
@@ -35,7 +36,7 @@ def axes(right: float, top: float, across: float, up: float) -> Iterator[str]:
     floor = HIGH - BOTTOM
     for at in range(TICKS + 1):
         x, y = LEFT + across * right * at / TICKS, floor - up * top * at / TICKS
-        yield (f'<path d="M{x:.1f} {TOP}V{floor}M{LEFT} {y:.1f}H{WIDE - RIGHT}" class="grid"/>'
+        yield (f'<path d="M{x:.1f} {TOP}V{floor}M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="#ddd" fill="none"/>'
                f'<text x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{right * at / TICKS:.3g}</text>'
                f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{top * at / TICKS:.3g}</text>')
     yield f'<text x="{(LEFT + WIDE) / 2:.0f}" y="{HIGH - 8}" text-anchor="middle">milliseconds</text>'
@@ -46,9 +47,9 @@ def mark(number: int, point: Mapping[str, Any], x: float, y: float, chosen: bool
     """A program: a diamond is the import, a square exact, a disc approximate, a ring the chosen one."""
     name = str(point["name"])
     yield f"<g><title>{escape(name[:200])}</title>"
-    if chosen: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" class="ring"/>'
-    if number == 0: yield f'<path d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z" class="hollow"/>'
+    if chosen: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="#b34700" stroke-width="3"/>'
+    if number == 0: yield f'<path d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z" fill="#fff" stroke="#111" stroke-width="2"/>'
     elif (point["measured_error"] or point["predicted_error"] or 0.0) < EXACT:
-        yield f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" class="full"/>'
-    else: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" class="full"/>'
-    yield f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" class="number">{number}</text></g>'
+        yield f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="#1d4e7a" stroke="#111"/>'
+    else: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#1d4e7a" stroke="#111"/>'
+    yield f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" font-weight="bold">{number}</text></g>'
