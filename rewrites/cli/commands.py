@@ -10,6 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
+from rewrites.cli.examples import EXAMPLES, show_examples, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
 from rewrites.cli.rank_commands import launch_model, partition_model
 
@@ -27,7 +28,7 @@ def misunderstood() -> Any:
     return ClickException
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
+app = typer.Typer(pretty_exceptions_enable=False, epilog=show_statuses(),
                   context_settings={"help_option_names": ["-h", "--help"]},
                   help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
 
@@ -283,10 +284,14 @@ def doctor(
 def laws(
     own: options.Laws = None,
     kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
+    results: options.Results = None,
 ) -> None:
     """Every law, in groups: what it says, its guard, its source."""
-    from rewrites.cli.list_laws import book
-    say(book(declarations(own), kind))
+    from rewrites.cli.list_laws import book, laws_as_json
+    possible({"--json": (results, writable)}, own)
+    declared = declarations(own)
+    say(book(declared, kind))
+    write_results(laws_as_json(declared, kind), results)
 
 
 @app.command()
@@ -334,11 +339,15 @@ def profile(
     sentences: Annotated[int, typer.Option(min=1, help="of the batch that is run")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="runs that the times are medians of")] = 15,
+    results: options.Results = None,
 ) -> None:
     """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
     was predicted."""
     from rewrites.cli.profile import profile as told
-    say(told(directory, sentences, tokens, rounds))
+    possible({"--json": (results, writable)}, directory)
+    said, found = told(directory, sentences, tokens, rounds)
+    say(said)
+    write_results(found, results)
 
 
 @app.command()
@@ -349,12 +358,15 @@ def verify(
         metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="the file that a rank correlation was measured on, as a goal")] = None,
+    results: options.Results = None,
 ) -> None:
     """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
     goals allow. Ends with status 1 where one fails."""
     from rewrites.evaluate.recheck import FAILS, format_checks, of_directory
+    possible({"--json": (results, writable)}, directory, model, text, pairs)
     found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
     say(format_checks(found))
+    write_results({"checks": [check._asdict() for check in found]}, results)
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 
 
@@ -366,14 +378,20 @@ app.command("launch")(launch_model)
 def spectrum(
     model: options.ModelName,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
+    results: options.Results = None,
 ) -> None:
     """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained
     below them."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
     from rewrites.report.weight_spectra import weights
-    possible({"--out": (out, drawable)}, model)
+    possible({"--out": (out, drawable), "--json": (results, writable)}, model)
     found = weights(open_model(model).operator())
     say(spectrum_text(found))
+    write_results({"spectra": [{"name": each.name, "kind": each.kind, **dict(each.rows())} for each in found]}, results)
     if out is not None:
         say(f"drawn in {spectrum_figure(found, out)}")
+
+
+for _ in app.registered_commands:
+    if _.callback: _.epilog = show_examples(EXAMPLES.get(_.name or _.callback.__name__, ()))

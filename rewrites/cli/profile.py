@@ -18,9 +18,9 @@ from rewrites.workload.resolve import calibrated
 HEADER = ["", "steps", "ms predicted", "measured", "share"]
 
 
-def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15) -> str:
-    """The table, for so many sentences of so many drawn tokens. Raises InputError for what is no program, or one whose
-    inputs nobody can draw."""
+def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15) -> tuple[str, dict[str, object]]:
+    """The table, and its figures, for so many sentences of so many drawn tokens. Raises InputError for what is no
+    program, or one whose inputs nobody can draw."""
     program = Program.load(directory)
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
@@ -35,8 +35,10 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     rows += [("before and after", "", beside, whole - sum(inside.values())), ("a run", "", ahead, whole)]
     lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
-    return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
+    figures = [dict(zip(("what", "steps", "predicted_s", "measured_s"), row, strict=True)) for row in rows]
+    said = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
                       table(lines, HEADER)])
+    return said, {"program": str(directory), "sentences": sentences, "tokens": tokens, "steps": figures}
 
 
 def drawn(program: Program, sentences: int, tokens: int) -> Batch:

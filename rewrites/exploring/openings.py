@@ -78,17 +78,21 @@ def resolve_machine(machine: MachineName, workload: Workload) -> tuple[TimeModel
 
 def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> list[Law]:
     """Laws of one's own, each tried. Raises InputError for a wrong one, and for a name that is taken."""
-    found: list[Law] = []
+    found, taken = list[Law](), {law.name for law in known}
     for each in given:
         if isinstance(each, Law):
+            refuse_name(each, taken)
             try_law(Path(getsourcefile(each.body) or "law"), each, (*found, each))
             found.append(each)
         elif isinstance(each, str | Path): found += load_laws(each).laws
         else: raise InputError(f"{each!r:.60} is no law: put @law(...) before a function, or give a file of laws")
-    taken = {law.name for law in known}
-    if again := next((law.name for law in found if law.name in taken), None):
-        raise InputError(f"law {again}: opmatrix has one of that name: give it another")
+    for law in found: refuse_name(law, taken)
     return found
+
+
+def refuse_name(law: Law, taken: set[str]) -> None:
+    """Raises InputError for a law whose name another has."""
+    if law.name in taken: raise InputError(f"law {law.name}: there is one of that name: give it another")
 
 
 def check_names(names: Sequence[str], laws: Sequence[Law]) -> None:

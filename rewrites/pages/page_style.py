@@ -34,7 +34,12 @@ def text_of(words: object, most: int = MOST_NAME) -> str:
     """Words of a file as text that stands by itself: escaped, of bounded length, whatever way its letters run."""
     said = str(words)
     if len(said) > most: said = f"{said[:most]} … ({len(said):,} letters)"
-    return f"<bdi>{escape(''.join(c if c.isprintable() or c == chr(10) else ascii(c)[1:-1] for c in said))}</bdi>"
+    return f"<bdi>{escape(spell_out(said))}</bdi>"
+
+
+def spell_out(words: str) -> str:
+    """What no page shows, controls and marks that turn letters round, by its number."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in words)
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -42,7 +47,7 @@ def page(title: str, parts: Iterable[str]) -> str:
     return ("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-            f"<title>{escape(title[:MOST_NAME])}</title><style>{STYLE}</style></head>\n<body><main>\n"
+            f"<title>{escape(spell_out(title)[:MOST_NAME])}</title><style>{STYLE}</style></head>\n<body><main>\n"
             + "\n".join(parts) + "\n</main></body></html>\n")
 
 

@@ -75,11 +75,9 @@ def test_a_law_that_is_left_out(found):
 
 def test_nothing_but_the_import(found):
     """Steps lead from no law to what all laws reach."""
-    now, prices = found.imported, []
+    now = found.imported
     assert not now.fired and now.seconds >= found.seconds
-    for _ in range(7):
-        now = now.step()
-        prices.append(now.seconds)
+    for _ in range(7): now = now.step()
     assert now.seconds == pytest.approx(found.seconds) and now.fired == found.fired
     with pytest.raises(InputError, match="all phases have run: begin at"): now.step()
 
@@ -122,12 +120,12 @@ def test_a_wrong_law_of_ones_own(idle):
     with pytest.raises(InputError, match="law twice: it is wrong: with"): idle.with_laws(twice)
 
 
-def test_lengths_and_machines(found, machine):
-    longer = found.over("8x16")
-    assert longer.seconds > found.seconds and longer.opened.parts is found.opened.parts
-    sheet = explore(OPERATOR, 16, machine="A100")
-    assert sheet.seconds == found.cost("A100").seconds and "data sheet; nothing was run" in str(sheet)
-    assert found.on(machine).seconds == found.seconds
+def test_lengths_and_machines(idle, machine):
+    longer = idle.over("8x16")
+    assert longer.seconds > idle.seconds and longer.opened.parts is idle.opened.parts
+    sheet = explore(idle.opened.model, 8, machine="A100")
+    assert sheet.seconds == idle.cost("A100").seconds and "data sheet; nothing was run" in str(sheet)
+    assert idle.on(machine).seconds == idle.seconds
 
 
 def test_a_picture(found):
@@ -163,7 +161,7 @@ def test_bad_input(found, ask, said):
     with pytest.raises(InputError, match=said): ask(found)
 
 
-def test_without_a_calibration(monkeypatch, tmp_path):
+def test_without_a_calibration(idle, monkeypatch, tmp_path):
     """Prices are a data sheet's, and that is said."""
     monkeypatch.setattr("rewrites.exploring.openings.machine_file", lambda: tmp_path / "none.json")
-    assert "not calibrated: prices are lower bounds of A100's data sheet" in str(explore(OPERATOR, 4))
+    assert "not calibrated: prices are lower bounds of A100's data sheet" in str(explore(idle.opened.model, 4))
