@@ -2,6 +2,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from opmatrix.algebra.term import Operator
@@ -123,4 +124,4 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
 
 def count_bytes(model: Operator) -> int:
     """Bytes of its arrays in float32, each once."""
-    return sum(4 * data.array.size for data in {id(data): data for data in list_arrays(model)}.values())
+    return sum(4 * prod(data.shape) for data in {id(data): data for data in list_arrays(model)}.values())
