@@ -5,6 +5,7 @@ from typing import Any, get_type_hints
 import typer
 
 from rewrites.cli.commands import app
+from rewrites.cli.examples import EXAMPLES
 
 FILE = Path(__file__).with_name("commands.md")
 
@@ -26,29 +27,6 @@ its section.
 
 `DIR` is a directory that `opmatrix optimize` wrote, or one of its `front/N`. What ends with which status:
 [guide/trust.md](guide/trust.md#errors)."""
-
-EXAMPLES = {                                                # command -> lines that show it, each run by a test
-    "optimize": ["opmatrix optimize minilm --error 0.02 --out fast.opmatrix --json found.json",
-                 "opmatrix optimize minilm --without spread --without associate --quiet"],
-    "calibrate": ["opmatrix calibrate"],
-    "run": ['opmatrix run minilm.opmatrix "a sentence" "another"'],
-    "generate": ['opmatrix generate smollm2 "the capital of France is"',
-                 'opmatrix generate smollm2.opmatrix "the capital of France is" --temperature 0.8 --seed 7'],
-    "embed": ["opmatrix embed minilm.opmatrix lines.txt --out vectors.npy"],
-    "evaluate": ["opmatrix evaluate minilm minilm.opmatrix --pairs pairs.csv",
-                 "opmatrix evaluate smollm2 --text text.txt --tokens 512"],
-    "doctor": ["opmatrix doctor --json machine.json"],
-    "laws": ["opmatrix laws --kind value"],
-    "explain": ["opmatrix explain minilm.opmatrix/front/1 --full"],
-    "profile": ["opmatrix profile minilm.opmatrix --tokens 16"],
-    "verify": ["opmatrix verify minilm.opmatrix --model minilm"],
-    "plan": ["opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
-             "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3"],
-    "partition": ["opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",
-                  "opmatrix partition gpt2 --tp 2 --symbolic"],
-    "launch": ["opmatrix launch minilm --ranks 4 --dp 2 --tp 2",
-               "opmatrix launch minilm --cp 2 --context ulysses --trace trace.svg"],
-    "spectrum": ["opmatrix spectrum minilm"]}
 
 BESIDE = {                                                  # command -> what its help has no room for
     "optimize": "Goals, workloads and smaller models: [guide/front.md](guide/front.md). What it prints: "

@@ -351,19 +351,19 @@ class Format:
         return 0.0
 
     # ---- readings
-
     @property
     def nbytes(self) -> int:
         """Bytes stored, exactly."""
         return sum(array.nbytes for array in self._stored)
 
     def show(self) -> str:
-        """What it is, and the pattern of its nonzero entries, in at most 32 lines of 64 characters."""
+        """What it is, and its pattern of nonzero entries, in at most 32 lines of 64 characters."""
         return f"{self!r}\n{picture(self.unpack() != 0)}"
 
     def __repr__(self) -> str:
         sizes = "".join(f", {size}={value}" for size, value in self.sizes.items() if size not in (n, p))
         return f"{self.name}({self.shape[0]}×{self.shape[1]}{sizes})"
+    def _repr_html_(self) -> str: return f"<pre>{self.show()}</pre>"
 
     @classmethod
     def row(cls) -> str:

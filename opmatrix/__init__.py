@@ -19,7 +19,7 @@ An operator maps rows to rows. Operators compose from left to right, and what th
 
 What there is; `help(om.NAME)` says more of each:
 
-    models       optimize, open_model, build, promised, FAMILIES
+    models       optimize, explore, open_model, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from opmatrix.training.pullback import pullback as pullback
     from opmatrix.training.timed_step import timed_step as timed_step
     from rewrites.derivations.schedules import schedule as schedule
+    from rewrites.exploring.exploration import explore as explore
     from rewrites.extraction import Infeasible as Infeasible
     from rewrites.law import Law as _Law
     from rewrites.proofs.equations import prove as prove
@@ -84,7 +85,8 @@ DOOR = {                                                    # and by name: the m
     "choose": ("formats.select", "choose"), "cached": ("opmatrix.pipelines.cached", "cached"),
     "InputError": ("formats.core.errors", "InputError"), "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
-    "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
+    "explore": ("rewrites.exploring.exploration", "explore"), "optimize": ("rewrites.run", "optimize"),
+    "schedule": ("rewrites.derivations.schedules", "schedule"),
     "partition": ("opmatrix.partitions.plan", "partition"), "Mesh": ("opmatrix.split.mesh", "Mesh"),
     "plan": ("opmatrix.strategies.plans", "plan"),
     "BatchSizes": ("opmatrix.split.moving", "BatchSizes"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -359,8 +359,7 @@ class Program:
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
         memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
         replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        program: Program = body("files.loading.load")(directory, copy)
-        return program
+        return cast("Program", body("files.loading.load")(directory, copy))
 
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))
@@ -374,6 +373,7 @@ class Program:
         gives = ", ".join(map(str, self.schedule.outputs.values()))
         return (f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored, "
                 f"gives {gives}>")
+    def _repr_html_(self) -> str: return str(body("display.shown.program_html")(self))
 
 
 def copied(meta: Mapping[str, object]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from formats.core.arrays import find_misfit
 from formats.core.errors import InputError
+from opmatrix import body
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -30,6 +31,7 @@ class Relation:
     cols: str
 
     def __str__(self) -> str: return f"{self.name}: {self.rows} × {self.cols}"
+    def _repr_html_(self) -> str: return str(body("display.shown.relation_html")(self))
     @property
     def custom(self) -> bool:
         """Whether it is of its batch alone."""

@@ -15,7 +15,7 @@ import numpy as np
 import sympy
 
 from formats.core.activation import ACTIVATIONS
-from opmatrix import patterns
+from opmatrix import body, patterns
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
@@ -357,6 +357,8 @@ class Law(FunctionDeclaration):
         """Name, kind, statement, guard, source: the row of `opmatrix laws` and of the docs table."""
         guard = ", ".join(g.strip("()").replace(" ", "(", 1) + ")" for g in self.guards)
         return self.name, self.kind, self.statement(), guard, self.source
+
+    def _repr_html_(self) -> str: return str(body("display.shown.law_html")(self))
 
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from opmatrix.algebra.term import Operator
@@ -76,6 +77,12 @@ class Opened:
         except Infeasible:
             return optimum([replace(law, canonical=False) for law in laws], 1.0)
 
+    def changed(self, *, workload: Workload | None = None, machine: TimeModel | None = None) -> "Opened":
+        """This model for another workload or on another machine, which leave its parts as they are."""
+        made = replace(self, workload=workload or self.workload, machine=machine or self.machine)
+        vars(made)["parts"] = self.parts                    # cached there
+        return made
+
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
         """The optimum under some laws."""
         return self.explore(laws, fusion)[1]
@@ -117,4 +124,4 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
 
 def count_bytes(model: Operator) -> int:
     """Bytes of its arrays in float32, each once."""
-    return sum(4 * data.array.size for data in {id(data): data for data in list_arrays(model)}.values())
+    return sum(4 * prod(data.shape) for data in {id(data): data for data in list_arrays(model)}.values())

@@ -50,6 +50,7 @@ from rewrites.report.choice import allowed, choose
 from rewrites.report.evaluated_terms import find_evaluated
 from rewrites.report.gains import add_means
 from rewrites.report.generated import find_generated, list_contexts
+from rewrites.report.operators import by_operator
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.verify.failure import VerificationError
@@ -359,6 +360,7 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
         laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
         generated=generated_by(best.program, opened),
+        operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
         terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices))
 
 

@@ -13,7 +13,7 @@ def sharing(patch):
     def graph(explorer, part):
         own = vars(explorer)
         if "rules" not in own: own["rules"] = prelude(explorer.laws)
-        key = own["rules"], explorer.budget, part.template.text, part.template.entries
+        key = own["rules"], explorer.budget, tuple(explorer.schedule), part.template.text, part.template.entries
         if key in made: explorer.graphs.setdefault(part.template.text, made[key])
         made[key] = anew(explorer, part)
         return made[key]

@@ -2,7 +2,7 @@
 shapes."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 
 import numpy as np
@@ -71,3 +71,12 @@ def format_cells(cells: list[list[str]]) -> str:
     """Rows of cells as HTML."""
     lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in cells)
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def html_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], caption: str = "", foot: str = "") -> str:
+    """Rows of text under their header, escaped; a row that begins with * is the one that was chosen."""
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    said = "".join(f"<tr{' style=font-weight:bold' if line[0].startswith('*') else ''}>"
+                   + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in rows)
+    return (f"<table>{caption and f'<caption>{escape(caption)}</caption>'}<thead><tr>{head}</tr></thead>"
+            f"<tbody>{said}</tbody></table>{foot and f'<p><small>{escape(foot)}</small></p>'}")

@@ -92,3 +92,8 @@ def percent(error: float | None) -> str:
     if error is None:
         return ""
     return f"{error:.0e}" if 0 < abs(error) < 1e-5 else f"{100 * error:.3g} %"
+
+
+def micro(seconds: float) -> str:
+    """Seconds as microseconds: a decimal, or three digits of what is small."""
+    return f"{1e6 * seconds:.1f}" if 1e6 * seconds >= 10 else f"{1e6 * seconds:.3g}"

@@ -97,6 +97,8 @@ class Partition:
 
     def __str__(self) -> str: return str(body("partitions.overview.Overview")(self).text())
 
+    def _repr_html_(self) -> str: return str(body("display.shown.partition_html")(self))
+
     def flops(self, stage: int = 0) -> sympy.Expr:
         """Multiplications and additions of one batch on a rank of a stage."""
         return add_up(part.count * part.flops for part in self.stages[stage])

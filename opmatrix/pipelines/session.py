@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix import body
 from opmatrix.algebra.data import ids
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.batch import Ids
@@ -235,6 +236,8 @@ class Pages:
         taken = len(self.before) - len(self.usage.free)
         pages = f"{taken} of {len(self.before)} pages of {self.side} rows"
         return f"<Session of {len(self.state.sequences)} sequences, {pages}, {self.bytes:,} bytes>"
+
+    def _repr_html_(self) -> str: return str(body("display.shown.session_html")(self))
 
 
 class Session(Pages):

@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, profile, verify,
+"""The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, report, profile, verify,
 plan, partition, launch, spectrum."""
 import time
 from importlib.util import find_spec
@@ -10,6 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
+from rewrites.cli.examples import EXAMPLES, show_examples, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
 from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
 
@@ -27,7 +28,7 @@ def misunderstood() -> Any:
     return ClickException
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
+app = typer.Typer(pretty_exceptions_enable=False, epilog=show_statuses(),
                   context_settings={"help_option_names": ["-h", "--help"]},
                   help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
 
@@ -67,6 +68,7 @@ def optimize(
     without: options.Without = None,
     out: options.Out = None,
     results: options.Results = None,
+    html: options.Page = None,
     quiet: options.Quiet = False,
     machine: options.Elsewhere = None,
 ) -> None:
@@ -82,12 +84,13 @@ def optimize(
         from rewrites.evaluate.reported import Named
         from rewrites.laws import EXACT_LAWS
         from rewrites.lower.mixed import parse_mix
+        from rewrites.pages.html_report import page_place, write_html
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
         refuse_weightless(model)
         target = out or Path(f"{Path(model).resolve().name}.opmatrix")
         refuse(memory, number_type, output)
-        possible({"--out": (target, attempt), "--json": (results, writable)},
+        possible({"--out": (target, attempt), "--json": (results, writable), "--html": (html, page_place)},
                  model, text, workload, pairs, calibrate, adapter, own)
         declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
@@ -100,6 +103,7 @@ def optimize(
         found = save(result, target, laws)
     say(printed(found, target))
     write_results(found, results)
+    write_html(found, html)
 
 
 def refuse_weightless(model: str) -> None:
@@ -280,10 +284,14 @@ def doctor(
 def laws(
     own: options.Laws = None,
     kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
+    results: options.Results = None,
 ) -> None:
     """Every law, in groups: what it says, its guard, its source."""
-    from rewrites.cli.list_laws import book
-    say(book(declarations(own), kind))
+    from rewrites.cli.list_laws import book, laws_as_json
+    possible({"--json": (results, writable)}, own)
+    declared = declarations(own)
+    say(book(declared, kind))
+    write_results(laws_as_json(declared, kind), results)
 
 
 @app.command()
@@ -309,17 +317,37 @@ def explain(
     say(found)
 
 
+@app.command("report")
+def write_report(
+    directory: Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote, or its report.json")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html",
+                                             help="where to write it; ./DIRECTORY.html by default")] = None,
+) -> None:
+    """The report of a saved program as one page of HTML, made of its report.json alone: no network, no script; it
+    prints, and reads at any width."""
+    from rewrites.pages.html_report import page_place, write_html
+    from rewrites.pages.kept_report import read_kept
+    target = out or Path(f"{directory.resolve().name}.html")
+    possible({"--out": (target, page_place)}, directory if directory.is_file() else None)
+    write_html(read_kept(directory), target)
+    say(f"report in {target}")
+
+
 @app.command()
 def profile(
     directory: options.Saved,
     sentences: Annotated[int, typer.Option(min=1, help="of the batch that is run")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="runs that the times are medians of")] = 15,
+    results: options.Results = None,
 ) -> None:
     """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
     was predicted."""
     from rewrites.cli.profile import profile as told
-    say(told(directory, sentences, tokens, rounds))
+    possible({"--json": (results, writable)}, directory)
+    said, found = told(directory, sentences, tokens, rounds)
+    say(said)
+    write_results(found, results)
 
 
 @app.command()
@@ -330,12 +358,15 @@ def verify(
         metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="the file that a rank correlation was measured on, as a goal")] = None,
+    results: options.Results = None,
 ) -> None:
     """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
     goals allow. Ends with status 1 where one fails."""
     from rewrites.evaluate.recheck import FAILS, format_checks, of_directory
+    possible({"--json": (results, writable)}, directory, model, text, pairs)
     found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
     say(format_checks(found))
+    write_results({"checks": [check._asdict() for check in found]}, results)
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 
 
@@ -348,14 +379,20 @@ app.command("launch")(launch_model)
 def spectrum(
     model: options.ModelName,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
+    results: options.Results = None,
 ) -> None:
     """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained
     below them."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
     from rewrites.report.weight_spectra import weights
-    possible({"--out": (out, drawable)}, model)
+    possible({"--out": (out, drawable), "--json": (results, writable)}, model)
     found = weights(open_model(model).operator())
     say(spectrum_text(found))
+    write_results({"spectra": [{"name": each.name, "kind": each.kind, **dict(each.rows())} for each in found]}, results)
     if out is not None:
         say(f"drawn in {spectrum_figure(found, out)}")
+
+
+for _ in app.registered_commands:
+    if _.callback: _.epilog = show_examples(EXAMPLES.get(_.name or _.callback.__name__, ()))

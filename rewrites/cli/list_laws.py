@@ -27,6 +27,13 @@ def book(own: UserDeclarations, kind: str | None = None) -> str:
     return "\n\n".join([*(section(*group) for group in shown), ", ".join(counts) or "no law of that kind"])
 
 
+def laws_as_json(own: UserDeclarations, kind: str | None = None) -> dict[str, object]:
+    """Every law of a kind, or all, as entries of JSON."""
+    names = "name", "kind", "statement", "guard", "source"
+    return {"laws": [{"group": group, **dict(zip(names, law.row(), strict=True))}
+                     for group, _, laws in list_groups(own) if kind in (None, group) for law in laws]}
+
+
 def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Law | Approximation | Implementation]]]:
     """Kind, heading and laws of every group; the first sentence of a module is its heading."""
     exact = [("exact", heading(module.__doc__ or ""), laws) for module, laws in EXACT_GROUPS]

@@ -68,6 +68,7 @@ AdapterPlace = Annotated[Path | None, typer.Option(
     metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
 Without = Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")]
+Page = Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="where to write the report as a page")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")]
 Elsewhere = Annotated[str | None, typer.Option(
     metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")]

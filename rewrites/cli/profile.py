@@ -9,18 +9,18 @@ from formats.machine.quiet import Watch, warn_busy
 from opmatrix.batch import Batch
 from opmatrix.display.tables import ms, table
 from opmatrix.program import Program
-from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.price import Prices
+from rewrites.report.operators import group_steps
 from rewrites.workload.resolve import calibrated
 
 HEADER = ["", "steps", "ms predicted", "measured", "share"]
 
 
-def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15) -> str:
-    """The table, for so many sentences of so many drawn tokens. Raises InputError for what is no program, or one whose
-    inputs nobody can draw."""
+def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15) -> tuple[str, dict[str, object]]:
+    """The table, and its figures, for so many sentences of so many drawn tokens. Raises InputError for what is no
+    program, or one whose inputs nobody can draw."""
     program = Program.load(directory)
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
@@ -35,8 +35,10 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     rows += [("before and after", "", beside, whole - sum(inside.values())), ("a run", "", ahead, whole)]
     lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
-    return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
+    figures = [dict(zip(("what", "steps", "predicted_s", "measured_s"), row, strict=True)) for row in rows]
+    said = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
                       table(lines, HEADER)])
+    return said, {"program": str(directory), "sentences": sentences, "tokens": tokens, "steps": figures}
 
 
 def drawn(program: Program, sentences: int, tokens: int) -> Batch:
@@ -47,20 +49,3 @@ def drawn(program: Program, sentences: int, tokens: int) -> Batch:
     if tokens > (most := limits.get("positions", tokens)):
         raise InputError(f"--tokens {tokens}: the model has {most} positions")
     return Batch(np.random.default_rng(0).integers(0, limits["tokens"], (sentences, tokens)).tolist())
-
-
-def group_steps(program: Program, prices: Prices) -> dict[str, tuple[list[str], float]]:
-    """The steps that are not views by what is priced of them: names, and predicted seconds of all."""
-    found: dict[str, tuple[list[str], float]] = {}
-    for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
-        if call.kernel.view or call.kernel.is_input: continue
-        costs = call.kernel.cost(call.bound, call.shape, prices.group)
-        names, ahead = found.get(what := told(step.kernel, costs), ([], 0.0))
-        found[what] = [*names, step.output], ahead + prices.seconds(costs)
-    return found
-
-
-def told(kernel: str, costs: Costs) -> str:
-    """What is priced of a step: its kernels, and the sides of the first one's matrix."""
-    sides = [f"{size}" for _, sizes in costs[:1] for name, size in sizes.items() if name in ("n", "p")]
-    return " + ".join([name for name, _ in costs] or [kernel]) + f" {'×'.join(sides)}" * (len(sides) == 2)

@@ -211,22 +211,22 @@ def discard(spoiled: EgglogEngine) -> None:
 
 
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
-             shared: EgglogEngine | None = None) -> Graph:
+             shared: EgglogEngine | None = None, schedule: Sequence[str] = SCHEDULE) -> Graph:
     """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
     is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
-    growing. `shared` is an engine of these laws."""
+    growing. `shared` is an engine of these laws; `schedule` are the phases that run, in turn."""
     graph, names = Graph(), {each.name + back for each in laws for back in ("", " backwards")}
     start = time.perf_counter()
     shared = shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start
-    try: return grow(shared, graph, template, names, budget, rounds)
+    try: return grow(shared, graph, template, names, budget, rounds, schedule)
     except BaseException:
         discard(shared)
         raise
 
 
 def grow(shared: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
-         rounds: int) -> Graph:
+         rounds: int, schedule: Sequence[str]) -> Graph:
     """The graph of a template, made in an engine, which is as it was before. `names` are of rules that laws are."""
 
     def run(program: str, phase: str) -> Any:
@@ -238,7 +238,7 @@ def grow(shared: EgglogEngine, graph: Graph, template: Template, names: Containe
     run("(push)", "load")
     run(template.text, "load")
     rows, wild = len(template.entries), False
-    for phase in SCHEDULE:
+    for phase in schedule:
         for number in range(limit := PHASE_ROUNDS.get(phase, rounds) * (rows <= budget and not wild)):
             run("(run-schedule (saturate (run facts)))", "facts")
             done, sizes = run(f"(run {phase} 1) (print-size)", phase)

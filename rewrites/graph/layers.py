@@ -21,7 +21,7 @@ from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
 from rewrites.graph.borders import FULL, border, split_forms
-from rewrites.graph.egraph import EgglogEngine, Graph, saturate, shared_engine
+from rewrites.graph.egraph import SCHEDULE, EgglogEngine, Graph, saturate, shared_engine
 from rewrites.graph.template import Template
 from rewrites.law import Law
 
@@ -187,12 +187,13 @@ def appends(term: Operator) -> bool:
 
 @dataclass
 class Explorer:
-    """Saturated graphs by signature, so that layers of equal structure are explored once."""
+    """Saturated graphs by signature, so that layers of equal structure are explored once; `schedule` are the phases."""
 
     laws: Sequence[Law]
     budget: int = 5000
     graphs: dict[str, Graph] = field(default_factory=dict)
     prepared: float = 0.0
+    schedule: Sequence[str] = SCHEDULE
 
     @cached_property
     def engine(self) -> EgglogEngine:
@@ -204,7 +205,8 @@ class Explorer:
 
     def graph(self, part: Part) -> Graph:
         if part.template.text not in self.graphs:
-            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=self.engine)
+            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=self.engine,
+                                                          schedule=self.schedule)
         return self.graphs[part.template.text]
 
     def seconds(self) -> dict[str, float]:

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from opmatrix.display.shown import point_html
 from opmatrix.display.tables import megabytes, ms, percent
 from opmatrix.program import Program
 from rewrites.compiler.search import Structure
@@ -44,6 +45,8 @@ class Point:
         """A program with its predicted seconds, its steps' and what a call takes beside them, and its bytes."""
         size, prices = program.stored_bytes + searched.workload.peak_bytes(program), searched.space.prices
         return cls(name, program, seconds + prices.beside(program) - prices.start, size, error, gap, **known)
+
+    def _repr_html_(self) -> str: return point_html(self)
 
     def __repr__(self) -> str:
         measured = self.measured_s is not None

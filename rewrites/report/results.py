@@ -1,7 +1,7 @@
 """What a run found out, as text, as JSON, and as directories that run."""
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from formats.machine.quiet import warn_busy
+from opmatrix.display.shown import result_html
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
@@ -63,6 +64,7 @@ class Result:
     busy: str = ""                                          # what was seen of others while programs were timed
     terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
     generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
+    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see operators.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -74,6 +76,8 @@ class Result:
     def __repr__(self) -> str:
         return (f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the "
                 "report>")
+
+    def _repr_html_(self) -> str: return result_html(self)
 
     def __str__(self) -> str:
         return printed(as_json(self, [Path()] * len(self.points)))
@@ -121,8 +125,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
                    "bound": exact.bound, "cut": exact.cut},
         "error": result.error, "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "generated": result.generated, "terms": result.terms, "bound": report_bound(result),
-        "prediction": prediction(result),
+        "generated": result.generated, "terms": result.terms, "operators": result.operators,
+        "bound": report_bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,

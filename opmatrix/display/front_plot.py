@@ -1,0 +1,55 @@
+"""The front as a picture: time across, memory up, a number for each program, whose row stands in the table under it.
+Shapes tell kinds apart, so it can be read without colour."""
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+WIDE, HIGH, LEFT, TOP, RIGHT, BOTTOM = 640, 360, 62, 18, 24, 46   # pixels: of the picture, and around the plot
+TICKS = 5
+EXACT = 1e-5                                                # errors below are rounding
+
+
+def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]], chosen: int) -> str:
+    """An SVG of programs by their milliseconds and megabytes, measured where they were."""
+    every = [baseline, *points]
+    xs = [1e3 * figure(point, "s") for point in every]
+    ys = [figure(point, "bytes") / 1e6 for point in every]
+    right, top = 1.08 * max(xs) or 1.0, 1.08 * max(ys) or 1.0
+    across, up = (WIDE - LEFT - RIGHT) / right, (HIGH - TOP - BOTTOM) / top
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" role="img" '
+             'font-family="sans-serif" font-size="12" fill="#111" '
+             'aria-labelledby="front-title"><title id="front-title">Programs by time and memory; the table below '
+             'has every figure</title>', *axes(right, top, across, up)]
+    for number, (point, x, y) in enumerate(zip(every, xs, ys, strict=True)):
+        lines += mark(number, point, LEFT + across * x, HIGH - BOTTOM - up * y, number == chosen + 1)
+    return "".join([*lines, "</svg>"])
+
+
+def figure(point: Mapping[str, Any], kind: str) -> float:
+    """What was measured, else predicted, else 0."""
+    measured = point[f"measured_{kind}"]
+    return float((point[f"predicted_{kind}"] if measured is None else measured) or 0.0)
+
+
+def axes(right: float, top: float, across: float, up: float) -> Iterator[str]:
+    """Lines with their numbers, and what they count."""
+    floor = HIGH - BOTTOM
+    for at in range(TICKS + 1):
+        x, y = LEFT + across * right * at / TICKS, floor - up * top * at / TICKS
+        yield (f'<path d="M{x:.1f} {TOP}V{floor}M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="#ddd" fill="none"/>'
+               f'<text x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{right * at / TICKS:.3g}</text>'
+               f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{top * at / TICKS:.3g}</text>')
+    yield f'<text x="{(LEFT + WIDE) / 2:.0f}" y="{HIGH - 8}" text-anchor="middle">milliseconds</text>'
+    yield f'<text x="4" y="{TOP - 5}">MB</text>'
+
+
+def mark(number: int, point: Mapping[str, Any], x: float, y: float, chosen: bool) -> Iterator[str]:
+    """A program: a diamond is the import, a square exact, a disc approximate, a ring the chosen one."""
+    name = str(point["name"])
+    yield f"<g><title>{escape(name[:200])}</title>"
+    if chosen: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="#b34700" stroke-width="3"/>'
+    if number == 0: yield f'<path d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z" fill="#fff" stroke="#111" stroke-width="2"/>'
+    elif (point["measured_error"] or point["predicted_error"] or 0.0) < EXACT:
+        yield f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="#1d4e7a" stroke="#111"/>'
+    else: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#1d4e7a" stroke="#111"/>'
+    yield f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" font-weight="bold">{number}</text></g>'

@@ -1,0 +1,129 @@
+"""How programs, laws, patterns, relations, sessions, partitions, points and results show themselves in a notebook:
+tables and static pictures, everything escaped. The text that each prints stays its text."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.display.front_plot import front_plot
+from opmatrix.display.html import html_table
+from opmatrix.display.tables import megabytes, ms, percent
+from opmatrix.patterns import Positions
+
+if TYPE_CHECKING:
+    from opmatrix.partitions.plan import Partition
+    from opmatrix.patterns import Pattern
+    from opmatrix.pipelines.session import Pages
+    from opmatrix.program import Program
+    from opmatrix.relations import Relation
+
+MOST_STEPS, MOST_POSITIONS, CELL = 200, 24, 9               # of a program, of a pattern; pixels of a dot
+
+
+class Stated(Protocol):
+    """A law: its row, its docstring, what it must fail for."""
+
+    @property
+    def doc(self) -> str: ...
+    @property
+    def without(self) -> Sequence[Any]: ...
+    def row(self) -> tuple[str, ...]: ...
+
+
+def facts_html(title: str, pairs: Iterable[tuple[str, object]]) -> str:
+    """Names and what they are, as a table under a title."""
+    rows = "".join(f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
+                   f'<td style="text-align:left">{escape(str(value))}</td></tr>' for name, value in pairs)
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+
+
+def program_html(program: Program) -> str:
+    """Its steps: kernel, what each reads, the format and bytes of what is stored."""
+    rows = []
+    for step in program.steps[:MOST_STEPS]:
+        constants = {name: program.constants[ref] for name, ref in step.operands.items() if ref in program.constants}
+        size = sum(each.nbytes for each in constants.values())
+        stored = ", ".join(f"{name}: {getattr(each, 'name', 'row')} {'×'.join(map(str, each.shape))}"
+                           for name, each in constants.items())
+        rows.append((step.output, step.kernel, ", ".join(ref for ref in step.operands.values()
+                                                         if ref not in program.constants), stored, f"{size:,}"))
+    more = len(program.steps) - len(rows)
+    return html_table(("value", "kernel", "reads", "stored", "bytes"), rows, repr(program).strip("<>"),
+                      f"and {more} more steps: print it for all" if more > 0 else "")
+
+
+def law_html(law: Stated) -> str:
+    """Both sides, its guard, for what it fails, where it is from, and why it holds."""
+    name, kind, statement, guard, source = law.row()
+    fails = "; ".join(", ".join(f"{variable}: {sort}" for variable, sort in each.items()) for each in law.without)
+    return facts_html(f"{kind} law {name}", [("says", statement), ("asks for", guard or "nothing"),
+                                             *([("fails with", fails)] if fails else []),
+                                             ("from", source), ("why", " ".join(law.doc.split()))])
+
+
+def pattern_svg(pattern: Pattern) -> str:
+    """Who sees whom among the first positions of a sequence: a row for each query, a dot for each key that it sees."""
+    most = min(MOST_POSITIONS, pattern.known(MOST_POSITIONS))
+    side = CELL * most
+    cells = np.argwhere(dense_mask(pattern, most))
+    dots = "".join(f'<rect x="{30 + CELL * key}" y="{20 + CELL * query}" width="{CELL - 1}" height="{CELL - 1}"/>'
+                   for query, key in cells.tolist())
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side + 34} {side + 24}" width="{side + 34}" '
+            f'height="{side + 24}" role="img" font-family="sans-serif" font-size="10">'
+            f"<title>{escape(str(pattern))}: {len(cells)} of {most * most} scores of {most} positions</title>"
+            f'<text x="30" y="13">keys</text><text x="2" y="32">rows</text><rect x="30" y="20" width="{side}" '
+            f'height="{side}" fill="#fff" stroke="#999"/><g fill="#1d4e7a">{dots}</g></svg>')
+
+
+def dense_mask(pattern: Pattern, most: int) -> NDArray[np.bool_]:
+    """True where a query of a sequence of so many rows sees a key; nobody where only a batch can tell."""
+    at, none = np.arange(most), np.zeros((), np.int64)
+    try: seen = pattern.sees(Positions(at[:, None], none), Positions(at[None], none))
+    except (AttributeError, TypeError, ValueError, IndexError): seen = np.zeros((most, most), bool)
+    return np.broadcast_to(np.asarray(seen, bool), (most, most))
+
+
+def relation_html(relation: Relation) -> str:
+    """From the rows of which space to those of which, and who gives its entries."""
+    return facts_html(str(relation), [("rows", relation.rows), ("columns", relation.cols), (
+        "entries", "given with each batch" if relation.custom else "known of any batch")])
+
+
+def session_html(session: Pages) -> str:
+    """Its pages, and how long each sequence is."""
+    sequences = session.state.sequences
+    return html_table(("sequence", "rows"), [(str(each.number), str(each.length)) for each in sequences],
+                      repr(session).strip("<>"))
+
+
+def partition_html(plan: Partition) -> str:
+    """What it prints, as it stands there."""
+    return f"<pre>{escape(str(plan))}</pre>"
+
+
+POINT = "", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"
+
+
+def point_row(point: Any, name: str) -> tuple[str, ...]:
+    """The figures of a program of a front."""
+    return (name, ms(point.predicted_s), ms(point.measured_s), megabytes(point.predicted_bytes),
+            megabytes(point.measured_bytes), percent(point.predicted_error), percent(point.measured_error))
+
+
+def point_html(point: Any) -> str: return html_table(POINT, [point_row(point, point.name)])
+
+
+def result_html(result: Any) -> str:
+    """The front as a picture with a number for each program, and its table; the chosen one is marked."""
+    def figures(point: Any) -> dict[str, object]:
+        return {name: getattr(point, name) for name in ("name", "predicted_s", "measured_s", "predicted_bytes",
+                                                        "measured_bytes", "predicted_error", "measured_error")}
+    drawn = front_plot(figures(result.imported), [figures(each) for each in result.points], result.chosen)
+    rows = [point_row(result.imported, "0 imported"),
+            *(point_row(each, f"{'* ' * (at == result.chosen)}{at + 1} {each.name}")
+              for at, each in enumerate(result.points))]
+    return f'<div style="max-width:640px">{drawn}</div>' + html_table(POINT, rows, f"{result.model}: * is chosen")

@@ -1,0 +1,97 @@
+"""Two explorations beside each other: what a law, a machine or a length changes in the program and its price."""
+from dataclasses import dataclass
+
+from opmatrix.display.html import html_table
+from opmatrix.display.tables import megabytes, micro, table
+from rewrites.compiler.search import Structure
+from rewrites.lower.lower import KernelCall, Use
+
+
+@dataclass(frozen=True)
+class KernelShare:
+    """What calls of one kernel take in a program, products included."""
+
+    count: int
+    seconds: float
+
+
+def share_by_kernel(structure: Structure) -> dict[str, KernelShare]:
+    """Every kernel of a program, the dearest first."""
+    found: dict[str, KernelShare] = {}
+    for extraction in structure.extractions:
+        times = {node.cls: node.time for node in extraction.nodes if isinstance(node.cls, Use)}
+        for node in extraction.nodes:
+            if isinstance(node.label, KernelCall):
+                name = node.label.implementation.name
+                held = found.get(name, KernelShare(0, 0.0))
+                products = sum(times[child] for child in node.children if isinstance(child, Use))
+                found[name] = KernelShare(held.count + 1, held.seconds + node.time + products)
+    return dict(sorted(found.items(), key=lambda pair: -pair[1].seconds))
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramPrice:
+    """What a program is predicted to take, and stores, on a machine."""
+
+    seconds: float
+    stored: float
+    machine: str
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.seconds:.4g} ms predicted, {megabytes(self.stored)} MB stored, on {self.machine}"
+
+    __repr__ = __str__
+
+
+HEADER = "", "calls", "of the other", "µs", "of the other", "difference"
+
+
+@dataclass(frozen=True, repr=False)
+class Change:
+    """What another exploration has that this one has not. Seconds are of whole programs."""
+
+    names: tuple[str, str]
+    prices: tuple[ProgramPrice, ProgramPrice]
+    kernels: tuple[dict[str, KernelShare], dict[str, KernelShare]]
+    fired: tuple[frozenset[str], frozenset[str]]
+
+    @property
+    def seconds(self) -> float:
+        """What the other takes more, below 0 where it takes less."""
+        return self.prices[1].seconds - self.prices[0].seconds
+
+    @property
+    def equal(self) -> bool:
+        """Whether both programs are the same kernels at the same price."""
+        return not self.rows and self.seconds == 0
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The kernels that are called more or less often, or take another time."""
+        mine, other = self.kernels
+        found = []
+        for name in dict.fromkeys([*mine, *other]):
+            a, b = mine.get(name, KernelShare(0, 0.0)), other.get(name, KernelShare(0, 0.0))
+            if a.count != b.count or abs(b.seconds - a.seconds) > 1e-3 * max(a.seconds, b.seconds):
+                found.append((name, str(a.count), str(b.count), micro(a.seconds), micro(b.seconds),
+                              f"{1e6 * (b.seconds - a.seconds):+.1f}"))
+        return sorted(found, key=lambda row: -abs(float(row[-1])))
+
+    @property
+    def said(self) -> str:
+        """The prices, and the laws that fire in one of them alone, in lines."""
+        share = self.seconds / self.prices[0].seconds if self.prices[0].seconds else 0.0
+        lines = [f"{name}: {price}" for name, price in zip(self.names, self.prices, strict=True)]
+        lines.append(f"the other takes {1e6 * self.seconds:+.1f} µs, {100 * share:+.2f} %")
+        for which, laws in zip(("this one", "the other"), (self.fired[0] - self.fired[1],
+                                                           self.fired[1] - self.fired[0]), strict=True):
+            if laws: lines.append(f"fires in {which} alone: {', '.join(sorted(laws))}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        body = table(self.rows, HEADER) if self.rows else "the programs are of the same kernels"
+        return f"{self.said}\n\n{body}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str: return html_table(HEADER, self.rows, self.said)

@@ -1,0 +1,112 @@
+"""What an exploration begins with: a model, a batch, a machine and laws, as people give them."""
+import re
+from collections.abc import Sequence
+from inspect import getsourcefile
+from pathlib import Path
+
+import numpy as np
+
+from formats.core.errors import InputError, suggest_name
+from formats.machine.datasheets import Datasheet
+from formats.machine.model import machine_file
+from opmatrix.batch import Batch
+from opmatrix.pricing import datasheet
+from rewrites.compiler.planned import shapes, weightless
+from rewrites.graph.layers import Model
+from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower.price import TimeModel
+from rewrites.opened import Opened
+from rewrites.phases import silence_stdout
+from rewrites.verify.user_laws import load_laws, try_law
+from rewrites.workload.resolve import calibrated, open_arguments
+from rewrites.workload.workload import Workload, draw_workload
+
+AnyBatch = int | str | Sequence[int] | Batch | Workload | None
+MachineName = str | TimeModel | None
+STAND_IN = "A100"                                           # the data sheet where this machine is not calibrated
+SENTENCES = re.compile(r"(?:(\d+)x)?(\d+)")
+
+
+def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
+                     laws: Sequence[Law] | None) -> tuple[Opened, str, str]:
+    """The model that is explored, what is to be said of its prices, and how it is called."""
+    name = model if isinstance(model, str) else "operator"
+    if isinstance(model, str) and weightless(model): model = shapes(model)
+    tokens = batch if isinstance(batch, int) else None
+    if tokens is not None and tokens < 1: raise InputError(f"explore: {tokens} tokens: at least 1")
+    workload = None if batch is None or isinstance(batch, int) else read_batch(batch)
+    operator, drawn, meta = open_arguments(model, workload, None, tokens)
+    found, note = resolve_machine(machine, drawn)
+    return Opened(operator, drawn, found, EXACT_LAWS if laws is None else tuple(laws), meta), note, name
+
+
+def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workload:
+    """Lengths as a batch of tokens 0; a batch and a workload as they are. Raises InputError."""
+    if isinstance(batch, Batch | Workload): return batch
+    if isinstance(batch, str):
+        if not (found := SENTENCES.fullmatch(batch)):
+            raise InputError(f"batch {batch!r:.60}: give a number of tokens, sentences x tokens such as 8x128, "
+                             "lengths, or a Batch")
+        batch = [int(found[2])] * int(found[1] or 1)
+    lengths = [*batch]
+    if not lengths or not all(isinstance(each, int | np.integer) and each > 0 for each in lengths):
+        raise InputError(f"batch {lengths!r:.60}: lengths are whole numbers from 1 on, one for each sentence")
+    return Batch([np.zeros(length, int) for length in lengths])
+
+
+def resolve_workload(opened: Opened, batch: AnyBatch) -> Workload:
+    """Another batch for a model that is open."""
+    if batch is None: return opened.workload
+    if isinstance(batch, int): batch = [batch]
+    return draw_workload(read_batch(batch), opened.model)
+
+
+def resolve_machine(machine: MachineName, workload: Workload) -> tuple[TimeModel, str]:
+    """A machine, and what is to be said of its prices. Raises InputError for a data sheet that there is not."""
+    if isinstance(machine, str):
+        try: sheet: Datasheet = datasheet(machine)
+        except ValueError as error: raise InputError(f"machine {machine}: {error}") from None
+        return sheet, f"prices are lower bounds of {sheet.name}'s data sheet; nothing was run"
+    if machine is not None: return machine, ""
+    if not machine_file().exists():
+        sheet = datasheet(STAND_IN)
+        return sheet, (f"this machine is not calibrated: prices are lower bounds of {sheet.name}'s data sheet; run "
+                       "`opmatrix calibrate`, which takes a minute")
+    with silence_stdout(): return calibrated(lambda *_: None, *(each for _, each in workload.shares)), ""
+
+
+def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> list[Law]:
+    """Laws of one's own, each tried. Raises InputError for a wrong one, and for a name that is taken."""
+    found, taken = list[Law](), {law.name for law in known}
+    for each in given:
+        if isinstance(each, Law):
+            refuse_name(each, taken)
+            try_law(Path(getsourcefile(each.body) or "law"), each, (*found, each))
+            found.append(each)
+        elif isinstance(each, str | Path): found += load_laws(each).laws
+        else: raise InputError(f"{each!r:.60} is no law: put @law(...) before a function, or give a file of laws")
+    for law in found: refuse_name(law, taken)
+    return found
+
+
+def refuse_name(law: Law, taken: set[str]) -> None:
+    """Raises InputError for a law whose name another has."""
+    if law.name in taken: raise InputError(f"law {law.name}: there is one of that name: give it another")
+
+
+def check_names(names: Sequence[str], laws: Sequence[Law]) -> None:
+    """Raises InputError for a law that there is not, with one that is near."""
+    known = [law.name for law in laws]
+    if not names: raise InputError("name a law: there are " + ", ".join(sorted(known)))
+    if (wrong := next((name for name in names if name not in known), None)) is not None:
+        raise InputError(f"law {wrong!r:.60}: there is none of that name here; {suggest_name(str(wrong), known)}"
+                         f"there are {', '.join(sorted(known))}")
+
+
+def keep(number: int, count: int) -> int:
+    """A part's number. Raises InputError where there is none."""
+    if not 0 <= number < count: raise InputError(f"part {number}: the model has parts 0 to {count - 1}")
+    return number
+
+

@@ -1,0 +1,114 @@
+"""The program of a part as a picture: a box for each class that it computes, with what else computes that."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from formats.core.errors import InputError
+from formats.disk.files import replacing, writable
+from opmatrix.display.boxes import Box, draw_boxes
+from opmatrix.display.html import html_table
+from opmatrix.display.tables import micro
+from rewrites.exploring.looked_at import LookedAt, Member
+from rewrites.extraction import Node
+
+MOST_MEMBERS = 12                                           # of a class that is opened
+
+
+@dataclass(frozen=True, repr=False)
+class GraphPicture:
+    """An SVG, with what it leaves out in words, and a table of members for each class that it shows."""
+
+    svg: str
+    said: str
+    folds: tuple[tuple[str, str], ...]
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the SVG, whole or not at all. Raises InputError for a name that ends otherwise."""
+        path = Path(path)
+        if path.suffix != ".svg": raise InputError(f"{path}: a picture of a graph is an SVG: give a name in .svg")
+        writable(path)
+        with replacing(path) as out: out.write(self.svg.encode())
+        return path
+
+    def __str__(self) -> str: return self.said
+
+    def __repr__(self) -> str: return f"<GraphPicture: {self.said.splitlines()[0]}; .save('graph.svg') writes it>"
+
+    def _repr_svg_(self) -> str: return self.svg
+
+    def _repr_html_(self) -> str:
+        """The picture, and under it classes that open, without a script."""
+        folds = "".join(f"<details><summary>{escape(head)}</summary>{body}</details>" for head, body in self.folds)
+        return f'<div>{self.svg}<p style="white-space:pre-line">{escape(self.said)}</p>{folds}</div>'
+
+
+def draw_graph(view: LookedAt, opened: int | None, most: int, title: str) -> GraphPicture:
+    """At most so many classes, the dearest, and the one that is opened whatever it takes."""
+    if most < 1: raise InputError(f"draw: {most} classes: at least 1")
+    running: dict[int, Node] = {node.cls: node for node in view.extraction.nodes
+                                if isinstance(node.cls, int) and not isinstance(node.label, str)
+                                and view.chosen(node.cls) is not None}
+    if opened is not None and opened not in running:
+        return draw_members(view, opened, title)
+    price = {cls: view.price(node)[0] for cls, node in running.items()}
+    dear = sorted(running, key=lambda cls: (cls != opened, cls != view.result, -price[cls]))[:most]
+    shown, gone = set(dear), [cls for cls in running if cls not in dear]
+    top = max(price.values(), default=0.0) or 1.0
+    boxes = [made_box(view, node, shown, running, price[cls] / top, cls == opened)
+             for cls, node in running.items() if cls in shown]
+    total = sum(price.values())
+    said = f"{title}\n{len(boxes)} classes of the program; darker ones take more of {micro(total)} µs"
+    if gone:
+        said += (f"\nleft out: {len(gone)} classes that take {micro(sum(price[cls] for cls in gone))} µs together: "
+                 f"draw(most={len(running)}) shows all, draw('c{gone[-1]}') opens one of them")
+    others = len(view.forest.members) - len(running)
+    said += f"\n{others} more classes, which the program does not compute, are in .classes"
+    return GraphPicture(draw_boxes(boxes, title), said, tuple(
+        (f"c{cls}: {view.say(cls)}", tell_members([*view.list_members(cls)])) for cls in running if cls in shown))
+
+
+def made_box(view: LookedAt, node: Node, shown: set[int], running: dict[int, Node], weight: float, opened: bool) -> Box:
+    """The box of a class; one that is opened has a line for each member."""
+    cls = int(str(node.cls))
+    seconds, stored = view.price(node)
+    kernels = len(view.calls.get(cls, ()))
+    name = view.say_call(node.label)                        # type: ignore[arg-type]
+    kernel, counted = name.split("(")[0], f"c{cls}, {micro(seconds)} µs, the best of {kernels}"
+    inside = tell_lines([*view.list_members(cls)]) if opened else [view.say(cls, 3)]
+    below = tuple(child for child in node.children if isinstance(child, int) and child in shown)
+    return Box(cls, (kernel, *inside, counted), weight, below, tuple(behind(node, shown, running)),
+               f"c{cls}: {name}\n{view.say(cls)}\n{1e6 * seconds:.2f} µs, {stored / 1e3:.1f} kB stored")
+
+
+def behind(node: Node, shown: set[int], running: dict[int, Node]) -> list[int]:
+    """The classes that are shown and lead to a node through some that are not."""
+    todo, found = [child for child in node.children if isinstance(child, int) and child not in shown], list[int]()
+    for child in todo:
+        for each in running[child].children if child in running else ():
+            if isinstance(each, int):
+                if each in shown: found.append(each)
+                elif each not in todo: todo.append(each)
+    return found
+
+
+def draw_members(view: LookedAt, cls: int, title: str) -> GraphPicture:
+    """A class that the program does not compute, alone."""
+    found = [*view.list_members(cls)]
+    box = Box(cls, (f"c{cls}", *tell_lines(found)), 0.0, (), (), view.say(cls))
+    return GraphPicture(draw_boxes([box], title), f"{title}\nc{cls} is computed by no kernel of the program",
+                        ((f"c{cls}: {view.say(cls)}", tell_members(found)),))
+
+
+def tell_lines(members: Sequence[Member]) -> list[str]:
+    """Members as lines of a box, with prices where they have some."""
+    said = [f"{'*' * each.chosen} {'' if each.seconds is None else f'{micro(each.seconds)} µs '}{each.text}".strip()
+            for each in members[:MOST_MEMBERS]]
+    return said + [f"and {len(members) - MOST_MEMBERS} more"] * (len(members) > MOST_MEMBERS)
+
+
+def tell_members(members: Sequence[Member]) -> str:
+    """Members as a table."""
+    return html_table(("", "member", "µs", "kB stored"), [
+        ("*" * each.chosen, each.text, "" if each.seconds is None else micro(each.seconds),
+         "" if each.stored is None else f"{each.stored / 1e3:.1f}") for each in members])

@@ -1,0 +1,105 @@
+"""Why: the steps from one member to another, and why a law fires, or where it misses what."""
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+
+from rewrites.derivations import wording
+from rewrites.derivations.derivation import Derivation
+from rewrites.derivations.finding import Underivable
+from rewrites.derivations.trees import Tree
+from rewrites.exploring.looked_at import LookedAt
+from rewrites.law import Law
+
+MOST_PLACES = 200                                           # where a law nearly fits: more are not looked at
+
+
+@dataclass(frozen=True, repr=False)
+class Why:
+    """A chain of laws from one member to another, or why there is none. It prints its steps; `check()` computes both
+    sides of each in float64."""
+
+    said: str
+    derivation: Derivation | None
+    laws: tuple[Law, ...]
+
+    @property
+    def equal(self) -> bool: return self.derivation is not None
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The laws, in turn."""
+        return () if self.derivation is None else tuple(step.law for step in self.derivation.steps)
+
+    def check(self) -> float:
+        """The largest relative difference that a step makes, on random numbers; 0 where there is no step."""
+        return 0.0 if self.derivation is None else self.derivation.check(self.laws)
+
+    def __str__(self) -> str:
+        return self.said if self.derivation is None else (
+            f"{self.said}\n{wording.spell_out(self.derivation, self.laws)}".rstrip())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        steps = "" if self.derivation is None else wording.html(self.derivation, self.laws)
+        return f"<p>{escape(self.said)}</p>{steps}"
+
+
+def find_why(view: LookedAt, start: Tree, goal: Tree) -> Why:
+    """The chain from one tree to another, by the laws of this exploration."""
+    laws = tuple(view.laws)
+    if start.cls != goal.cls:
+        return Why(f"no law joins them: c{start.cls}, {view.say(start.cls)}, and c{goal.cls}, {view.say(goal.cls)}, "
+                   "are two classes", None, laws)
+    try: steps = tuple(view.deriver.chain(start, goal))
+    except Underivable as error:
+        return Why(f"both are in c{start.cls}, but no chain of single laws was found: {error}", None, laws)
+    count = len(steps)
+    return Why(f"{count} step{'s' * (count != 1)} within c{start.cls}", Derivation(view.forest, start, steps), laws)
+
+
+def tell_law(view: LookedAt, law: Law) -> str:
+    """Where a law fires in a part, else where it misses least, as lines."""
+    graph, sides = view.lowering.graph, " = ".join(", ".join(map(str, side)) for side in law.sides())
+    count = sum(found for name, found in graph.matches.items() if name.removesuffix(" backwards") == law.name)
+    head = f"{law.name}: {sides}\n{tell_first(law.doc)}".rstrip()
+    if count: return f"{head}\nit fires: {count} match{'es' * (count != 1)} in this part, {tell_place(view, law)}"
+    nearest = min(islice(near_misses(view, law), MOST_PLACES), key=lambda each: len(each[1]), default=None)
+    if nearest is None:
+        return f"{head}\nit does not fire: this part has no {', '.join(map(str, law.sides()[0]))}"
+    cls, guards = nearest
+    return (f"{head}\nit does not fire: c{cls}, {view.say(cls)}, has its left side, but "
+            f"{' and '.join(guards) or 'it was left out, its phase did not run, or what it makes is there already'}")
+
+
+def tell_first(words: str) -> str:
+    """The first sentence, in one line."""
+    return " ".join(words.split(". ")[0].split())
+
+
+def tell_place(view: LookedAt, law: Law) -> str:
+    """The first class where both sides of a law are members."""
+    matches, left = view.deriver.matches, law.sides()[0]
+    for cls in view.forest.members:
+        if any(True for side in left for bound in matches.find(side, cls)
+               for _ in view.deriver.guarded(law, iter([bound]))):
+            return f"as in c{cls}, {view.say(cls)}"
+    return "of what another law replaced"
+
+
+def near_misses(view: LookedAt, law: Law) -> Iterator[tuple[int, list[str]]]:
+    """Classes that have a left side of a law, and the guards that what was found there lacks."""
+    facts = view.lowering.graph.facts
+    for cls in view.forest.members:
+        for side in law.sides()[0]:
+            for bound in view.deriver.matches.find(side, cls):
+                lacking = []
+                for fact, *names in (guard.strip("()").split() for guard in law.guards):
+                    rows = [row if isinstance(row, tuple) else (row,) for row in facts.get(fact, ())]
+                    wanted = [bound.get(name) for name in names]
+                    if not any(all(a is None or a == b for a, b in zip(wanted, row, strict=True)) for row in rows):
+                        what = ", ".join(view.say(at, 2) if isinstance(at, int) else str(at or "anything")
+                                         for at in wanted)
+                        lacking.append(f"{' and '.join(names)}, here {what}, is not {fact.replace('_', ' ')}")
+                yield cls, lacking

@@ -1,0 +1,47 @@
+"""Phases and single laws, run in turn: what a graph holds behind some of them."""
+from collections.abc import Sequence
+from dataclasses import replace
+
+from formats.core.errors import InputError, suggest_name
+from rewrites.compiler.search import SearchSpace, Structure, cheapest
+from rewrites.extraction import Infeasible
+from rewrites.graph.egraph import SCHEDULE
+from rewrites.graph.layers import Explorer
+from rewrites.law import JOIN, MARK, Law
+from rewrites.opened import Opened
+
+ALL_PHASES = SCHEDULE
+ALONE = "by_"                                               # a law's own phase is called so
+
+
+def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tuple[str, ...]:
+    """The steps with one more: a phase or a law by name, by default the phase that comes next. Raises InputError."""
+    done = [step for step in ran if step in SCHEDULE]
+    if which is None:
+        if len(done) >= len(SCHEDULE):
+            raise InputError("step: all phases have run: begin at .imported, or name a phase or a law")
+        return *ran, SCHEDULE[len(done)]
+    if which in SCHEDULE: return *ran, which
+    if (law := next((law for law in laws if law.name == which), None)) is None:
+        known = [*dict.fromkeys(SCHEDULE), *(law.name for law in laws)]
+        raise InputError(f"step {which!r}: no such phase or law; {suggest_name(which, known)}phases are "
+                         f"{', '.join(dict.fromkeys(SCHEDULE))}; laws are in `opmatrix laws`")
+    return (*ran, *[MARK] * (law.phase == JOIN), ALONE + which)
+
+
+def say_steps(schedule: Sequence[str]) -> str:
+    """The steps in words."""
+    return "by " + ", ".join(step.removeprefix(ALONE) for step in schedule) if schedule else "imported"
+
+
+def search_stepped(opened: Opened, laws: Sequence[Law], schedule: Sequence[str]) -> tuple[SearchSpace, Structure]:
+    """The space behind these steps and its optimum. A left side that no law looks at any more is kept where nothing
+    else computes it."""
+    def optimum(laws: Sequence[Law]) -> tuple[SearchSpace, Structure]:
+        alone = [replace(law, phase=ALONE + law.name) for law in laws if ALONE + law.name in schedule]
+        space = SearchSpace(opened.model, laws, opened.running, opened.workload.extents(opened.model),
+                            found=opened.parts)
+        space.explorer = Explorer([*laws, *alone], schedule=tuple(schedule))
+        return space, cheapest(space, opened.representable)
+    try: return optimum(laws)
+    except Infeasible: return optimum([replace(law, canonical=False) for law in laws])

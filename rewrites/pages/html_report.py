@@ -1,0 +1,168 @@
+"""The report of a run as one page: the figures of report.json, as the text report says them, with a picture."""
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from formats.core.errors import InputError
+from formats.disk.files import read_bytes, reason, replacing, writable
+from formats.machine.quiet import warn_busy
+from opmatrix.display.front_plot import front_plot
+from opmatrix.display.tables import between, megabytes, ms, percent
+from rewrites.derivations.savings import join_names
+from rewrites.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
+from rewrites.pages.repeated import repeat_commands
+from rewrites.report.evaluated_terms import tell_evaluated
+from rewrites.report.generated import CONTEXT_COLUMNS, tell_ms
+from rewrites.report.results import TITLES, UNSURE, format_point, name_step, proof, tell_bounds, tell_routing
+from rewrites.workload.stated import spoken
+
+FRONT = ("program", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured")
+OURS = b"<title>opmatrix: "                                # begins every page
+MOST_WEIGHTS = 400                                          # rows of the table of weights
+
+
+def html_report(found: dict[str, Any]) -> str:
+    """The page. `found` are the figures of a run, checked (rewrites/pages/kept_report.py) or made by it."""
+    return page(f"opmatrix: {found['model']}", sections(found))
+
+
+def write_html(found: dict[str, Any], file: Path | None) -> None:
+    """Writes the page where that was asked for, whole or not at all."""
+    if file is None: return
+    try:
+        with replacing(file) as out: out.write(html_report(found).encode("utf-8", "backslashreplace"))
+    except OSError as error: raise InputError(f"{file}: not written: {reason(error)}") from error
+
+
+def page_place(file: Path) -> None:
+    """Raises InputError for a place that no page can be written to, and where a file is that is no such page."""
+    writable(file)
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{file}: a page's name ends in .html")
+    if file.exists() and OURS not in read_bytes(file):
+        raise InputError(f"{file}: it exists, and is no page of a report: name another place")
+
+
+def sections(found: dict[str, Any]) -> Iterator[str]:
+    """The parts of the page, in the order in which they are read."""
+    best, base, busy = found["front"][found["chosen"]], found["baseline"], found["busy"]
+    yield f"<header><h1>{text_of(found['model'])}</h1>{paragraph(summary(found, best, base))}"
+    yield "".join(map(paragraph, warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])])))
+    yield facts_of([("machine", found["machine"]), ("workload", found["workload"]),
+                    ("stored", f"{megabytes(best['stored_bytes'])} MB"),
+                    ("verified", "yes" if best["verified"] else "no")]) + "</header>"
+    yield section("The front, and the choice", *front(found))
+    if found["operators"]: yield section("Before and after, by operator", *operators(found["operators"]))
+    yield section("What saved it", grid_of(
+        "Medians and quartiles of the same rounds", ("means", "ms measured", "quartiles", "ms saved", "note"),
+        [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+          "below noise" * step["below_noise"]] for step in found["steps"]]
+        + [["in all", "", "", ms(found["saved_s"]), ""]]))
+    yield section("Laws of the exact program", *laws(found))
+    if found["generated"]: yield section("Generated text", generated(found["generated"]))
+    yield section("Goals", grid_of("Of the chosen program", ("goal", "value", "kept"), [
+        [goal["goal"], f"{goal['value']:.4g}", {True: "yes", False: "no"}.get(goal["kept"], "")]
+        for goal in found["goals"]]))
+    yield section("What is stated, and what is not covered", paragraph(spoken(found["stated"], best)),
+                  paragraph(tell_routing(best["routing"])))
+    yield section("How weights are stored", weights(best["methods"]))
+    yield section("Verified", paragraph(verified(found)), *(
+        paragraph(f"dropped: {each['name']}: {each['measured_error']:.3g} off, {each['predicted_error']:.3g} predicted")
+        for each in found["dropped"] if None not in (each["measured_error"], each["predicted_error"])))
+    yield section("To repeat it", f"<pre>{escape(chr(10).join(repeat_commands(found)))}</pre>",
+                  facts_of(sorted(found["versions"].items())), files(found))
+    yield section("Phases", grid_of("Seconds of this run", ("phase", "s"), [
+        [name, f"{seconds:.1f}"] for name, seconds in [*found["phases"].items(), ("in all", found["wall_s"])]]))
+
+
+def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """The answer in a sentence."""
+    before, after = base["measured_s"], best["measured_s"]
+    times = "" if not before or not after else f", measured, beside {ms(before)} ms of the import"
+    takes = ms(best["predicted_s"] if after is None else after)
+    return (f"The chosen program, {best['name'][:MOST_NAME]}, takes {takes} ms{times}"
+            f"; it is off by {percent(best['measured_error'])}.")
+
+
+def front(found: dict[str, Any]) -> Iterator[str]:
+    """The picture, its table, and what was proved."""
+    points, base, search = found["front"], found["baseline"], found["search"]
+    extra = [title for name, title in TITLES.items() if points[0][name] is not None]
+    rows = [format_point("0 imported", base), *(
+        format_point(f"{'* ' * (at == found['chosen'])}{at + 1} {point['name']}", point)
+        for at, point in enumerate(points))]
+    rows = [row + [""] * (len(FRONT) + len(extra) - len(row)) for row in rows]
+    yield (f"<figure>{front_plot(base, points, found['chosen'])}<figcaption>Time and memory. A diamond is the import, "
+           "a square an exact program, a disc an approximate one; the ring is the chosen one. Numbers are those of the "
+           "table.</figcaption></figure>")
+    yield grid_of("Programs; * is chosen", (*FRONT, *extra), rows, found["chosen"] + 1)
+    yield facts_of([("search", f"{search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"),
+                    *(("cut", cut) for cut in search["cut"]), *(
+                        (name, " ".join(rest.split())) for name, rest in named_lines(tell_bounds(found))),
+                    *((name, " ".join(rest.split())) for name, rest in named_lines(tell_evaluated(found["terms"])))])
+
+
+def named_lines(said: str) -> Iterator[tuple[str, str]]:
+    """Lines of the text report by the word that they begin with; what follows indented belongs to it."""
+    name, rest = "", ""
+    for line in said.splitlines():
+        if line[:1].strip():
+            if name: yield name, rest
+            name, _, rest = line.partition(" ")
+        else: rest += " " + line
+    if name: yield name, rest
+
+
+def operators(found: Mapping[str, Any]) -> Iterator[str]:
+    """The import and the chosen program, each as a table."""
+    for which, title in (("before", "Before: the import, a kernel for each operator"),
+                         ("after", "After: the chosen program")):
+        yield grid_of(title, ("operator", "steps", "ms predicted", "measured"), [
+            [row["what"], str(row["steps"] or ""), ms(row["predicted_s"]), ms(row["measured_s"])]
+            for row in found[which]])
+
+
+def laws(found: Mapping[str, Any]) -> Iterator[str]:
+    """What leaving out each law costs."""
+    rows = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
+            if entry["seconds"] > 0]
+    others = [join_names(entry["laws"]) for entry in found["saved"] if not entry["seconds"] > 0]
+    if rows: yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
+    if others: yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
+    if not found["saved"]: yield paragraph("No law was asked what it saves.")
+    if found["without"]: yield paragraph(f"Left out: {', '.join(found['without'])}")
+
+
+def generated(found: list[dict[str, Any]]) -> str:
+    """What text takes at each context."""
+    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [
+        [f"{each['context']:,}", ms(each["first_predicted_s"]), tell_ms(each["first_measured_s"]),
+         ms(each["token_predicted_s"]), tell_ms(each["token_measured_s"]),
+         f"{each['sequences'] / (each['token_measured_s'] or each['token_predicted_s'] or 1.0):.1f}",
+         megabytes(each["cache_bytes"])] for each in found])
+
+
+def weights(methods: Mapping[str, object]) -> str:
+    """How many weights are stored by each method."""
+    if not methods: return paragraph("All weights are stored as they are.")
+    rows = [[name, str(what)] for name, what in [*methods.items()][:MOST_WEIGHTS]]
+    more = len(methods) - len(rows)
+    return grid_of("Methods of the chosen program, and how many weights each stores", ("method", "weights"), rows) + (
+        paragraph(f"and {more} more, in report.json") if more else "")
+
+
+def verified(found: Mapping[str, Any]) -> str:
+    """What was verified, and by what."""
+    checked = found["verified"]
+    return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
+            f"oracle on {checked['rows']} held-out rows. The certificate lies beside the program; `opmatrix verify` "
+            "does its checks again. Spectra of weights are not in report.json: `opmatrix spectrum MODEL` prints them.")
+
+
+def files(found: Mapping[str, Any]) -> str:
+    """The user's files that took part."""
+    rows = [[name, found[name]["file"], found[name]["sha256"]] for name in ("text", "texts", "laws") if found[name]]
+    return grid_of("Files that took part", ("as", "file", "SHA-256"), rows, words=(0, 1, 2)) if rows else ""
+
+
