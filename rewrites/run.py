@@ -35,7 +35,6 @@ from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, outputs
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.lower.float32_range import check_precision
 from rewrites.lower.narrowing import held_narrow, most_held
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
@@ -56,6 +55,7 @@ from rewrites.report.results import Result
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
+from rewrites.verify.precision import check_precision
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 

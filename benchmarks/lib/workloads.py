@@ -28,6 +28,11 @@ BASE = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidd
         "num_attention_heads": 12,
         "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         "hidden_act": "gelu", "position_embedding_type": "absolute", "architectures": ["BertModel"]}
+MIXTURE = {"model_type": "mixtral", "vocab_size": 30522, "hidden_size": 512, "num_hidden_layers": 4,
+           "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1792, "num_local_experts": 8,
+           "num_experts_per_tok": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+           "hidden_act": "silu", "tie_word_embeddings": False, "architectures": ["MixtralModel"]}
+DRAWN = {"base": BASE, "mixture": MIXTURE}
 
 
 @dataclass(frozen=True)
@@ -123,23 +128,26 @@ def reference(checkpoint, workload):
 
 
 def model(name):
-    """A checkpoint by name: minilm, base (12 layers of 768 columns, random weights), smollm2, or a directory. What a
-    GGUF file holds is written as transformers reads it, for peers: float32, and without a head."""
-    found = None if name == "base" else open_model(name)
+    """A checkpoint by name: minilm, base (12 layers of 768 columns, random weights), mixture (4 layers of 8 experts of
+    512 x 1792, random weights), smollm2, or a directory. What a GGUF file holds is written as transformers reads it,
+    for peers: float32, and without a head."""
+    found = None if name in DRAWN else open_model(name)
     if found is not None and found.keys is None: return found
-    called = "base" if found is None else f"{found.name}-widened"
-    if not (home := cache_directory() / called).exists(): write(home, *(base() if found is None else widened(found)))
+    called = name if found is None else f"{found.name}-widened"
+    if not (home := cache_directory() / called).exists():
+        write(home, *(drawn(DRAWN[name]) if found is None else widened(found)))
     return Checkpoint.open(home, name)
 
 
-def base():
-    """Weights of a BERT-base, normal with deviation 0.02 (Devlin et al. 2018), gains around one; its config, and
+def drawn(config):
+    """Weights of these sizes, normal with deviation 0.02 (Devlin et al. 2018), gains around one; the config, and
     minilm's tokenizer."""
     from opmatrix.models import tensors
     rng = np.random.default_rng(0)
-    weights = {name: (0.02 * rng.standard_normal(shape, np.float32) + name.endswith("LayerNorm.weight")
-                      ).astype(np.float32) for name, shape in tensors(BASE).items()}
-    return weights, BASE, open_model("minilm").tokenizer_text()
+    weights = {name + ".weight" * (len(shape) == 3): (                     # a stack in a tensor of its own
+        0.02 * rng.standard_normal(shape, np.float32) + name.lower().endswith("norm.weight")).astype(np.float32)
+        for name, shape in tensors(config).items()}
+    return weights, config, open_model("minilm").tokenizer_text()
 
 
 def widened(checkpoint):

@@ -1,14 +1,16 @@
 """What each block substitution of a model costs in error: of layers left out and side by side by the model's own
 factors; of attention that sees fewer keys by the exact program with another pattern in one step."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.oracles import DenseReading, apply_factor, entered
+from opmatrix.algebra.routes import Route
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
@@ -23,6 +25,7 @@ from rewrites.compiler.substitutions import LAYER_DROPPED, BlockSubstitution, li
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 from rewrites.verify.differences import difference
+from rewrites.verify.routed import Reference, is_routed
 from rewrites.workload.workload import Workload
 
 ROUNDING = 2.0 ** -24                                       # relative: what float32 does not tell from nothing
@@ -70,12 +73,16 @@ class BlockTrials(Trials[BlockSubstitution]):
 
 def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batch: Batch,
                    most: float) -> list[BlockSubstitution]:
-    """Substitutions with what each alone does to the output on a batch; those whose relative change is at most
-    `most`."""
+    """Substitutions with what each alone does to the output on a batch, where rows go as they went under it; those
+    whose relative change is at most `most`."""
     stream, measured = residual_stream(groups, batch), list[BlockSubstitution]()
+    known: tuple[Any, list[Route]] | None = None if is_routed(chain(*groups)) else (stream[-1].array, [])
     for each in tried:
-        rest = (factor for group in groups[each.last + 1:] for factor in group)
-        measured += with_error(each, relative_change([*each.factors, *rest], stream[each.first], stream[-1]), most)
+        def output(factors: Iterable[Operator], start: DenseReading = stream[each.first]) -> NDArray[np.floating]:
+            return apply_factors(factors, start).array
+        meant = Reference(partial(output, [*chain(*groups[each.first:])]), known)
+        tried_rows, rows = meant.change(partial(output, [*each.factors, *chain(*groups[each.last + 1:])]))
+        measured += with_error(each, difference(tried_rows, rows), most)
     return measured
 
 
@@ -91,7 +98,7 @@ def relative_change(factors: Sequence[Operator], x: DenseReading, wanted: DenseR
     return difference(apply_factors(factors, x).array, wanted.array)
 
 
-def apply_factors(factors: Sequence[Operator], x: DenseReading) -> DenseReading:
+def apply_factors(factors: Iterable[Operator], x: DenseReading) -> DenseReading:
     """What factors make of a value, one after another."""
     for factor in factors: x = apply_factor(factor, x)
     return x

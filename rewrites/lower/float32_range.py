@@ -1,6 +1,5 @@
-"""Whether float32 carries a model: numbers beyond its range, or so far apart that the smaller ones are lost, leave
-nothing that a program could agree with."""
-from collections.abc import Iterator, Sequence
+"""What float32 cannot hold: numbers beyond its range, in what models are made of and in what they give."""
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,38 +9,6 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
-from opmatrix.program import Program
-
-LOST = 0.01                                                 # relative; ordinary models round by a millionth
-LOSES_ONE = 2.0 ** 24                                       # beside such a number float32 loses those below 1
-FAINT = 1e-30                                               # an output below it has no digits left, or none at all
-
-
-def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) -> None:
-    """Compare exact programs with the float64 oracle on a batch. Raises InputError where the output is zero, or no
-    number in float64, and where it is none in float32 or changes by more than a hundredth: it names the tensor that
-    holds the largest number. Where the model read in float32 is no worse than that, without a large number, it is no
-    matter of precision, and verification finds the fault."""
-    with np.errstate(all="ignore"):                         # what overflows is what is looked for
-        found = [program.run(batch) for program in programs]
-        if (most := max(abs(each).max() for each in found)) < FAINT:
-            raise InputError(f"the model's output on ordinary text is at most {most:.3g}, so no error can be measured "
-                             "beside it: take weights that are trained")
-        size, name = max(((max_magnitude(data), data.label if data.name is None else data.name)
-                          for data in list_arrays(model)), default=(0.0, ""))
-        if size < LOSES_ONE and all(np.isfinite(each).all() for each in found): return
-        wanted = dense(model, batch)                        # slow, and seldom asked
-        check_finite("the model's output", wanted)
-        if size < LOSES_ONE: found = [dense(model, batch, dtype=np.float32)]
-        changes = [np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in found]
-    if all(change <= LOST for change in changes): return
-    what = f"changes by {100 * max(changes):.3g} % when it is computed" if np.isfinite(
-        changes).all() else "is not finite"
-    if size < LOSES_ONE:
-        raise InputError(f"the model's output {what} in float32, as numbers on the way are beyond 3.4e+38 or cancel: "
-                         "scale its weights or its inputs")
-    raise InputError(f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in "
-                     "float32: scale its weights, or train it again")
 
 
 def check_finite(what: str, wanted: NDArray[np.floating]) -> None:

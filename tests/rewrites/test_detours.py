@@ -10,9 +10,11 @@ from random_models import random_weights
 from searched import relative
 
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import I, attention, rmsnorm, weight
+from opmatrix.algebra.operators import I, attention, relu, rmsnorm, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.routes import noted
 from opmatrix.batch import Batch
+from opmatrix.models.experts import best_shares, mixture, renormalised
 from opmatrix.models.transformer import transformer
 from opmatrix.patterns import sequence
 from rewrites import run
@@ -71,6 +73,26 @@ def budgets(model, most):
 
 
 def searched(offered, error): return offered.within(error ** 2, gap=1e-6)
+
+
+def test_errors_of_blocks_are_those_of_rows_that_go_the_same_ways():
+    """A layer that hardly adds anything tips a router that is nearly tied: what is then computed is another mixture,
+    which no error of the layer left out is."""
+    rng = np.random.default_rng(0)
+    here = rng.normal(size=(WORDS, N))
+    to = np.linalg.lstsq(here, rng.choice([-1e-6, 1e-6], WORDS), rcond=None)[0]
+    router = weight(np.stack([to, -to], 1).astype(np.float32))
+    up, down = (weight(Data(rng.normal(size=size).astype(np.float32))) for size in ((2, N, N), (2, N, N)))
+    model = (weight(Data(here.astype(np.float32), "table")) @ layer(rng, 0, 1e-3)
+             @ (I + mixture(router @ best_shares(1) @ renormalised(), up @ relu @ down, 2)))
+    groups = part_factors(model)
+    [dropped] = [each for each in list_substitutions(groups) if (each.what, each.first) == (LAYER_DROPPED, 1)]
+    smaller = substitute_blocks(groups, [dropped])
+    found, taken = noted(lambda: dense(smaller, BATCH))
+    assert relative(found, dense(model, BATCH)) > 0.1                   # some rows go elsewhere
+    wanted, _ = noted(lambda: dense(model, BATCH), dict(enumerate(route.taken for route in taken)))
+    [measured] = measure_blocks(groups, [dropped], BATCH, 0.01)
+    assert measured.error ** 0.5 == pytest.approx(relative(found, wanted), rel=1e-3)
 
 
 def test_two_layers_that_hardly_add_anything_are_left_out_and_no_program_is_cheaper():

@@ -15,8 +15,8 @@ from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.flat import flat
 from rewrites.graph.layers import Explorer, parts
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.float32_range import check_precision
 from rewrites.verify import check_graph
+from rewrites.verify.precision import check_precision
 
 SMALL = CONFIG | dict(hidden_size=16, num_attention_heads=2, intermediate_size=24, num_hidden_layers=1)
 NUMBERS = arrays(SMALL)
