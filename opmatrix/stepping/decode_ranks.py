@@ -86,7 +86,7 @@ class DecodePlan:
 
     @cached_property
     def plans(self) -> tuple[Partition, Partition]:
-        """Of a prompt, and of a row of each sequence."""
+        """One for prompts, one for a row of each sequence."""
         prompt, row = (partition(self.model, self.mesh, BatchSizes(self.sequences, rows), stages=self.stages)
                        for rows in (self.prompt, 1))
         return prompt, row
