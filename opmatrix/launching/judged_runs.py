@@ -21,8 +21,8 @@ from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.stepping.train_ranks import train_virtual
 
-Judged: TypeAlias = tuple[list[Tally], float | None, list[str]]         # counts, how far from one rank, lines
-Judge: TypeAlias = Callable[[Launched, bool], Judged]
+RunVerdict: TypeAlias = tuple[list[Tally], float | None, list[str]]         # counts, how far from one rank, lines
+Judge: TypeAlias = Callable[[Launched, bool], RunVerdict]
 
 
 def judge_of(job: Job, plan: Partition, term: Operator) -> Judge:
@@ -35,7 +35,7 @@ def judged_forward(job: Job, plan: Partition, term: Operator) -> Judge:
     """Counts beside formulas, and what comes out beside one rank's."""
     prepared = Prepared(plan)
 
-    def judge(ran: Launched, compare: bool) -> Judged:
+    def judge(ran: Launched, compare: bool) -> RunVerdict:
         whole = prepared.assembled(ran.values)
         far = compared_with_one(term, job.feed.x, whole) if compare else None
         return tallies(plan, ran.meters), far, []
@@ -48,7 +48,7 @@ def judged_decoding(job: Job, term: Operator) -> Judge:
     plan = decode_plan(job, term)
     partition(term, Mesh.of(), BatchSizes(plan.sequences, plan.prompt + job.steps))     # as long as the text will be
 
-    def judge(ran: Launched, compare: bool) -> Judged:
+    def judge(ran: Launched, compare: bool) -> RunVerdict:
         made, text = made_tokens(ran.values), np.asarray(job.ids)
         lines = [f"sequence {k}: {' '.join(map(str, own))}" for k, own in enumerate(made)]
         if not compare: return [], None, lines
@@ -66,7 +66,7 @@ def judged_training(job: Job, term: Operator) -> Judge:
     train = train_plan(job, term)
     assert train.buckets                                    # what is refused is refused before a process starts
 
-    def judge(ran: Launched, compare: bool) -> Judged:
+    def judge(ran: Launched, compare: bool) -> RunVerdict:
         losses = mean_losses(train, ran.values)
         alone = train_virtual(train_plan(replace(job, axes={}, stages=None), term), job.feed, job.steps).losses
         far = max(abs(a - b) for a, b in zip(losses, alone, strict=True)) / max(map(abs, alone)) if compare else None

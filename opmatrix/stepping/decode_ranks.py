@@ -28,7 +28,7 @@ from opmatrix.split.placement import Coordinates, found_at
 from opmatrix.split.spreading import Split
 from opmatrix.split.visible import visibility
 
-TokenIds: TypeAlias = NDArray[np.int64]
+NextTokens: TypeAlias = NDArray[np.int64]
 ONE_ROW = 10 ** 9                                           # steps of single rows, told from those of prompts
 TELLING = 95_000                                            # of tokens, told from steps of values
 UNKNOWN = -1                                                # the token of a sequence that other ranks have
@@ -86,7 +86,7 @@ class DecodePlan:
 
     @cached_property
     def plans(self) -> tuple[Partition, Partition]:
-        """Of a prompt, and of a row of each sequence."""
+        """One for prompts, one for a row of each sequence."""
         prompt, row = (partition(self.model, self.mesh, BatchSizes(self.sequences, rows), stages=self.stages)
                        for rows in (self.prompt, 1))
         return prompt, row
@@ -111,7 +111,7 @@ class DecodingRank:
         self.stored: dict[Any, Data] = {}
         self.past = 0
 
-    def step(self, ids: TokenIds, meter: Meter) -> Generator[Message, Any, TokenIds]:
+    def step(self, ids: NextTokens, meter: Meter) -> Generator[Message, Any, NextTokens]:
         """The tokens behind some new rows, of each sequence; UNKNOWN for those of other ranks."""
         later = int(self.past > 0)
         plan, splits = self.decode.plans[later], self.decode.splits[later]
@@ -123,12 +123,12 @@ class DecodingRank:
             try: message = running.send(value)
             except StopIteration as end:
                 self.past += ids.shape[1]
-                found: TokenIds = end.value
+                found: NextTokens = end.value
                 return found
             value = yield message._replace(at=message.at + later * ONE_ROW)
 
     def whole(self, plan: Partition, splits: Mapping[int, Split], feed: Feed,
-              meter: Meter) -> Generator[Message, Any, TokenIds]:
+              meter: Meter) -> Generator[Message, Any, NextTokens]:
         """New rows through the stage of this rank, and what the last stage says of them."""
         value = yield from rank(plan, self.place, partial(self.factors, plan, splits, feed), meter)
         last, flat = len(plan.chain) - 1, plan.flat(self.place)
@@ -160,16 +160,16 @@ class DecodingRank:
         return value
 
 
-def known_tokens(each: Sequence[TokenIds]) -> TokenIds:
+def known_tokens(each: Sequence[NextTokens]) -> NextTokens:
     """The tokens of all sequences, of what ranks know of them."""
-    found: TokenIds = np.max(np.stack(each), 0)
+    found: NextTokens = np.max(np.stack(each), 0)
     return found
 
 
-def decode_virtual(decode: DecodePlan, ids: TokenIds, count: int) -> TokenIds:
+def decode_virtual(decode: DecodePlan, ids: NextTokens, count: int) -> NextTokens:
     """So many tokens behind each prompt, with all ranks in this process."""
     ranks = {place: DecodingRank(decode, place) for place in decode.mesh.places()}
-    made, new = list[TokenIds](), ids
+    made, new = list[NextTokens](), ids
     for _ in range(count):
         meters = {place: Meter() for place in ranks}
         told = drive({place: one.step(new, meters[place]) for place, one in ranks.items()}, decode.mesh, meters)

@@ -80,12 +80,12 @@ def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey
         base, key = data.base or data, stored_key(data, cuts)
         known = chunk.split.stored_as.get(base.key)
         if known is not None and {*known.cuts} != {*key[1].cuts}:
-            raise InputError(f"training: {base}: it lies as {lying(known, chunk)}, and its gradient as "
-                             f"{lying(key[1], chunk)}: cut it otherwise")
+            raise InputError(f"training: {base}: it lies as {placement_words(known, chunk)}, and its gradient as "
+                             f"{placement_words(key[1], chunk)}: cut it otherwise")
         yield (base.key, known or key[1]), base, GradientUse(number, line, data.base is not None, lies.partial)
 
 
-def lying(placement: Placement, chunk: StageChunk) -> str:
+def placement_words(placement: Placement, chunk: StageChunk) -> str:
     return ", ".join(f"{state} over {chunk.split.mesh.axes[k].name}" for k, state in placement.cuts) or "whole"
 
 

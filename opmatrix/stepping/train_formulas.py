@@ -67,7 +67,7 @@ def gathered(train: TrainPlan, bucket: Bucket, k: int) -> Crossing:
                     "weights")
 
 
-def summed(numbers: sympy.Expr, axis: Axis, ranks: LiveSize, own: sympy.Expr) -> Crossing:
+def sum_crossing(numbers: sympy.Expr, axis: Axis, ranks: LiveSize, own: sympy.Expr) -> Crossing:
     return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
                     sympy.Integer(2), "weights")
 
@@ -76,7 +76,8 @@ def learned(train: TrainPlan, bucket: Bucket) -> Iterator[Crossing]:
     """How the gradients of a bucket are summed, and its new numbers gathered."""
     mesh, sizes = train.plan.mesh.flat, level_sizes(train, bucket)
     for k, state in bucket.copied: yield among_copies(mesh.axes[k], state, sizes[0])
-    for k in bucket.summed: yield summed(sizes[0], mesh.axes[k], mesh.axes[k].ranks, share_of(sizes[0], mesh.axes[k]))
+    for axis in (mesh.axes[k] for k in bucket.summed):
+        yield sum_crossing(sizes[0], axis, axis.ranks, share_of(sizes[0], axis))
     for k, whole, own in zip(bucket.pieces, sizes, sizes[1:], strict=False):
         axis = mesh.axes[k]
         yield Crossing("reduce_scatter", axis.name, whole, whole - own, whole, sympy.sympify(axis.ranks) - 1,
@@ -92,7 +93,7 @@ def between_sharing(train: TrainPlan, stages: Sequence[int], numbers: sympy.Expr
     assert along is not None
     n, place = len(stages), sympy.Piecewise(*((sympy.Integer(r), sympy.Eq(along.at, at))
                                               for r, at in enumerate(stages)), (sympy.Integer(0), True))
-    return summed(numbers, along, n, sympy.sympify(piece(numbers, n, place)))
+    return sum_crossing(numbers, along, n, sympy.sympify(piece(numbers, n, place)))
 
 
 def at_stage(train: TrainPlan, e: sympy.Expr, place: Sequence[int]) -> int:

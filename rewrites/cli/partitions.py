@@ -20,8 +20,8 @@ from opmatrix.partitions.plan import WAYS, Partition, partition
 from opmatrix.partitions.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
+from opmatrix.stepping.step_overview import StepOverview
 from opmatrix.training.step_costs import training_step
-from opmatrix.training.step_overview import StepOverview
 from opmatrix.training.step_time import STATES, TrainedPipeline
 from opmatrix.training.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
 from rewrites.cli.predict import named_sheet, open_promised
