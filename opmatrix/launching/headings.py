@@ -2,8 +2,9 @@
 are not in one crossing are named, all of them."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -40,10 +41,10 @@ class Heading(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> Heading:
         over = message.over.__name__ if message.over else ""
-        how = over, message.cut, message.then, message.unit, message.units, message.unfinished
+        how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished)
         shapes = tuple(tuple(map(int, each.shape)) for each in message.arrays)
         if message.op == "exchange": shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
-        return cls(message.op, message.axis, message.at, crc32(repr(how).encode()), shapes)
+        return cls(message.op, message.axis, message.at, how, shapes)
 
     def vector(self, length: int) -> Numeric:
         """As numbers, of a length that every rank knows."""
@@ -63,6 +64,12 @@ class Heading(NamedTuple):
         between = self.op in POSTED or self.op in POSTED.values()
         where = f"factor {factor or step}" if between else f"step {step} of factor {factor}"
         return f"{self.op} of {where} on axis {mesh.axes[self.axis].name} with {shapes}"
+
+
+@lru_cache(maxsize=4096)
+def how_told(*how: Hashable) -> int:
+    """How a crossing is cut and merged, as a number; there are few ways, and a rank is in one at every crossing."""
+    return crc32(repr(how).encode())
 
 
 def length_of(mesh: Mesh) -> int:

@@ -16,7 +16,9 @@ from opmatrix.launching.launcher import Launched
 from opmatrix.launching.prepared import Prepared
 from opmatrix.launching.tallies import Tally, tallies, train_tallies
 from opmatrix.launching.train_runs import decode_plan, made_tokens, mean_losses, train_plan
-from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.plan import Partition, partition
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import BatchSizes
 from opmatrix.stepping.train_ranks import train_virtual
 
 Judged: TypeAlias = tuple[list[Tally], float | None, list[str]]         # counts, how far from one rank, lines
@@ -25,8 +27,8 @@ Judge: TypeAlias = Callable[[Launched, bool], Judged]
 
 def judge_of(job: Job, plan: Partition, term: Operator) -> Judge:
     """How what a job gives is judged. Raises InputError for what cannot run, before a process starts."""
-    if job.train is not None: return judged_training(job, plan, term)
-    return judged_decoding(job, plan, term) if job.decode else judged_forward(job, plan, term)
+    if job.train is not None: return judged_training(job, term)
+    return judged_decoding(job, term) if job.decode else judged_forward(job, plan, term)
 
 
 def judged_forward(job: Job, plan: Partition, term: Operator) -> Judge:
@@ -40,10 +42,11 @@ def judged_forward(job: Job, plan: Partition, term: Operator) -> Judge:
     return judge
 
 
-def judged_decoding(job: Job, plan: Partition, term: Operator) -> Judge:
+def judged_decoding(job: Job, term: Operator) -> Judge:
     """Tokens beside those of one rank without caches, which reads the whole text for each. Raises InputError for
     attention that has no caches."""
-    decode_plan(job, term)
+    plan = decode_plan(job, term)
+    partition(term, Mesh.of(), BatchSizes(plan.sequences, plan.prompt + job.steps))     # as long as the text will be
 
     def judge(ran: Launched, compare: bool) -> Judged:
         made, text = made_tokens(ran.values), np.asarray(job.ids)
@@ -57,7 +60,7 @@ def judged_decoding(job: Job, plan: Partition, term: Operator) -> Judge:
     return judge
 
 
-def judged_training(job: Job, plan: Partition, term: Operator) -> Judge:
+def judged_training(job: Job, term: Operator) -> Judge:
     """Counts of the last step beside formulas, and the loss of every step beside one rank's. Raises InputError for what
     has no pullback."""
     train = train_plan(job, term)

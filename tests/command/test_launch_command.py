@@ -24,6 +24,12 @@ def said(tmp_path, monkeypatch, capsys):
     ("tiny.json --dp 8", r"mesh: dp has 8 ranks and there are 4 sequences: at most 4"),
     ("tiny.json --tokens 17", r"tokens 17: .*16"),
     ("tiny.json --tp 2 --tokens 8 --deadline 0", r"--deadline 0: seconds, more than 0"),
+    ("tiny.json --tp 2 --tokens 8 --train --micro-batches 9", r"micro-batches 9: a batch of 4 sequences has at most 4"),
+    ("tiny.json --tp 2 --tokens 8 --train --schedule zb-h1", r"schedule zb-h1: ranks run gpipe or 1f1b"),
+    ("tiny.json --tp 2 --tokens 8 --rate 0.1", r"--rate 0.1: it is of steps of training: give --train, too"),
+    ("tiny.json --tp 2 --tokens 8 --train --decode", r"--decode, --train: ranks do one of both"),
+    ("tiny.json --cp 2 --tokens 8 --decode", r"mesh: cp: a step has a row a sequence, which ring cuts"),
+    ("tiny.json --tp 2 --tokens 14 --steps 6 --decode", r"tokens 20: the model has 16 positions"),
     ("tiny.json --tp 2 --trace out.txt", r"--trace out.txt: a trace is a .json of Chrome's tracing or an .svg"),
     ("llama2-70b --tp 2", r"llama2-70b: 6.9e\+10 weights, which every rank would draw: at most 2e\+08"),
     ("nowhere --tp 2", r"nowhere: ")])
