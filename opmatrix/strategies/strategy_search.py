@@ -76,7 +76,8 @@ class PlanQuestion:
         return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
 
     def predicted_on(self, machine: Datasheet, form: StrategyForm, sizes: Mapping[str, object], batch: Any, seq: Any,
-                     constants: Constants | None, passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
+                     constants: Constants | None,
+                     passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
         """A prediction of what was asked, with other numbers of the machine, the batch or the constants."""
         own = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(),
                       passes)
