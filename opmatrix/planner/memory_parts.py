@@ -5,8 +5,8 @@ from opmatrix.planner.layer_work import LayerWork
 from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
 from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, stage_parameters
 
-# what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take: read
-# off the first BLOOM table
+# what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
+# chosen with all BLOOM rows in view
 RESERVED_SHARE, CONTEXT = 1.2, 4e9
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
