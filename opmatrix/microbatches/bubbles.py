@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import reduce
 from typing import Any, NamedTuple
 
+import numpy as np
 import sympy
 
 
@@ -22,13 +24,15 @@ def one_part(number: Any, of: Any) -> Any:
 
 
 def most(*each: Any) -> Any:
-    """The largest of numbers or expressions."""
-    return sympy.Max(*each) if any(isinstance(e, sympy.Expr) for e in each) else max(each)
+    """The largest of numbers, expressions, or arrays, element by element."""
+    if any(isinstance(e, sympy.Expr) for e in each): return sympy.Max(*each)
+    return reduce(np.maximum, each) if any(hasattr(e, "__array_ufunc__") for e in each) else max(each)
 
 
 def least(*each: Any) -> Any:
-    """The smallest of numbers or expressions."""
-    return sympy.Min(*each) if any(isinstance(e, sympy.Expr) for e in each) else min(each)
+    """The smallest of numbers, expressions, or arrays, element by element."""
+    if any(isinstance(e, sympy.Expr) for e in each): return sympy.Min(*each)
+    return reduce(np.minimum, each) if any(hasattr(e, "__array_ufunc__") for e in each) else min(each)
 
 
 def rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:

@@ -11,14 +11,14 @@ from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import Datasheet, load_bundled
 from formats.network.links import check_links, read_links
 
-FILE = Path(__file__).with_suffix(".json")
+CLUSTERS_FILE = Path(__file__).with_suffix(".json")
 
 
 @cache
 def load_clusters() -> dict[str, Datasheet]:
     """The clusters that come along, by name, each as the data sheet of one of its devices."""
     found: dict[str, Datasheet] = {}
-    for name, said in json.loads(FILE.read_text("utf-8")).items():
+    for name, said in json.loads(CLUSTERS_FILE.read_text("utf-8")).items():
         sheet = load_bundled()[said["machine"]]
         links: Any = said.get("links")
         own = read_links(links) if links else sheet.links

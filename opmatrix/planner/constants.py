@@ -1,5 +1,5 @@
 """What data sheets do not state: eight constants, each a fraction of a number of a data sheet, or a latency. They were
-fitted once (`python benchmarks/planner.py FILE --fit`) and hold for every machine."""
+fitted once (`python benchmarks/planner.py CONSTANTS_FILE --fit`) and hold for every machine."""
 from __future__ import annotations
 
 import json
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-FILE = Path(__file__).with_suffix(".json")
+CONSTANTS_FILE = Path(__file__).with_suffix(".json")
 
 
 class Constants(NamedTuple):
@@ -28,4 +28,4 @@ class Constants(NamedTuple):
 @cache
 def load_constants() -> Constants:
     """The constants that come along."""
-    return Constants(**json.loads(FILE.read_text("utf-8"))["constants"])
+    return Constants(**json.loads(CONSTANTS_FILE.read_text("utf-8"))["constants"])

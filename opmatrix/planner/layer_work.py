@@ -20,12 +20,11 @@ from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
 from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 
-Pass: TypeAlias = Literal["forward", "backward"]
+LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYER_KEYS = "num_hidden_layers", "n_layer", "num_layers"
-FEW, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
+LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
 WHOLE_READ = 8                                              # numbers of two bytes that are read at once
-SIZES: Mapping[str, str] = {"b": "sequences of a micro-batch", "s": "tokens of a sequence", "t": "tensor ranks",
-                            "c": "context ranks"}
+
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class ProductWork:
     """Products that are alike: rows x inner x cols, so many at once, and how many of them there are in a layer.
     `numbers`: those it reads and makes, of which `scores` have one for each pair of tokens. `ragged`: columns of a head
     that are no whole 16 bytes, which matrix units do not read."""
-    during: Pass
+    during: LayerPass
     count: int
     rows: Formula
     inner: Formula
@@ -50,7 +49,7 @@ class ProductWork:
 @dataclass(frozen=True)
 class CrossingWork:
     """What a group of an axis makes of what its ranks hand over, in numbers, and how often a layer does so."""
-    during: Pass
+    during: LayerPass
     op: str
     axis: str
     count: int
@@ -89,14 +88,14 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
     that are all alike a few are read. Raises InputError for what has no pullback or no head."""
     depth = next((key for key in LAYER_KEYS if key in config), None)
     whole = tuple(sorted(freeze(config).items()))
-    if depth is None or not isinstance(config[depth], int) or config[depth] <= FEW or uneven(config):
+    if depth is None or not isinstance(config[depth], int) or config[depth] <= LAYERS_READ or layers_differ(config):
         return read_model(whole, context, sequence, dropout)
-    few = read_model(tuple(sorted((freeze(config) | {depth: FEW}).items())), context, sequence, dropout)
+    few = read_model(tuple(sorted((freeze(config) | {depth: LAYERS_READ}).items())), context, sequence, dropout)
     if len(few.layers) > 1: return read_model(whole, context, sequence, dropout)
     return few._replace(layers=((few.layers[0][0], config[depth]),))
 
 
-def uneven(config: Settings) -> bool:
+def layers_differ(config: Settings) -> bool:
     """Whether a configuration says that layers differ."""
     return any(key in config for key in UNEVEN) or any(isinstance(each, list | tuple) for each in config.values())
 
@@ -180,7 +179,7 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
         numbers = [Formula.of(even(booked.numbers(each))) for each in touched]
         scores = [each for each in numbers if squares(each)]
         if step.op == "act": numbers.append(Formula.of(even(sympy.sympify(inner * cols))))
-        during: Pass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
+        during: LayerPass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
         ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in (inner, cols))
         sides = [Formula.of(even(each)) for each in (rows, inner, cols, batch)]
         found[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
@@ -193,7 +192,7 @@ def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
     found: Counter[CrossingWork] = Counter()
     for at, phase in enumerate(booked.split.step_phases):
         if (crossing := booked.crossing(at)) is None: continue
-        during: Pass = "forward" if phase == "forward" else "backward"
+        during: LayerPass = "forward" if phase == "forward" else "backward"
         found[CrossingWork(during, crossing.op, crossing.axis, 1, Formula.of(even(crossing.whole)))] += 1
     for each, count in found.items(): yield replace(each, count=count)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from formats.network.collectives import COLLECTIVES, LevelPlace
 from formats.network.links import Link
 from opmatrix.planner.constants import Constants
-from opmatrix.planner.quantities import Quantity, least, most, step_at
+from opmatrix.planner.quantities import Quantity, least, most, multiply, step_at
 
 
 class LevelSeconds(NamedTuple):
-    """Of one collective: seconds of its bytes by level, and of its supersteps."""
+    """Seconds of one collective: of its bytes by level, and of its supersteps."""
     moved: tuple[tuple[str, Quantity], ...]
     waited: Quantity
 
@@ -32,7 +32,8 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
     units = units_of(n, stride, links)
     moved, waited = [], 0 * size
     for k, (link, own) in enumerate(zip(links, units, strict=True)):
-        inside, outside = product(units[:k]), product(units[k + 1:])
+        inside: Any = multiply(units[:k])
+        outside: Any = multiply(units[k + 1:])
         place = LevelPlace(own, inside, outside)
         share = constants.near if k == 0 else constants.far
         if op == "send":
@@ -45,8 +46,3 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
         waited = waited + messages * link.latency + constants.superstep * (own - 1)
     return LevelSeconds(tuple(moved), waited)
 
-
-def product(each: Sequence[Quantity]) -> Quantity:
-    found: Quantity = 1
-    for one in each: found = found * one
-    return found

@@ -3,15 +3,15 @@ from __future__ import annotations
 
 from opmatrix.planner.layer_work import LayerWork
 from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
-from opmatrix.planner.step_parts import Parts, Setting, fullest_share, stage_parameters
+from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, stage_parameters
 
-# what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take: read
-# off the first BLOOM table
-RESERVED, CONTEXT = 1.2, 4e9
+# what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
+# chosen with all BLOOM rows in view
+RESERVED_SHARE, CONTEXT = 1.2, 4e9
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
 
-def memory_parts(setting: Setting) -> Parts:
+def memory_parts(setting: Setting) -> PartSeconds:
     """Bytes that are allocated at the peak."""
     own = setting.strategy
     numbers, ranks = stage_parameters(setting), own.dp * own.cp
@@ -60,4 +60,4 @@ def logits_bytes(setting: Setting) -> Quantity:
 
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:
     """What the device reports: blocks that an allocator keeps, and the process itself."""
-    return RESERVED * allocated + CONTEXT
+    return RESERVED_SHARE * allocated + CONTEXT

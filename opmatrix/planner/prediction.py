@@ -13,7 +13,7 @@ from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.memory_parts import memory_parts, reserved_bytes
 from opmatrix.planner.quantities import Quantity
-from opmatrix.planner.step_parts import Parts, Setting, step_parts, total
+from opmatrix.planner.step_parts import PartSeconds, Setting, step_parts, sum_parts
 from opmatrix.planner.strategies import Strategy
 
 
@@ -25,9 +25,9 @@ class Prediction:
     memory: Mapping[str, Quantity]
 
     @property
-    def step_seconds(self) -> Quantity: return total(self.seconds)
+    def step_seconds(self) -> Quantity: return sum_parts(self.seconds)
     @property
-    def allocated(self) -> Quantity: return total(self.memory)
+    def allocated(self) -> Quantity: return sum_parts(self.memory)
     @property
     def reserved(self) -> Quantity: return reserved_bytes(self.setting, self.allocated)
 
@@ -40,7 +40,7 @@ def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> 
 
 def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strategy: Strategy, batch: Quantity,
             seq: Quantity, *, dropout: float = 0, constants: Constants | None = None,
-            passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+            passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
     """Time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then so is what
     comes out. `passes`: what a search keeps between forms of the same sizes. Raises InputError for a machine without
     links, and for a model that has no pullback."""

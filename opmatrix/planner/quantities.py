@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import sympy
 
 from formats.core.errors import InputError
+from formats.network.collectives import Quantity as Quantity
+from opmatrix.microbatches.bubbles import least as least
+from opmatrix.microbatches.bubbles import most as most
 
-Quantity: TypeAlias = Any                                   # a number, an array of numbers, or a sympy expression
 Powers: TypeAlias = tuple[tuple[str, int], ...]
 
 
@@ -21,18 +22,6 @@ def is_symbolic(*each: Quantity) -> bool:
 def is_array(*each: Quantity) -> bool:
     """Whether one of them is what numpy's functions are of: an array, or a column that is traced."""
     return any(hasattr(one, "__array_ufunc__") for one in each)
-
-
-def most(*each: Quantity) -> Quantity:
-    """The largest of some quantities, element by element."""
-    if is_symbolic(*each): return sympy.Max(*each)
-    return reduce(np.maximum, each) if is_array(*each) else max(each)
-
-
-def least(*each: Quantity) -> Quantity:
-    """The smallest of some quantities, element by element."""
-    if is_symbolic(*each): return sympy.Min(*each)
-    return reduce(np.minimum, each) if is_array(*each) else min(each)
 
 
 def round_up(one: Quantity) -> Quantity:
@@ -80,4 +69,7 @@ class Formula(NamedTuple):
 def add_all(each: Iterable[Quantity]) -> Quantity: return sum(each, 0)
 
 
-def multiply(each: Iterable[Quantity]) -> Quantity: return reduce(lambda a, b: a * b, each, 1)
+def multiply(each: Iterable[Quantity]) -> Quantity:
+    found: Quantity = 1
+    for one in each: found = found * one
+    return found

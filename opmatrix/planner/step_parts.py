@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.planner.constants import Constants
-from opmatrix.planner.layer_work import CrossingWork, LayerWork, ModelWork, Pass, ProductWork
+from opmatrix.planner.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
 from opmatrix.planner.level_seconds import collective_parts
 from opmatrix.planner.quantities import Quantity, add_all, most, round_up, soft_most, step_at
 from opmatrix.planner.strategies import Strategy
 
-Parts = dict[str, Quantity]
+PartSeconds = dict[str, Quantity]
 
 
 class Setting(NamedTuple):
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
     batch: Quantity
     seq: Quantity
     constants: Constants
-    passes: dict[tuple[object, ...], Parts] | None = None
+    passes: dict[tuple[object, ...], PartSeconds] | None = None
 
     @property
     def sizes(self) -> Mapping[str, Quantity]:
@@ -40,18 +40,18 @@ class Setting(NamedTuple):
     def bandwidth(self) -> float: return self.constants.memory * self.machine.memory[-1][2]
 
 
-def add_parts(*each: Mapping[str, Quantity]) -> Parts:
-    found: Parts = {}
+def add_parts(*each: Mapping[str, Quantity]) -> PartSeconds:
+    found: PartSeconds = {}
     for one in each:
         for name, seconds in one.items(): found[name] = found[name] + seconds if name in found else seconds
     return found
 
 
-def scale_parts(each: Mapping[str, Quantity], count: Quantity) -> Parts:
+def scale_parts(each: Mapping[str, Quantity], count: Quantity) -> PartSeconds:
     return {name: count * seconds for name, seconds in each.items()}
 
 
-def total(parts: Mapping[str, Quantity]) -> Quantity: return add_all(parts.values())
+def sum_parts(parts: Mapping[str, Quantity]) -> Quantity: return add_all(parts.values())
 
 
 def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
@@ -66,7 +66,7 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
                          + own.half)
 
 
-def passing_seconds(setting: Setting, work: LayerWork, during: Pass) -> Quantity:
+def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
     """What is no product: what backward keeps is written and read once forward, and twice as often backward."""
     flash, sizes = setting.strategy.flash, setting.sizes
     kept = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
@@ -75,9 +75,9 @@ def passing_seconds(setting: Setting, work: LayerWork, during: Pass) -> Quantity
     return (2 if during == "forward" else 3) * size / setting.bandwidth
 
 
-def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: Pass) -> Parts:
+def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: LayerPass) -> PartSeconds:
     """What crosses in a pass over a layer."""
-    found: Parts = {}
+    found: PartSeconds = {}
     for each in crossings:
         if each.during != during: continue
         n, stride = getattr(setting.strategy, each.axis), setting.strategy.stride(each.axis)
@@ -88,7 +88,7 @@ def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: 
     return found
 
 
-def pass_parts(setting: Setting, work: LayerWork, during: Pass) -> Parts:
+def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
     """A pass over a layer of a micro-batch, once. The host issues operations ahead of the device, which waits for it
     where it is faster: for some operations of a layer it is, for others not, so the larger of both is taken softly.
     Ranks of a group wait for the slowest of them beside it."""
@@ -101,7 +101,7 @@ def pass_parts(setting: Setting, work: LayerWork, during: Pass) -> Parts:
                      {"host": soft_most(busy, issued) - busy})
 
 
-def known_pass(setting: Setting, work: LayerWork, during: Pass) -> Parts:
+def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
     """`pass_parts`, once for all forms of strategies that lay axes alike."""
     if setting.passes is None: return pass_parts(setting, work, during)
     key = id(work), during, setting.strategy.order
@@ -109,10 +109,10 @@ def known_pass(setting: Setting, work: LayerWork, during: Pass) -> Parts:
     return setting.passes[key]
 
 
-def layer_parts(setting: Setting, work: LayerWork) -> Parts:
+def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
     """Forward, what is computed again, and backward."""
     forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
-    again: Parts = {}
+    again: PartSeconds = {}
     if setting.strategy.recompute == "full": again = {f"{name}, again": each for name, each in forward.items()}
     if setting.strategy.recompute == "selective" and not setting.strategy.flash:
         again = {"computation, again": add_all(product_seconds(setting, each) for each in work.products
@@ -126,7 +126,7 @@ def layer_parts(setting: Setting, work: LayerWork) -> Parts:
 LOSS_FORWARD, LOSS_BACKWARD = 38, 22                        # bytes that pass for each score of the vocabulary
 
 
-def loss_parts(setting: Setting) -> Parts:
+def loss_parts(setting: Setting) -> PartSeconds:
     """The loss of a micro-batch: scores in float32, their maximum, exponents, sum and shares, and back."""
     scores = [each for each in setting.model.last.products if each.during == "forward"]
     if not scores: return {}
@@ -134,7 +134,7 @@ def loss_parts(setting: Setting) -> Parts:
     return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * size / setting.bandwidth}
 
 
-def step_parts(setting: Setting) -> Parts:
+def step_parts(setting: Setting) -> PartSeconds:
     """A step of training of the slowest stage, with what it waits for the others."""
     own, model = setting.strategy, setting.model
     bodies = add_parts(*(scale_parts(layer_parts(setting, work), count) for work, count in model.layers))
@@ -144,15 +144,15 @@ def step_parts(setting: Setting) -> Parts:
     share = scale_parts(bodies, fullest_share(setting))
     slowest = add_parts(share, last, scale_parts(first, 1 - several))
     if own.balanced: slowest = scale_parts(add_parts(bodies, first, last), 1 / own.pp)
-    every = total(bodies) + total(first) + total(last)
+    every = sum_parts(bodies) + sum_parts(first) + sum_parts(last)
     m = setting.micro_batches
     sent = send_parts(setting)
     found = scale_parts(add_parts(slowest, sent), m)
-    found["bubble"] = (every - total(slowest) + (own.pp - 1) * total(sent)) / own.virtual
+    found["bubble"] = (every - sum_parts(slowest) + (own.pp - 1) * sum_parts(sent)) / own.virtual
     return add_parts(found, gradient_parts(setting), stored_parts(setting), optimiser_parts(setting))
 
 
-def send_parts(setting: Setting) -> Parts:
+def send_parts(setting: Setting) -> PartSeconds:
     """What a stage hands on for a micro-batch, forward and backward: each tensor rank its share, which are gathered
     again where they came (Narayanan et al. 2021, section 4.1)."""
     own, links, constants = setting.strategy, setting.machine.links, setting.constants
@@ -183,7 +183,7 @@ def stage_parameters(setting: Setting) -> Quantity:
     return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
 
 
-def gradient_parts(setting: Setting) -> Parts:
+def gradient_parts(setting: Setting) -> PartSeconds:
     """Sums of gradients over data and context, of which a part runs beside backward."""
     own = setting.strategy
     size = own.gradient_bytes * stage_parameters(setting)
@@ -194,12 +194,12 @@ def gradient_parts(setting: Setting) -> Parts:
                      {"synchronisation": took.waited})
 
 
-def stored_parts(setting: Setting) -> Parts:
+def stored_parts(setting: Setting) -> PartSeconds:
     """What is stored once costs more crossings: weights are gathered for each micro-batch forward and backward; of
     gradients, those of each micro-batch but the last are cut, too (Rajbhandari et al. 2020, section 7)."""
     own, m = setting.strategy, setting.micro_batches
     ranks, stride = own.dp * own.cp, own.stride("cp")
-    found: Parts = {}
+    found: PartSeconds = {}
     for least, what, op, size, times in ((2, "gradients", "reduce_scatter", own.gradient_bytes, m - 1),
                                          (3, "weights", "all_gather", setting.number, 2 * m - 1)):
         if own.zero < least: continue
@@ -211,7 +211,7 @@ def stored_parts(setting: Setting) -> Parts:
     return found
 
 
-def optimiser_parts(setting: Setting) -> Parts:
+def optimiser_parts(setting: Setting) -> PartSeconds:
     """Adam reads and writes its state, in float32, and weights and gradients."""
     own = setting.strategy
     numbers = stage_parameters(setting) / (own.dp * own.cp if own.zero else 1)

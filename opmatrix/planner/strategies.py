@@ -6,9 +6,9 @@ from typing import Literal, TypeAlias
 
 from opmatrix.planner.quantities import Quantity
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
+RecomputeKind: TypeAlias = Literal["none", "selective", "full"]
 AXES = "tp", "cp", "dp", "pp"
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
 SCHEDULES = "1f1b", "gpipe", "interleaved"
 
 
@@ -29,7 +29,7 @@ class Strategy:
     virtual: Quantity = 1
     zero: int = 0
     sequence: bool = False
-    recompute: Recompute = "none"
+    recompute: RecomputeKind = "none"
     context: str = "ring"
     schedule: str = "1f1b"
     order: tuple[str, ...] = AXES

@@ -12,7 +12,7 @@ import numpy as np
 
 from formats.machine.datasheets import Datasheet
 from opmatrix.display.tables import table
-from opmatrix.planner.constants import FILE, Constants, load_constants
+from opmatrix.planner.constants import CONSTANTS_FILE, Constants, load_constants
 from opmatrix.strategies.plans import PlanChoice, StrategyPlan
 from opmatrix.strategies.strategy_search import SIZE_NAMES
 from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, Traced
@@ -50,7 +50,7 @@ def explain_choice(plan: StrategyPlan, choice: PlanChoice) -> Explained:
     """All that the prediction of a strategy used."""
     own = plan.question
     constants, said = own.constants or load_constants(), "given"
-    if own.constants is None: said = json.loads(FILE.read_text("utf-8"))["source"]
+    if own.constants is None: said = json.loads(CONSTANTS_FILE.read_text("utf-8"))["source"]
     values: dict[str, tuple[float, str]] = {
         **{name: (float(choice.sizes[name]), "the strategy") for name in SIZE_NAMES},
         "batch": (float(own.batch), "--batch"), "seq": (float(own.seq), "--seq"),

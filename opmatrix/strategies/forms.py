@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.planner.strategies import RECOMPUTES, SCHEDULES, Recompute
+from opmatrix.planner.strategies import RECOMPUTES, SCHEDULES, RecomputeKind
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns
 
 Mask: TypeAlias = "NDArray[np.bool_]"
@@ -20,7 +20,7 @@ class StrategyForm(NamedTuple):
     """What a strategy does, whatever its sizes. `recompute`: what backward computes again; `zero`: what ranks of data
     store once; `context`: how attention meets cut tokens; `sequence`: whether norms are cut over tp; `order`: where
     axes lie, the nearest first."""
-    recompute: Recompute = "none"
+    recompute: RecomputeKind = "none"
     zero: int = 0
     schedule: str = "1f1b"
     context: str = "ring"

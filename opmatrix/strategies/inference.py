@@ -9,28 +9,28 @@ from opmatrix.planner.memory_parts import whole_bytes
 from opmatrix.planner.prediction import Prediction
 from opmatrix.planner.quantities import Quantity, add_all, least, step_at
 from opmatrix.planner.step_parts import (
-    Parts,
+    PartSeconds,
     Setting,
     add_parts,
     known_pass,
     scale_parts,
     send_parts,
     stage_parameters,
-    total,
+    sum_parts,
 )
 
 
-def forward_parts(setting: Setting) -> Parts:
+def forward_parts(setting: Setting) -> PartSeconds:
     """Seconds until the last micro-batch has left the last stage, part by part."""
     own, model, m = setting.strategy, setting.model, setting.micro_batches
 
-    def forward(work: LayerWork) -> Parts: return known_pass(setting, work, "forward")
+    def forward(work: LayerWork) -> PartSeconds: return known_pass(setting, work, "forward")
     bodies = add_parts(*(scale_parts(forward(work), count) for work, count in model.layers))
     first, last, several = forward(model.first), forward(model.last), step_at(own.pp, 2)
     slowest = add_parts(scale_parts(bodies, 1 / own.pp), last, scale_parts(first, 1 - several))
-    every, sent = total(bodies) + total(first) + total(last), scale_parts(send_parts(setting), 0.5)
+    every, sent = sum_parts(bodies) + sum_parts(first) + sum_parts(last), scale_parts(send_parts(setting), 0.5)
     found = scale_parts(add_parts(slowest, sent), m)
-    found["bubble"] = every - total(slowest) + (own.pp - 1) * total(sent)
+    found["bubble"] = every - sum_parts(slowest) + (own.pp - 1) * sum_parts(sent)
     return found
 
 
@@ -56,6 +56,6 @@ def next_token_seconds(setting: Setting, width: int) -> float:
     one = setting._replace(seq=own.cp, passes=None,         # a token is on one rank of context
                            strategy=own.__class__(**{**own.__dict__, "micro_batch": setting.batch / own.dp}))
     layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]
-    passes = add_all(count * total(known_pass(one, work, "forward")) for work, count in layers)
-    sent = (own.pp - 1) * total(send_parts(one)) / 2
+    passes = add_all(count * sum_parts(known_pass(one, work, "forward")) for work, count in layers)
+    sent = (own.pp - 1) * sum_parts(send_parts(one)) / 2
     return float(passes + sent + own.pp * cache_bytes(setting, width) / setting.bandwidth)

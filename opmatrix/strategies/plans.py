@@ -83,7 +83,7 @@ class StrategyPlan:
         return self.model_operations / (choice.seconds * self.question.devices * rate)
 
     def tokens_a_second(self, choice: PlanChoice) -> float:
-        """Of each device."""
+        """What each device does."""
         return self.question.batch * self.question.seq / (choice.seconds * self.question.devices)
 
     def costs(self, choice: PlanChoice, tokens: float = 1e9) -> dict[str, float]:

@@ -12,7 +12,7 @@ from opmatrix.microbatches.named import pipeline_tasks
 from opmatrix.microbatches.simulated import ChunkWork, Simulated, bars_of, simulate
 from opmatrix.planner.layer_work import LayerWork
 from opmatrix.planner.memory_parts import kept_bytes
-from opmatrix.planner.step_parts import Setting, layer_parts, loss_parts, pass_parts, send_parts, total
+from opmatrix.planner.step_parts import Setting, layer_parts, loss_parts, pass_parts, send_parts, sum_parts
 from opmatrix.strategies.plans import PlanChoice
 from opmatrix.strategies.uneven_cuts import cut_layers
 
@@ -33,8 +33,8 @@ class StageTimes:
 
 def pass_seconds(setting: Setting, work: LayerWork, last: bool = False) -> tuple[float, float]:
     """Seconds of a layer forward, and backward with what is computed again; behind the last with the loss."""
-    forward = float(total(pass_parts(setting, work, "forward")))
-    whole = float(total(layer_parts(setting, work))) + (float(total(loss_parts(setting))) if last else 0)
+    forward = float(sum_parts(pass_parts(setting, work, "forward")))
+    whole = float(sum_parts(layer_parts(setting, work))) + (float(sum_parts(loss_parts(setting))) if last else 0)
     return forward, whole - forward
 
 
@@ -63,7 +63,7 @@ def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batch
                                kept_for_gradients=sum(kept[at:at + layers])))
         at += layers
     graph = pipeline_tasks(schedule_of(choice), own["pp"], m)
-    sent = float(total(send_parts(setting))) / (2 * own["virtual"])
+    sent = float(sum_parts(send_parts(setting))) / (2 * own["virtual"])
     parts = choice.prediction.seconds
     after = sum(float(seconds) for name, seconds in parts.items() if name.startswith(("gradients", "weights", "optim")))
     return StageTimes(cut, simulate(graph, works, sent), after)

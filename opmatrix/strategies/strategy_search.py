@@ -17,7 +17,7 @@ from opmatrix.models.config import Settings
 from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict
-from opmatrix.planner.step_parts import Parts, Setting
+from opmatrix.planner.step_parts import PartSeconds, Setting
 from opmatrix.planner.strategies import Strategy
 from opmatrix.strategies.forms import FORMS, FormMasks, StrategyForm
 from opmatrix.strategies.inference import predict_forward
@@ -70,13 +70,14 @@ class PlanQuestion:
                         precision=self.precision)
 
     def predicted(self, form: StrategyForm, sizes: Mapping[str, object],
-                  passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+                  passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
         """Time and memory of a form at sizes, which may be columns. `passes`: those that forms of the same columns
         have in common."""
         return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
 
     def predicted_on(self, machine: Datasheet, form: StrategyForm, sizes: Mapping[str, object], batch: Any, seq: Any,
-                     constants: Constants | None, passes: dict[tuple[object, ...], Parts] | None = None) -> Prediction:
+                     constants: Constants | None,
+                     passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
         """A prediction of what was asked, with other numbers of the machine, the batch or the constants."""
         own = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(),
                       passes)
@@ -104,7 +105,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
             results[key] = len(values)
             values.append(value)
         return results[key]
-    times, peaks, passes = [], [], dict[tuple[object, ...], Parts]()
+    times, peaks, passes = [], [], dict[tuple[object, ...], PartSeconds]()
     for form in forms:
         found = question.predicted(form, tape.columns, passes)
         times.append(place(found.step_seconds))
