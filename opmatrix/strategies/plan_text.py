@@ -31,7 +31,7 @@ def heading(plan: StrategyPlan) -> str:
             f"{found.count:,} strategies predicted, {found.fit:,} fit; the fastest of each way to factor the devices:")
 
 
-def percent(part: float, whole: float) -> str: return f"{100 * part / whole:.1f}"
+def in_percent(part: float, whole: float) -> str: return f"{100 * part / whole:.1f}"
 
 
 def best_table(plan: StrategyPlan) -> str:
@@ -40,8 +40,8 @@ def best_table(plan: StrategyPlan) -> str:
     for number, each in enumerate(plan.best, 1):
         grouped = each.grouped()
         rows.append([str(number), str(each), f"{each.seconds:.4g}",
-                     *(percent(grouped[name], each.seconds) for name in KINDS_OF_TIME), f"{each.bytes / GIGA:.1f}",
-                     percent(plan.utilisation(each), 1), f"{plan.tokens_a_second(each):.0f}"])
+                     *(in_percent(grouped[name], each.seconds) for name in KINDS_OF_TIME), f"{each.bytes / GIGA:.1f}",
+                     in_percent(plan.utilisation(each), 1), f"{plan.tokens_a_second(each):.0f}"])
     return table(rows, ["", "strategy", "s a step", *(f"{name} %" for name in KINDS_OF_TIME), "GB", "MFU %",
                         "tokens/s a device"], (0, 1))
 

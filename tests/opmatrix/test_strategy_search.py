@@ -120,7 +120,6 @@ def test_files_say_what_the_text_says(found):
     (dict(machine="A10"), "machine 'A10': .*did you mean A100.*"),
     (dict(devices=17), "--devices 17: no strategy divides them: .* work are 16 and 18"),
     (dict(memory=1e9), "--memory 1: no strategy of 16 devices fits: .* GB are missing .* would do"),
-    (dict(devices=5, batch=1, seq=1), "--batch 1: too small for 5 devices: 5 is the next"),
     (dict(seq=4096), "--seq 4096: the model has 1024 positions")])
 def test_what_cannot_be_planned_is_refused(asked, said):
     with pytest.raises(om.InputError, match=said):
