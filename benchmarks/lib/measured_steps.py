@@ -94,6 +94,7 @@ def strategy(row):
                      virtual=int(row["vpp"] or 1), zero=zero, sequence=row["seq_par"] == "yes", recompute=recompute,
                      context="ulysses", flash=late, overlap=late,
                      precision="float16" if row["precision"].startswith("fp16") else "bf16", gradient_bytes=wide,
+                     accumulated=wide - 2,
                      balanced="embeddings as own pipeline slots" in row["notes"])
     if late and recompute == "selective" and zero < 3: found = replace(found, recompute="none")
     return found

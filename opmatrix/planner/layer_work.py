@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ from opmatrix.models import promised
 from opmatrix.models.config import Settings
 from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.plan import partition
-from opmatrix.planner.quantities import Formula
+from opmatrix.planner.quantities import Formula, Powers
 from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
 from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
@@ -27,7 +28,8 @@ SIZES: Mapping[str, str] = {"b": "sequences of a micro-batch", "s": "tokens of a
                             "c": "context ranks"}
 
 
-class ProductWork(NamedTuple):
+@dataclass(frozen=True)
+class ProductWork:
     """Products that are alike: rows x inner x cols, so many at once, and how many of them there are in a layer.
     `numbers`: those it reads and makes, of which `scores` have one for each pair of tokens. `ragged`: columns of a head
     that are no whole 16 bytes, which matrix units do not read."""
@@ -45,7 +47,8 @@ class ProductWork(NamedTuple):
     def between(self) -> bool: return bool(self.scores.terms)
 
 
-class CrossingWork(NamedTuple):
+@dataclass(frozen=True)
+class CrossingWork:
     """What a group of an axis makes of what its ranks hand over, in numbers, and how often a layer does so."""
     during: Pass
     op: str
@@ -78,7 +81,7 @@ class ModelWork(NamedTuple):
     tied: bool
 
     @property
-    def count(self) -> int: return sum(count for _, count in self.layers)
+    def count(self) -> int: return sum(count for _, count in self.layers)          # type: ignore[override]
 
 
 def model_work(config: Settings, context: str = "ulysses", sequence: bool = False, dropout: float = 0) -> ModelWork:
@@ -179,26 +182,27 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
         if step.op == "act": numbers.append(Formula.of(even(sympy.sympify(inner * cols))))
         during: Pass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
         ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in (inner, cols))
-        found[ProductWork(during, 1, *(Formula.of(even(each)) for each in (rows, inner, cols, batch)),
-                          add_formulas(numbers), add_formulas(scores), ragged)] += 1
-    for each, count in found.items(): yield each._replace(count=count)
+        sides = [Formula.of(even(each)) for each in (rows, inner, cols, batch)]
+        found[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
+                          add_formulas(scores), ragged)] += 1
+    for each, count in found.items(): yield replace(each, count=count)
 
 
 def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
     """What crosses in all passes, what is alike as one."""
     found: Counter[CrossingWork] = Counter()
     for at, phase in enumerate(booked.split.step_phases):
-        if (each := booked.crossing(at)) is None: continue
+        if (crossing := booked.crossing(at)) is None: continue
         during: Pass = "forward" if phase == "forward" else "backward"
-        found[CrossingWork(during, each.op, each.axis, 1, Formula.of(even(each.whole)))] += 1
-    for each, count in found.items(): yield each._replace(count=count)
+        found[CrossingWork(during, crossing.op, crossing.axis, 1, Formula.of(even(crossing.whole)))] += 1
+    for each, count in found.items(): yield replace(each, count=count)
 
 
 def add_formulas(each: Iterable[Formula]) -> Formula:
     """Their sum."""
-    found: Counter[Any] = Counter()
+    found: dict[Powers, float] = {}
     for formula in each:
-        for count, powers in formula.terms: found[powers] += count
+        for count, powers in formula.terms: found[powers] = found.get(powers, 0) + count
     return Formula(tuple(sorted(((count, powers) for powers, count in found.items() if count), key=lambda e: e[1])))
 
 

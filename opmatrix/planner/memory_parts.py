@@ -22,7 +22,7 @@ def memory_parts(setting: Setting) -> Parts:
     body = setting.model.layers[0][0]
     working = whole_bytes(setting, body) if own.recompute == "full" else 0 * own.micro_batch
     return {"weights": setting.number * numbers / (ranks if own.zero > 2 else 1),
-            "gradients": own.gradient_bytes * numbers / (ranks if own.zero > 1 else 1),
+            "gradients": (own.gradient_bytes + own.accumulated) * numbers / (ranks if own.zero > 1 else 1),
             "optimiser": 12 * numbers / (ranks if own.zero else 1),
             "kept": kept * held * chunks, "working": working,
             "logits": logits_bytes(setting)}

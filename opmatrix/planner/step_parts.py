@@ -167,17 +167,20 @@ def send_parts(setting: Setting) -> Parts:
 
 
 def fullest_share(setting: Setting) -> Quantity:
-    """Which part of all layers the fullest stage has: as many as others, or one more."""
-    return round_up(setting.model.count / setting.strategy.pp) / setting.model.count
+    """Which part of all layers the fullest stage has: as many as others, or one more; tables and head are one each
+    where stages are balanced."""
+    more = 2 if setting.strategy.balanced else 0
+    return round_up((setting.model.count + more) / setting.strategy.pp) / setting.model.count
 
 
 def stage_parameters(setting: Setting) -> Quantity:
     """Numbers that a rank of the fullest stage stores."""
     own, model, sizes = setting.strategy, setting.model, setting.sizes
     bodies = fullest_share(setting) * add_all(count * work.parameters.at(sizes) for work, count in model.layers)
+    layer = model.layers[0][0].parameters.at(sizes) if own.balanced else 0      # in whose place a table is
     one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
     several = step_at(own.pp, 2)
-    return bodies + most(one, other) * several + (1 - several) * (one if model.tied else one + other)
+    return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
 
 
 def gradient_parts(setting: Setting) -> Parts:

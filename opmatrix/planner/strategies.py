@@ -19,7 +19,7 @@ class Strategy:
     what is computed again; `micro_batch` sequences at once; `virtual` stages a rank; `cut`: layers of each stage, as
     many each where it is None; `balanced`: tables and heads count as layers do; `order`: axes, neighbours first;
     `flash`: scores of attention are never stored; `overlap`: sums of gradients run beside the backward pass;
-    `gradient_bytes` of each parameter."""
+    `gradient_bytes` of each parameter that are summed, and those that are `accumulated` beside them."""
     dp: Quantity = 1
     tp: Quantity = 1
     pp: Quantity = 1
@@ -39,6 +39,7 @@ class Strategy:
     cut: tuple[int, ...] | None = None
     balanced: bool = False
     gradient_bytes: float = 2
+    accumulated: float = 0
 
     @property
     def devices(self) -> Quantity: return self.dp * self.tp * self.pp * self.cp
