@@ -15,10 +15,10 @@ from opmatrix.display.tables import table
 from opmatrix.planner.constants import CONSTANTS_FILE, Constants, load_constants
 from opmatrix.strategies.plans import PlanChoice, StrategyPlan
 from opmatrix.strategies.strategy_search import SIZE_NAMES
-from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, Traced
+from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, TracedColumn
 
-SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
-FUNCTIONS = {"maximum": "max", "minimum": "min"}
+WRITTEN_BETWEEN = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
+WRITTEN_AS = {"maximum": "max", "minimum": "min"}
 LONGEST = 100                                               # letters of a formula, before its parts have own lines
 
 
@@ -96,7 +96,7 @@ class Written:
     def __init__(self, tape: Tape, values: Mapping[str, float], parts: Mapping[str, Any]) -> None:
         self.tape, self.lines, self.used = tape, list[ExplainedLine](), set[str]()
         self.texts: dict[int, str] = {}
-        everywhere = [Traced(tape, at) for at, node in enumerate(tape.nodes) if node[0] in UFUNCS]
+        everywhere = [TracedColumn(tape, at) for at, node in enumerate(tape.nodes) if node[0] in UFUNCS]
         out = np.empty((len(everywhere), 1))
         CompiledTape(tape, everywhere)({name: np.array([value]) for name, value in values.items()}, out)
         self.values = {each.at: float(value) for each, value in zip(everywhere, out[:, 0], strict=True)}
@@ -105,7 +105,7 @@ class Written:
 
     def add(self, name: str, part: Any) -> None:
         """A part, with the lines that it reads before it."""
-        if type(part) is not Traced: self.lines.append(ExplainedLine(name, repr(float(part)), float(part)))
+        if type(part) is not TracedColumn: self.lines.append(ExplainedLine(name, repr(float(part)), float(part)))
         else: self.lines.append(ExplainedLine(name, self.text(part.at), self.value(part.at)))
 
     def value(self, at: int) -> float: return self.values[at] if at in self.values else float("nan")
@@ -119,7 +119,8 @@ class Written:
             return str(args[0])
         if op == "number": return f"{args[0]:.17g}"
         own = [self.text(each) for each in args]
-        text = f"({f' {SIGNS[op]} '.join(own)})" if op in SIGNS else f"{FUNCTIONS.get(op, op)}({', '.join(own)})"
+        between, name = WRITTEN_BETWEEN.get(op), WRITTEN_AS.get(op, op)
+        text = f"({f' {between} '.join(own)})" if between else f"{name}({', '.join(own)})"
         if self.reads[at] > 1 or len(text) > LONGEST:
             name = f"x{len(self.lines)}"
             self.lines.append(ExplainedLine(name, text, self.values[at]))

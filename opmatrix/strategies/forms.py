@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from opmatrix.planner.strategies import RECOMPUTES, SCHEDULES, RecomputeKind
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns
 
-Mask: TypeAlias = "NDArray[np.bool_]"
+FormMask: TypeAlias = "NDArray[np.bool_]"
 # axes by where their ranks lie, the nearest first; tensor ranks meet in every layer and lie nearest in all of them
 ORDERS: tuple[tuple[str, ...], ...] = (("tp", "cp", "dp", "pp"), ("tp", "cp", "pp", "dp"), ("tp", "pp", "cp", "dp"))
 
@@ -28,7 +28,7 @@ class StrategyForm(NamedTuple):
     order: tuple[str, ...] = ORDERS[0]
 
 
-FORMS = tuple(StrategyForm(*each) for each in product(
+STRATEGY_FORMS = tuple(StrategyForm(*each) for each in product(
     RECOMPUTES, range(4), SCHEDULES, ("ring", "ulysses"), (False, True), ORDERS))
 
 
@@ -38,21 +38,21 @@ class FormMasks:
     def __init__(self, forms: Sequence[StrategyForm], limits: ModelLimits, tokens: int) -> None:
         self.forms, self.limits, self.tokens = forms, limits, tokens
 
-    def __call__(self, sizes: SizeColumns) -> Mask:
+    def __call__(self, sizes: SizeColumns) -> FormMask:
         """A row for each form, a column for each row of sizes."""
         several = sizes.virtual > 1
         scheduled = {"1f1b": ~several, "interleaved": several, "gpipe": ~several & (sizes.pp > 1)}
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * sizes.cp) == 0)
         met = {"ring": whole, "ulysses": (sizes.cp > 1) & (self.limits.heads % (sizes.tp * sizes.cp) == 0)}
-        stored, laid = sizes.dp * sizes.cp > 1, {order: ordered(order, sizes) for order in ORDERS}
-        found: Mask = np.stack([
+        stored, laid = sizes.dp * sizes.cp > 1, {order: laid_first(order, sizes) for order in ORDERS}
+        found: FormMask = np.stack([
             scheduled[form.schedule] & met[form.context] & laid[form.order] & (cut if form.sequence else whole)
             & (stored if form.zero else whole) for form in self.forms])
         return found
 
 
-def ordered(order: tuple[str, ...], sizes: SizeColumns) -> Mask:
+def laid_first(order: tuple[str, ...], sizes: SizeColumns) -> FormMask:
     """Whether no order before this one lays the axes of more than one rank alike."""
     several = {name: getattr(sizes, name) > 1 for name in order}
     fits = np.ones(len(sizes), bool)

@@ -15,7 +15,7 @@ from formats.core.errors import InputError
 from opmatrix.models import normalise_config
 from opmatrix.models.config import Settings
 
-Column: TypeAlias = "NDArray[np.int64]"
+SizeColumn: TypeAlias = "NDArray[np.int64]"
 Axes: TypeAlias = "tuple[int, int, int, int]"               # dp, tp, pp, cp
 FARTHEST = 4096                                             # devices away that a number which works is looked for
 DEEPEST = 16                                                # chunks of a stage, at most
@@ -38,13 +38,13 @@ class ModelLimits:
 @dataclass(frozen=True)
 class SizeColumns:
     """Sizes of strategies, one a row. `virtual`: chunks of a stage."""
-    dp: Column
-    tp: Column
-    pp: Column
-    cp: Column
-    ep: Column
-    micro_batch: Column
-    virtual: Column
+    dp: SizeColumn
+    tp: SizeColumn
+    pp: SizeColumn
+    cp: SizeColumn
+    ep: SizeColumn
+    micro_batch: SizeColumn
+    virtual: SizeColumn
 
     def __len__(self) -> int: return len(self.dp)
 

@@ -15,12 +15,12 @@ from opmatrix.strategies.plans import PlanChoice, StrategyPlan
 
 LOCAL = "local"
 EXCHANGE = 2e-3                                             # seconds of an exchange of processes; assumed
-STEP = 3e-5                                                 # seconds of an operation beside its numbers; assumed
+ISSUED = 3e-5                                                 # seconds of an operation beside its numbers; assumed
 SIDE, COPIED = 512, 1 << 22                                 # numbers of a product's side, and of a copy
 WIDER = 2                                                   # float64 beside the float32 that formulas count
 
 # rates are measured, so nothing is a fraction of them
-LOCAL_CONSTANTS = Constants(matrix=1, half=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=STEP, hidden=0)
+LOCAL_CONSTANTS = Constants(matrix=1, half=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=ISSUED, hidden=0)
 
 
 def local_sheet(ranks: int) -> Datasheet:

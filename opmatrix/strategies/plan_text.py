@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.strategies.inference import next_token_seconds
-from opmatrix.strategies.plans import GROUPS, PlanChoice, StrategyPlan
+from opmatrix.strategies.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
 from opmatrix.strategies.stage_times import best_cut, run_stages
 
 GIGA = 1e9
@@ -31,7 +31,7 @@ def heading(plan: StrategyPlan) -> str:
             f"{found.count:,} strategies predicted, {found.fit:,} fit; the fastest of each way to factor the devices:")
 
 
-def share(part: float, whole: float) -> str: return f"{100 * part / whole:.1f}"
+def in_percent(part: float, whole: float) -> str: return f"{100 * part / whole:.1f}"
 
 
 def best_table(plan: StrategyPlan) -> str:
@@ -40,9 +40,9 @@ def best_table(plan: StrategyPlan) -> str:
     for number, each in enumerate(plan.best, 1):
         grouped = each.grouped()
         rows.append([str(number), str(each), f"{each.seconds:.4g}",
-                     *(share(grouped[name], each.seconds) for name in GROUPS), f"{each.bytes / GIGA:.1f}",
-                     share(plan.utilisation(each), 1), f"{plan.tokens_a_second(each):.0f}"])
-    return table(rows, ["", "strategy", "s a step", *(f"{name} %" for name in GROUPS), "GB", "MFU %",
+                     *(in_percent(grouped[name], each.seconds) for name in KINDS_OF_TIME), f"{each.bytes / GIGA:.1f}",
+                     in_percent(plan.utilisation(each), 1), f"{plan.tokens_a_second(each):.0f}"])
+    return table(rows, ["", "strategy", "s a step", *(f"{name} %" for name in KINDS_OF_TIME), "GB", "MFU %",
                         "tokens/s a device"], (0, 1))
 
 
@@ -77,9 +77,9 @@ def losses(plan: StrategyPlan) -> Iterator[str]:
 def lost(first: PlanChoice, other: PlanChoice) -> str:
     """How much slower another strategy is, by what most."""
     own, its = first.grouped(), other.grouped()
-    change = {name: its[name] - own[name] for name in GROUPS}
-    more = sorted((name for name in GROUPS if change[name] > 5e-4 * first.seconds), key=lambda name: -change[name])
-    less = sorted((name for name in GROUPS if change[name] < -5e-4 * first.seconds), key=lambda name: change[name])
+    change, least = {name: its[name] - own[name] for name in KINDS_OF_TIME}, 5e-4 * first.seconds
+    more = sorted((name for name in change if change[name] > least), key=lambda name: -change[name])
+    less = sorted((name for name in change if change[name] < -least), key=lambda name: change[name])
     said = f"{100 * (other.seconds / first.seconds - 1):.1f} % slower"
     if more: said += ": " + ", ".join(f"{change[name]:.3g} s more {name}" for name in more[:3])
     if less: said += "; " + ", ".join(f"{-change[name]:.3g} s less {name}" for name in less[:2])
@@ -121,15 +121,15 @@ def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
 def plan_json(plan: StrategyPlan) -> dict[str, object]:
     """A plan as JSON has it, with every part of time and memory."""
     own = plan.question
-    strategies = [{**choice_row(plan, each), "seconds by part": numbers(each.prediction.seconds),
-                   "bytes by part": numbers(each.prediction.memory)} for each in plan.best]
+    strategies = [{**choice_row(plan, each), "seconds by part": by_part(each.prediction.seconds),
+                   "bytes by part": by_part(each.prediction.memory)} for each in plan.best]
     return {"model": plan.name, "machine": own.machine.name, "devices": own.devices, "batch": own.batch,
             "tokens": own.seq, "bytes of a device": own.room, "strategies predicted": plan.found.count,
             "strategies that fit": plan.found.fit, "strategies": strategies,
             "sensitivity": [[*each] for each in plan.sensitivity(plan.best[0])]}
 
 
-def numbers(parts: Mapping[str, object]) -> dict[str, float]:
+def by_part(parts: Mapping[str, object]) -> dict[str, float]:
     return {name: float(str(value)) for name, value in parts.items()}
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet, datasheets
+from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
@@ -19,11 +20,11 @@ from opmatrix.planner.prediction import Prediction
 from opmatrix.strategies.forms import StrategyForm
 from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
-KEPT = 10
+BEST_KEPT = 10
 CARBON = 473.0                                              # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
                                                             # Global Electricity Review)
-GROUPS = {"computation": ("computation", "loss", "host"), "communication": (),          # all that is nothing else
-          "synchronisation": ("synchronisation", "waiting"), "bubble": ("bubble",), "optimiser": ("optimiser",)}
+KINDS_OF_TIME = {"computation": ("computation", "loss", "host"), "communication": (),      # all that is nothing else
+                 "synchronisation": ("synchronisation", "waiting"), "bubble": ("bubble",), "optimiser": ("optimiser",)}
 FACTORS = 0.5, 2.0                                          # of links and memory, for what a plan is sensitive to
 
 
@@ -52,14 +53,14 @@ class PlanChoice(NamedTuple):
 
     def grouped(self) -> dict[str, float]:
         """Seconds of a step by kind; they add up to it."""
-        found = dict.fromkeys(GROUPS, 0.0)
+        found = dict.fromkeys(KINDS_OF_TIME, 0.0)
         for part, seconds in self.prediction.seconds.items(): found[group_of(part)] += float(seconds)
         return found
 
 
 def group_of(part: str) -> str:
     """The kind of a part of a step."""
-    return next((name for name, starts in GROUPS.items() if part.startswith(starts)), "communication")
+    return next((name for name, starts in KINDS_OF_TIME.items() if part.startswith(starts)), "communication")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class StrategyPlan:
         return self.model_operations / (choice.seconds * self.question.devices * rate)
 
     def tokens_a_second(self, choice: PlanChoice) -> float:
-        """What each device does."""
+        """Tokens of each device."""
         return self.question.batch * self.question.seq / (choice.seconds * self.question.devices)
 
     def costs(self, choice: PlanChoice, tokens: float = 1e9) -> dict[str, float]:
@@ -110,8 +111,8 @@ class StrategyPlan:
             yield what, low, high
 
     def __str__(self) -> str:
-        from opmatrix.strategies.plan_text import plan_text
-        return plan_text(self)
+        text: str = body("strategies.plan_text.plan_text")(self)
+        return text
 
 
 def scale_links(sheet: Datasheet, bandwidth: float = 1, latency: float = 1, first: int = 0,
@@ -148,7 +149,7 @@ def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = Fals
 
 def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch: int, seq: int | None = None,
          memory: float | None = None, infer: bool = False, at_once: bool = False, flash: bool = True,
-         precision: str = "bf16", keep: int = KEPT, carbon: float = CARBON, constants: Constants | None = None,
+         precision: str = "bf16", keep: int = BEST_KEPT, carbon: float = CARBON, constants: Constants | None = None,
          name: str | None = None, heard: Callable[..., None] = unheard) -> StrategyPlan:
     """The fastest strategies of a MODEL, a well-known name or a configuration, on so many devices of a machine, a name
     or a data sheet: `batch` sequences a step of `seq` tokens, the most that the model takes without it. `memory`: bytes

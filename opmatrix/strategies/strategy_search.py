@@ -19,10 +19,10 @@ from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict
 from opmatrix.planner.step_parts import PartSeconds, Setting
 from opmatrix.planner.strategies import Strategy
-from opmatrix.strategies.forms import FORMS, FormMasks, StrategyForm
+from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks, StrategyForm
 from opmatrix.strategies.inference import predict_forward
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
-from opmatrix.strategies.tapes import BLOCK, CompiledTape, Tape, Traced
+from opmatrix.strategies.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
 
@@ -57,7 +57,7 @@ class PlanQuestion:
     @property
     def forms(self) -> Sequence[StrategyForm]:
         """All that there are; a forward pass keeps nothing and has no state to store."""
-        return [form for form in FORMS if form[:3] == ("none", 0, "1f1b")] if self.infer else FORMS
+        return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, "1f1b")] if self.infer else STRATEGY_FORMS
 
     def work(self, form: StrategyForm) -> ModelWork:
         """What the model computes, by a form."""
@@ -100,7 +100,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
 
     def place(value: Any) -> int:
         """Where a result stands among those that differ."""
-        key = (True, value.at) if isinstance(value, Traced) else (False, float(value))
+        key = (True, value.at) if isinstance(value, TracedColumn) else (False, float(value))
         if key not in results:
             results[key] = len(values)
             values.append(value)
@@ -157,7 +157,7 @@ def predict_columns(question: PlanQuestion, programs: FormPrograms,
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)
-    for block in sizes.blocks(BLOCK):
+    for block in sizes.blocks(TAPE_ROWS):
         rows = slice(done, done + len(block))
         values = np.empty((len(programs.program.results), len(block)))
         programs.program({name: getattr(block, name).astype(np.float64) for name in SIZE_NAMES}, values)

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers: TypeAlias = "NDArray[np.float64]"
-BLOCK = 2048                                                # rows at a time: 16 kB a buffer
+TapeNumbers: TypeAlias = "NDArray[np.float64]"
+TAPE_ROWS = 2048                                                # rows at a time: 16 kB a buffer
 
 UFUNCS: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide, "maximum": np.maximum,
@@ -26,7 +26,7 @@ class Tape:
     def __init__(self, *names: str) -> None:
         self.nodes: list[tuple[Any, ...]] = []
         self.places: dict[tuple[Any, ...], int] = {}
-        self.columns = {name: Traced(self, self.place(("column", name))) for name in names}
+        self.columns = {name: TracedColumn(self, self.place(("column", name))) for name in names}
 
     def place(self, node: tuple[Any, ...]) -> int:
         """Where a node stands; it is written where it does not stand yet."""
@@ -38,21 +38,21 @@ class Tape:
 
     def write(self, op: str, one: Any, other: Any) -> Any:
         """An operation on two of which one is traced, at least. What changes nothing is not written."""
-        if type(one) is Traced:
+        if type(one) is TracedColumn:
             a = one.at
-            if type(other) is not Traced:
+            if type(other) is not TracedColumn:
                 if op in NEUTRAL and other == NEUTRAL[op]: return one
                 if op == "multiply" and other == 0: return 0.0
         else:
             if op in COMMUTE and op in NEUTRAL and one == NEUTRAL[op]: return other
             if op in ("multiply", "divide") and one == 0: return 0.0
             a = self.place(("number", float(one)))
-        b = other.at if type(other) is Traced else self.place(("number", float(other)))
+        b = other.at if type(other) is TracedColumn else self.place(("number", float(other)))
         if op in COMMUTE and b < a: a, b = b, a
-        return Traced(self, self.place((op, a, b)))
+        return TracedColumn(self, self.place((op, a, b)))
 
 
-class Traced:
+class TracedColumn:
     """A column that stands on a tape. Arithmetic and numpy's functions of it are written there."""
     __slots__ = "at", "tape"
     def __init__(self, tape: Tape, at: int) -> None: self.tape, self.at = tape, at
@@ -77,14 +77,14 @@ class Traced:
         name = "divide" if ufunc is np.true_divide else ufunc.__name__
         if method != "__call__" or more or name not in UFUNCS: return NotImplemented
         if len(inputs) == 2: return self.tape.write(name, *inputs)
-        return Traced(self.tape, self.tape.place((name, self.at)))
+        return TracedColumn(self.tape, self.tape.place((name, self.at)))
 
 
 class CompiledTape:
     """Some results of a tape as a program over columns: nothing else is computed, and buffers are used again once
     nobody reads them. Results that are numbers stay numbers."""
     def __init__(self, tape: Tape, results: Sequence[Any]) -> None:
-        self.results = [each.at if type(each) is Traced else float(each) for each in results]
+        self.results = [each.at if type(each) is TracedColumn else float(each) for each in results]
         needed, stack = set[int](), [each for each in self.results if type(each) is int]
         while stack:
             at = stack.pop()
@@ -95,7 +95,7 @@ class CompiledTape:
         self.numbers = {at: np.float64(tape.nodes[at][1]) for at in needed if tape.nodes[at][0] == "number"}
         self.steps: list[tuple[Callable[..., Any], tuple[int, ...], int]] = []
         self.buffers = self.allot(tape, [at for at in sorted(needed) if tape.nodes[at][0] in UFUNCS])
-        self.held: dict[int, Numbers] = {}
+        self.held: dict[int, TapeNumbers] = {}
 
     def allot(self, tape: Tape, order: Sequence[int]) -> int:
         """Writes the steps, each with the buffer that it fills, and says how many buffers there are."""
@@ -116,14 +116,14 @@ class CompiledTape:
         self.places = {at: own[at] if at in own else -1 - at for at in self.results if type(at) is int}
         return count
 
-    def __call__(self, columns: Mapping[str, Numbers], out: Numbers) -> None:
+    def __call__(self, columns: Mapping[str, TapeNumbers], out: TapeNumbers) -> None:
         """Fills a row of `out` for each result, of columns as long as its rows."""
         rows = out.shape[1]
-        for start in range(0, rows, BLOCK):
-            end = min(start + BLOCK, rows)
+        for start in range(0, rows, TAPE_ROWS):
+            end = min(start + TAPE_ROWS, rows)
             self.run({name: columns[name][start:end] for _, name in self.names}, out[:, start:end])
 
-    def run(self, columns: Mapping[str, Numbers], out: Numbers) -> None:
+    def run(self, columns: Mapping[str, TapeNumbers], out: TapeNumbers) -> None:
         """One block."""
         if not self.held or len(self.held[0]) != out.shape[1]:
             self.held = {at: np.empty(out.shape[1]) for at in range(self.buffers)}

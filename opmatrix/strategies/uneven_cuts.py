@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
-
 
 def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: float = 0,
                sizes: Sequence[float] | None = None, room: Sequence[float] | None = None) -> tuple[int, ...] | None:
@@ -20,7 +18,7 @@ def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: floa
         ((5, 3), (1, 3))"""
     count = len(costs)
     if stages > count: return None
-    total, bytes_to = sums(costs), sums(sizes if sizes is not None else [0.0] * count)
+    total, bytes_to = sums_to(costs), sums_to(sizes if sizes is not None else [0.0] * count)
     inside = np.arange(count + 1)[:, None] > np.arange(count + 1)[None]     # a stage of layers [from, to), to by row
     took, held = total[:, None] - total[None], bytes_to[:, None] - bytes_to[None]
     best, froms = np.full(count + 1, np.inf), []
@@ -34,12 +32,12 @@ def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: floa
     return None if np.isinf(best[count]) else followed_back(froms, count)
 
 
-def sums(each: Sequence[float]) -> Numbers:
+def sums_to(each: Sequence[float]) -> NDArray[np.float64]:
     """How much the first 0, 1, 2, … are together."""
     return np.concatenate([[0.0], np.cumsum(np.asarray(each, np.float64))])
 
 
-def nearest_even(ends: Numbers, stage: int, stages: int, count: int) -> NDArray[np.intp]:
+def nearest_even(ends: NDArray[np.float64], stage: int, stages: int, count: int) -> NDArray[np.intp]:
     """For each end the start of its stage that is as quick as any; of equal ones the nearest to an even cut."""
     far = np.abs(np.arange(count + 1) - count * stage / stages)
     tied = ends <= ends.min(1, keepdims=True) * (1 + 1e-12)

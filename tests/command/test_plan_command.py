@@ -36,8 +36,8 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
 
 
 @pytest.mark.parametrize("line, words", [
-    (f"tiny.json {ASKED} --devices 17 --batch 32", r"--devices 17: no strategy divides them: .* that work are 16 and 18"),
-    (f"tiny.json {ASKED} --devices 35 --batch 5", r"--batch 5: too small for 35 devices: 35 is the next that they divide"),
+    (f"tiny.json {ASKED} --devices 17 --batch 32", r"--devices 17: no strategy divides them: .* are 16 and 18"),
+    (f"tiny.json {ASKED} --devices 35 --batch 5", r"--batch 5: too small for 35 devices: 35 is the next"),
     (f"tiny.json {ASKED} --machine A10", r"machine 'A10': .*did you mean A100\?"),
     (f"gpt22 {ASKED}", r"gpt22: no well-known model is called so; did you mean gpt2\?"),
     (f"tiny.json {ASKED} --machine negative.json", r"negative.json: .*'near': positive bytes a second .* -3"),
@@ -47,7 +47,7 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
     (f"named.json {ASKED}", r"hidden_size is .*: a plan needs its number|n_embd"),
     (f"headless.json {ASKED}", r"n_head"),
     (f"bert.json {ASKED}", r"config"),
-    (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 devices fits: .* are missing for .* would do"),
+    (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 .* are missing for .* would do"),
     (f"tiny.json {ASKED} --memory -1", r"--memory -1: GB, more than 0"),
     (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
     (f"tiny.json {ASKED} --machine local", r"--machine local: .* give --infer"),

@@ -14,7 +14,7 @@ import pytest
 import opmatrix as om
 from opmatrix.pricing import datasheet
 from opmatrix.strategies.explained import explain_choice
-from opmatrix.strategies.forms import FORMS, FormMasks
+from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks
 from opmatrix.strategies.inference import next_token_seconds, predict_forward
 from opmatrix.strategies.local_ranks import LOCAL_CONSTANTS, launch_line, local_sheet
 from opmatrix.strategies.plan_text import plan_csv, plan_json
@@ -32,13 +32,14 @@ def found():
 def test_columns_are_what_one_is_predicted(found):
     """Drawn strategies of all forms, in numbers, one after the other."""
     question, sizes = found.question, found.question.sizes
-    programs, legal = compile_forms(question, FORMS), FormMasks(FORMS, question.limits, question.seq)(sizes)
+    programs = compile_forms(question, STRATEGY_FORMS)
+    legal = FormMasks(STRATEGY_FORMS, question.limits, question.seq)(sizes)
     values = np.empty((len(programs.program.results), len(sizes)))
     programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
     rng = np.random.default_rng(1)
     drawn = rng.permutation(np.argwhere(legal))[:150]
     for form, row in drawn:
-        alone = question.predicted(FORMS[form], sizes.row(row))
+        alone = question.predicted(STRATEGY_FORMS[form], sizes.row(row))
         assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
         assert values[programs.peaks[form], row] == pytest.approx(alone.reserved, rel=1e-12)
     assert len({form for form, _ in drawn}) > 50 and found.found.count == legal.sum()
@@ -50,8 +51,8 @@ def test_nothing_that_fits_is_faster(found):
     assert [each.seconds for each in best] == sorted(each.seconds for each in best)
     assert all(each.bytes <= question.room for each in best)
     at = next(row for row in range(len(rows.sizes)) if rows.sizes.row(row) == best[0].sizes)
-    legal = FormMasks(FORMS, question.limits, question.seq)(rows.sizes[np.array([at])])[:, 0]
-    tried = [question.predicted(form, best[0].sizes) for form, met in zip(FORMS, legal, strict=True) if met]
+    legal = FormMasks(STRATEGY_FORMS, question.limits, question.seq)(rows.sizes[np.array([at])])[:, 0]
+    tried = [question.predicted(form, best[0].sizes) for form, met in zip(STRATEGY_FORMS, legal, strict=True) if met]
     assert len(tried) > 5
     assert min(each.step_seconds for each in tried if each.reserved <= question.room) == best[0].seconds
     axes = "dp", "tp", "pp", "cp", "ep"
@@ -119,7 +120,6 @@ def test_files_say_what_the_text_says(found):
     (dict(machine="A10"), "machine 'A10': .*did you mean A100.*"),
     (dict(devices=17), "--devices 17: no strategy divides them: .* work are 16 and 18"),
     (dict(memory=1e9), "--memory 1: no strategy of 16 devices fits: .* GB are missing .* would do"),
-    (dict(devices=5, batch=1, seq=1), "--batch 1: too small for 5 devices: 5 is the next"),
     (dict(seq=4096), "--seq 4096: the model has 1024 positions")])
 def test_what_cannot_be_planned_is_refused(asked, said):
     with pytest.raises(om.InputError, match=said):

@@ -7,7 +7,7 @@ import pytest
 
 import opmatrix as om
 from opmatrix.models import known
-from opmatrix.strategies.forms import FORMS, ORDERS, FormMasks
+from opmatrix.strategies.forms import ORDERS, STRATEGY_FORMS, FormMasks
 from opmatrix.strategies.legal_sizes import SizeColumns, divisors, legal_sizes, limits_of
 from opmatrix.strategies.uneven_cuts import cut_layers
 
@@ -36,7 +36,7 @@ def test_experts_divide_ranks_of_data():
 def test_no_strategy_is_in_two_forms():
     """Orders of axes of which one has ranks are the same, and chunks belong to one schedule."""
     seen: set[tuple[object, ...]] = set()
-    for form, met in zip(FORMS, FormMasks(FORMS, GPT, 16)(SMALL), strict=True):
+    for form, met in zip(STRATEGY_FORMS, FormMasks(STRATEGY_FORMS, GPT, 16)(SMALL), strict=True):
         own = SMALL[met]
         for at in range(len(own)):
             row = own.row(at)
