@@ -37,7 +37,7 @@ def as_truth(builder, test):
 def is_true(builder, x): return builder.fcmp_unordered("!=", x, ir.Constant(VECTOR, [0.0] * LANES))
 
 
-def unless_nan(builder, x, chosen): return builder.select(builder.fcmp_unordered("uno", x, x), x, chosen)
+def unless_nan(builder, x, other): return builder.select(builder.fcmp_unordered("uno", x, x), x, other)
 
 
 # what is no number stays so, whichever of the two it is
@@ -54,7 +54,7 @@ in_all_lanes = unary(lambda b, x: x)
 
 
 @intrinsic
-def chosen(typing, test, one, other):
+def lanes_of(typing, test, one, other):
     """One where a test is not 0, else the other."""
     def emit(builder, test, one, other): return builder.select(is_true(builder, test), one, other)
     def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
@@ -131,16 +131,16 @@ exponent = unary(lambda b, x: b.sitofp(exponent_of(b, x)[1], VECTOR))
 def log_whole(x):
     """The natural logarithm within 1 unit, as musl's logf; -inf of 0, no number of what is negative."""
     tiny = less(x, SMALL)
-    y = chosen(tiny, x * GROWN, x)
-    f, e = mantissa(y) - ONE, exponent(y) - chosen(tiny, in_all_lanes(GROWTH), in_all_lanes(ZERO))
+    y = lanes_of(tiny, x * GROWN, x)
+    f, e = mantissa(y) - ONE, exponent(y) - lanes_of(tiny, in_all_lanes(GROWTH), in_all_lanes(ZERO))
     s = f / (f + TWO)
     z = s * s
     w = z * z
     r = z * (w * LG3 + LG1) + w * (w * LG4 + LG2)
     h = f * f * ONE_HALF
     found = fused(s, h + r, e * LN2_LOW) - h + f + e * LN2_HIGH
-    found = chosen(less(x, INFINITY), found, x)             # what is infinite or no number stays
-    return chosen(less_equal(x, ZERO), chosen(equal(x, ZERO), in_all_lanes(-INFINITY), in_all_lanes(NAN)), found)
+    found = lanes_of(less(x, INFINITY), found, x)           # what is infinite or no number stays
+    return lanes_of(less_equal(x, ZERO), lanes_of(equal(x, ZERO), in_all_lanes(-INFINITY), in_all_lanes(NAN)), found)
 
 
 @njit(forceinline=True, **HELPER)
@@ -148,5 +148,5 @@ def log1p_whole(x):
     """log(1 + x) within 3 units: what the sum's rounding leaves out is added."""
     u = x + ONE
     rest = (x - (u - ONE)) / u
-    found = log_whole(u) + chosen(less(magnitude(rest), ONE), rest, in_all_lanes(ZERO))
-    return chosen(less(x, INFINITY), found, x)
+    found = log_whole(u) + lanes_of(less(magnitude(rest), ONE), rest, in_all_lanes(ZERO))
+    return lanes_of(less(x, INFINITY), found, x)

@@ -4,11 +4,9 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formats.core.activation import COMPILED, Activation
 
-Reals = NDArray[np.float64]
 HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; what vanishes at most
 SpreadError = Callable[..., Any]
 
@@ -106,7 +104,7 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "equal": ScalarFunction(truth_of(np.equal), spread_test, "equal", 0.0),
     "both": ScalarFunction(truth_of(np.logical_and), either_way, "both", 0.0),
     "either": ScalarFunction(truth_of(np.logical_or), either_way, "either", 0.0),
-    "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "chosen", 0.0),
+    "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "lanes_of", 0.0),
     "sqrt": ScalarFunction(np.sqrt, spread_root, "square_root", 1.0, 0.0, 1.0),
     "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 4.0, 12.0),
     "expm1": ScalarFunction(np.expm1, spread_exp, "expm1_whole", 8.0, 16.0),

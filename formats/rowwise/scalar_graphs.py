@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED, Reals
+from formats.core.activation import Reals
+from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
 from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
 
 NumberPair = tuple[Any, Any]                                # float64 numbers, and how far float32 may be from them

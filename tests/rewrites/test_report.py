@@ -247,10 +247,11 @@ def test_steps_that_read_terms_are_counted_and_told(uncovered, clock, kind, monk
         assert found is None and not steps and tell_evaluated(found) == ""
         return
     assert (found["steps"], found["of"], found["measured"]) == (len(steps), len(program.steps), clock)
-    assert 0 < found["share"] < 1 and found["kinds"] == (["over(logsumexp)"] if kind == "kind" else [])
+    kinds = ["over(logsumexp)", "weight"] if kind == "kind" else []
+    assert 0 < found["share"] < 1 and found["kinds"] == kinds
     said = tell_evaluated(found)
     assert f"of {len(program.steps)}," in said and ("as measured" if clock else "as predicted") in said
-    assert ("no kernel computes over(logsumexp)" if kind == "kind" else "not so composed") in said
+    assert ("no kernel computes over(logsumexp), weight" if kind == "kind" else "not so composed") in said
     assert GUIDE in said and (Path(__file__).parents[2] / GUIDE).exists()
 
 
