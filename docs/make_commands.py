@@ -5,7 +5,7 @@ from typing import Any, get_type_hints
 import typer
 
 from rewrites.cli.commands import app
-from rewrites.cli.examples import EXAMPLES
+from rewrites.cli.options import EXAMPLES
 
 FILE = Path(__file__).with_name("commands.md")
 

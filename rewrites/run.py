@@ -44,12 +44,12 @@ from rewrites.pareto.proposals import Choices, propose_methods
 from rewrites.phases import Report, Tell
 from rewrites.pruning.removing import check_removal
 from rewrites.pruning.variants import Pruning, Variant, carry_methods, choose_pruned
+from rewrites.report.by_operator import by_operator
 from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
 from rewrites.report.evaluated_terms import find_evaluated
 from rewrites.report.gains import add_means
 from rewrites.report.generated import find_generated, list_contexts
-from rewrites.report.operators import by_operator
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.verify.failure import VerificationError

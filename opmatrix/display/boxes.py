@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-WIDE, LINE, PAD, GAP, DEEP = 264, 15, 7, 18, 34             # pixels: of a box, a line of text, around it, between boxes
-                                                            # and rows
+# pixels: of a box, a line of text, around it, between boxes and between rows
+BOX_WIDE, BOX_LINE, BOX_PAD, BOX_GAP, DEEP = 264, 15, 7, 18, 34
 LETTERS = 36                                                # of a line of text
 
 
@@ -25,10 +25,10 @@ class Box:
     tip: str = ""
 
     @property
-    def height(self) -> int: return 2 * PAD + LINE * len(self.lines)
+    def height(self) -> int: return 2 * BOX_PAD + BOX_LINE * len(self.lines)
 
 
-def levels(boxes: Sequence[Box]) -> list[list[Box]]:
+def box_levels(boxes: Sequence[Box]) -> list[list[Box]]:
     """Boxes by the longest way from those that are under none, each row in the order of what it is under."""
     depth: dict[Hashable, int] = {}
     for box in boxes:                                       # what a box is under comes before it
@@ -50,13 +50,13 @@ def find_middle(place: Mapping[Hashable, float], box: Box) -> float:
 
 def draw_boxes(boxes: Sequence[Box], title: str) -> str:
     """The picture; `title` is what a reader of the page is told that it shows."""
-    rows = levels(boxes)
-    width = max([len(row) for row in rows] or [1]) * (WIDE + GAP) + GAP
+    rows = box_levels(boxes)
+    width = max([len(row) for row in rows] or [1]) * (BOX_WIDE + BOX_GAP) + BOX_GAP
     where: dict[Hashable, tuple[float, float, int]] = {}
-    y = GAP
+    y = BOX_GAP
     for row in rows:
-        left = (width - len(row) * (WIDE + GAP) + GAP) / 2
-        for number, box in enumerate(row): where[box.key] = left + number * (WIDE + GAP), y, box.height
+        left = (width - len(row) * (BOX_WIDE + BOX_GAP) + BOX_GAP) / 2
+        for number, box in enumerate(row): where[box.key] = left + number * (BOX_WIDE + BOX_GAP), y, box.height
         y += max(box.height for box in row) + DEEP
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" '
             f'role="img" font-family="sans-serif" font-size="11" style="max-width:100%;height:auto">')
@@ -73,7 +73,7 @@ def draw_lines(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, i
             for key in dict.fromkeys(over):
                 if key not in where: continue
                 a, b, high = where[key]
-                x0, y0, x1 = a + WIDE / 2, b + high, x + WIDE / 2
+                x0, y0, x1 = a + BOX_WIDE / 2, b + high, x + BOX_WIDE / 2
                 yield (f'<path d="M{x0:.0f} {y0:.0f}C{x0:.0f} {y0 + 20:.0f} {x1:.0f} {y - 20:.0f} {x1:.0f} {y:.0f}" '
                        f'fill="none" stroke="#777"{style}/>')
 
@@ -83,10 +83,10 @@ def draw_each(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, in
     for box in boxes:
         x, y, high = where[box.key]
         yield (f'<g><title>{escape(box.tip or chr(10).join(box.lines))}</title><rect x="{x:.0f}" y="{y:.0f}" '
-               f'width="{WIDE}" height="{high}" rx="4" fill="{shade_of(box.weight)}" stroke="#456"/>')
+               f'width="{BOX_WIDE}" height="{high}" rx="4" fill="{shade_of(box.weight)}" stroke="#456"/>')
         for number, line in enumerate(box.lines):
             bold = ' font-weight="bold"' if number == 0 or line.startswith("*") else ""
-            yield (f'<text x="{x + PAD:.0f}" y="{y + PAD + LINE * number + 11:.0f}" fill="#111"{bold}>'
+            yield (f'<text x="{x + BOX_PAD:.0f}" y="{y + BOX_PAD + BOX_LINE * number + 11:.0f}" fill="#111"{bold}>'
                    f'{escape(cut_letters(line))}</text>')
         yield "</g>"
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-WIDE, HIGH, LEFT, TOP, RIGHT, BOTTOM = 640, 360, 62, 18, 24, 46   # pixels: of the picture, and around the plot
+# pixels: of the picture, and around the plot
+PLOT_WIDE, PLOT_HIGH, PLOT_LEFT, PLOT_TOP, PLOT_RIGHT, PLOT_BOTTOM = 640, 360, 62, 18, 24, 46
 TICKS = 5
-EXACT = 1e-5                                                # errors below are rounding
+ROUNDED_ERROR = 1e-5                                                # errors below are rounding
 
 
 def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]], chosen: int) -> str:
@@ -15,13 +16,13 @@ def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]],
     xs = [1e3 * figure(point, "s") for point in every]
     ys = [figure(point, "bytes") / 1e6 for point in every]
     right, top = 1.08 * max(xs) or 1.0, 1.08 * max(ys) or 1.0
-    across, up = (WIDE - LEFT - RIGHT) / right, (HIGH - TOP - BOTTOM) / top
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" role="img" '
+    across, up = (PLOT_WIDE - PLOT_LEFT - PLOT_RIGHT) / right, (PLOT_HIGH - PLOT_TOP - PLOT_BOTTOM) / top
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PLOT_WIDE} {PLOT_HIGH}" role="img" '
              'font-family="sans-serif" font-size="12" fill="#111" '
              'aria-labelledby="front-title"><title id="front-title">Programs by time and memory; the table below '
              'has every figure</title>', *axes(right, top, across, up)]
     for number, (point, x, y) in enumerate(zip(every, xs, ys, strict=True)):
-        lines += mark(number, point, LEFT + across * x, HIGH - BOTTOM - up * y, number == chosen + 1)
+        lines += mark(number, point, PLOT_LEFT + across * x, PLOT_HIGH - PLOT_BOTTOM - up * y, number == chosen + 1)
     return "".join([*lines, "</svg>"])
 
 
@@ -33,14 +34,15 @@ def figure(point: Mapping[str, Any], kind: str) -> float:
 
 def axes(right: float, top: float, across: float, up: float) -> Iterator[str]:
     """Lines with their numbers, and what they count."""
-    floor = HIGH - BOTTOM
+    floor = PLOT_HIGH - PLOT_BOTTOM
     for at in range(TICKS + 1):
-        x, y = LEFT + across * right * at / TICKS, floor - up * top * at / TICKS
-        yield (f'<path d="M{x:.1f} {TOP}V{floor}M{LEFT} {y:.1f}H{WIDE - RIGHT}" stroke="#ddd" fill="none"/>'
+        x, y = PLOT_LEFT + across * right * at / TICKS, floor - up * top * at / TICKS
+        yield (f'<path d="M{x:.1f} {PLOT_TOP}V{floor}M{PLOT_LEFT} {y:.1f}H{PLOT_WIDE - PLOT_RIGHT}" stroke="#ddd" '
+               'fill="none"/>'
                f'<text x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{right * at / TICKS:.3g}</text>'
-               f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{top * at / TICKS:.3g}</text>')
-    yield f'<text x="{(LEFT + WIDE) / 2:.0f}" y="{HIGH - 8}" text-anchor="middle">milliseconds</text>'
-    yield f'<text x="4" y="{TOP - 5}">MB</text>'
+               f'<text x="{PLOT_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{top * at / TICKS:.3g}</text>')
+    yield f'<text x="{(PLOT_LEFT + PLOT_WIDE) / 2:.0f}" y="{PLOT_HIGH - 8}" text-anchor="middle">milliseconds</text>'
+    yield f'<text x="4" y="{PLOT_TOP - 5}">MB</text>'
 
 
 def mark(number: int, point: Mapping[str, Any], x: float, y: float, chosen: bool) -> Iterator[str]:
@@ -49,7 +51,7 @@ def mark(number: int, point: Mapping[str, Any], x: float, y: float, chosen: bool
     yield f"<g><title>{escape(name[:200])}</title>"
     if chosen: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="#b34700" stroke-width="3"/>'
     if number == 0: yield f'<path d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z" fill="#fff" stroke="#111" stroke-width="2"/>'
-    elif (point["measured_error"] or point["predicted_error"] or 0.0) < EXACT:
+    elif (point["measured_error"] or point["predicted_error"] or 0.0) < ROUNDED_ERROR:
         yield f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="#1d4e7a" stroke="#111"/>'
     else: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#1d4e7a" stroke="#111"/>'
     yield f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" font-weight="bold">{number}</text></g>'

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_STEPS, MOST_POSITIONS, CELL = 200, 24, 9               # of a program, of a pattern; pixels of a dot
 
 
-class Stated(Protocol):
+class LawLike(Protocol):
     """A law: its row, its docstring, what it must fail for."""
 
     @property
@@ -56,7 +56,7 @@ def program_html(program: Program) -> str:
                       f"and {more} more steps: print it for all" if more > 0 else "")
 
 
-def law_html(law: Stated) -> str:
+def law_html(law: LawLike) -> str:
     """Both sides, its guard, for what it fails, where it is from, and why it holds."""
     name, kind, statement, guard, source = law.row()
     fails = "; ".join(", ".join(f"{variable}: {sort}" for variable, sort in each.items()) for each in law.without)

@@ -10,7 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
-from rewrites.cli.examples import EXAMPLES, show_examples, show_statuses
+from rewrites.cli.options import EXAMPLES, show_examples, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
 from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
 

@@ -12,7 +12,7 @@ from opmatrix.program import Program
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.price import Prices
-from rewrites.report.operators import group_steps
+from rewrites.report.by_operator import group_steps
 from rewrites.workload.resolve import calibrated
 
 HEADER = ["", "steps", "ms predicted", "measured", "share"]

@@ -43,11 +43,11 @@ class ProgramPrice:
     __repr__ = __str__
 
 
-HEADER = "", "calls", "of the other", "µs", "of the other", "difference"
+CHANGE_COLUMNS = "", "calls", "of the other", "µs", "of the other", "difference"
 
 
 @dataclass(frozen=True, repr=False)
-class Change:
+class ProgramChange:
     """What another exploration has that this one has not. Seconds are of whole programs."""
 
     names: tuple[str, str]
@@ -89,9 +89,9 @@ class Change:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        body = table(self.rows, HEADER) if self.rows else "the programs are of the same kernels"
+        body = table(self.rows, CHANGE_COLUMNS) if self.rows else "the programs are of the same kernels"
         return f"{self.said}\n\n{body}"
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str: return html_table(HEADER, self.rows, self.said)
+    def _repr_html_(self) -> str: return html_table(CHANGE_COLUMNS, self.rows, self.said)

@@ -11,14 +11,14 @@ from opmatrix.program import Program
 from rewrites.compiler.search import SearchSpace, Structure
 from rewrites.derivations.chain import Chain, derive_chain
 from rewrites.derivations.trees import Tree
-from rewrites.exploring.changes import Change, ProgramPrice, share_by_kernel
+from rewrites.exploring.changes import ProgramChange, ProgramPrice, share_by_kernel
 from rewrites.exploring.listings import Listing
 from rewrites.exploring.looked_at import EqualityClass, LookedAt, Member
 from rewrites.exploring.openings import (
     AnyBatch,
     MachineName,
     check_names,
-    keep,
+    check_part,
     open_exploration,
     own_laws,
     resolve_machine,
@@ -34,7 +34,7 @@ from rewrites.lower.price import TimeModel
 from rewrites.opened import Opened
 from rewrites.phases import silence_stdout
 
-Asked = int | str | EqualityClass | Member | None           # a class, or one of its members
+AskedClass = int | str | EqualityClass | Member | None           # a class, or one of its members
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -88,7 +88,7 @@ class Exploration:
 
     def at(self, number: int) -> "Exploration":
         """A look at another part. Raises InputError where there is none of this number."""
-        return self.changed(number=keep(number, len(self.structure.path)))
+        return self.changed(number=check_part(number, len(self.structure.path)))
 
     @cached_property
     def view(self) -> LookedAt:
@@ -109,7 +109,7 @@ class Exploration:
         return Listing(head, ("", "class", "what", "terms", "kernels", "chosen", "µs"), rows, tuple(found),
                        "each is there by its number, .members(number)")
 
-    def members(self, asked: Asked = None) -> Listing[Member]:
+    def members(self, asked: AskedClass = None) -> Listing[Member]:
         """The members of a class, of the result where none is named: kernels with prices, then terms; * is chosen."""
         cls = self.view.resolve(asked)
         found = [*self.view.list_members(cls)]
@@ -162,13 +162,13 @@ class Exploration:
         check_names([law], [*known.values()])
         return tell_law(self.view, known[law])
 
-    def why(self, a: Asked | Operator = None, b: Asked | Operator = None) -> Why:
+    def why(self, a: AskedClass | Operator = None, b: AskedClass | Operator = None) -> Why:
         """The laws that lead from one member to another: from what was imported to what was chosen where neither is
         named; a class stands for its term in the program."""
         start = self.view.start if a is None else self.tree(a)
         return find_why(self.view, start, self.view.program if b is None and a is None else self.tree(b))
 
-    def tree(self, asked: Asked | Operator) -> Tree:
+    def tree(self, asked: AskedClass | Operator) -> Tree:
         """A member as a tree: that of a class is the one that the program goes through, else what stands for it."""
         if isinstance(asked, Member): return self.view.tree_of(asked)
         cls = self.view.find_term(asked) if isinstance(asked, Operator) else self.view.resolve(asked)
@@ -208,17 +208,17 @@ class Exploration:
         """The steps from the model to the program, part by part."""
         return derive_chain(self.structure, self.laws)
 
-    def compare(self, other: "Exploration") -> Change:
+    def compare(self, other: "Exploration") -> ProgramChange:
         """What another exploration changes in the program and its price."""
         both = self, other
         prices = [each.cost() for each in both]
-        return Change((self.name, other.name), (prices[0], prices[1]),
+        return ProgramChange((self.name, other.name), (prices[0], prices[1]),
                       (share_by_kernel(self.structure), share_by_kernel(other.structure)),
                       (self.structure.fired, other.structure.fired))
 
     # ---- pictures
 
-    def draw(self, asked: Asked = None, most: int = 40) -> GraphPicture:
+    def draw(self, asked: AskedClass = None, most: int = 40) -> GraphPicture:
         """The program of the part, class by class, with what else computes each; `asked` is opened. At most so many
         classes: what is left out is said."""
         return draw_graph(self.view, None if asked is None else self.view.resolve(asked), most, str(self))

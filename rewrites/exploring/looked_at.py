@@ -161,7 +161,7 @@ class LookedAt:
                          "see .classes")
 
     def list_classes(self) -> Iterator[EqualityClass]:
-        """Those of the program in the order in which it runs, then the others."""
+        """Classes of the program in the order in which it runs, then all others."""
         running = [node.cls for node in self.extraction.nodes if isinstance(node.cls, int) and self.chosen(node.cls)]
         for cls in dict.fromkeys([*running, *sorted(self.forest.members)]):
             node = self.chosen(cls)

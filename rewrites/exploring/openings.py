@@ -104,7 +104,7 @@ def check_names(names: Sequence[str], laws: Sequence[Law]) -> None:
                          f"there are {', '.join(sorted(known))}")
 
 
-def keep(number: int, count: int) -> int:
+def check_part(number: int, count: int) -> int:
     """A part's number. Raises InputError where there is none."""
     if not 0 <= number < count: raise InputError(f"part {number}: the model has parts 0 to {count - 1}")
     return number

@@ -77,11 +77,11 @@ def made_box(view: LookedAt, node: Node, shown: set[int], running: dict[int, Nod
     kernel, counted = name.split("(")[0], f"c{cls}, {micro(seconds)} µs, the best of {kernels}"
     inside = tell_lines([*view.list_members(cls)]) if opened else [view.say(cls, 3)]
     below = tuple(child for child in node.children if isinstance(child, int) and child in shown)
-    return Box(cls, (kernel, *inside, counted), weight, below, tuple(behind(node, shown, running)),
+    return Box(cls, (kernel, *inside, counted), weight, below, tuple(classes_behind(node, shown, running)),
                f"c{cls}: {name}\n{view.say(cls)}\n{1e6 * seconds:.2f} µs, {stored / 1e3:.1f} kB stored")
 
 
-def behind(node: Node, shown: set[int], running: dict[int, Node]) -> list[int]:
+def classes_behind(node: Node, shown: set[int], running: dict[int, Node]) -> list[int]:
     """The classes that are shown and lead to a node through some that are not."""
     todo, found = [child for child in node.children if isinstance(child, int) and child not in shown], list[int]()
     for child in todo:

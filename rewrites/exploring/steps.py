@@ -11,7 +11,7 @@ from rewrites.law import JOIN, MARK, Law
 from rewrites.opened import Opened
 
 ALL_PHASES = SCHEDULE
-ALONE = "by_"                                               # a law's own phase is called so
+LAW_PHASE = "by_"                                               # a law's own phase is called so
 
 
 def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tuple[str, ...]:
@@ -26,19 +26,19 @@ def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tu
         known = [*dict.fromkeys(SCHEDULE), *(law.name for law in laws)]
         raise InputError(f"step {which!r}: no such phase or law; {suggest_name(which, known)}phases are "
                          f"{', '.join(dict.fromkeys(SCHEDULE))}; laws are in `opmatrix laws`")
-    return (*ran, *[MARK] * (law.phase == JOIN), ALONE + which)
+    return (*ran, *[MARK] * (law.phase == JOIN), LAW_PHASE + which)
 
 
 def say_steps(schedule: Sequence[str]) -> str:
     """The steps in words."""
-    return "by " + ", ".join(step.removeprefix(ALONE) for step in schedule) if schedule else "imported"
+    return "by " + ", ".join(step.removeprefix(LAW_PHASE) for step in schedule) if schedule else "imported"
 
 
 def search_stepped(opened: Opened, laws: Sequence[Law], schedule: Sequence[str]) -> tuple[SearchSpace, Structure]:
     """The space behind these steps and its optimum. A left side that no law looks at any more is kept where nothing
     else computes it."""
     def optimum(laws: Sequence[Law]) -> tuple[SearchSpace, Structure]:
-        alone = [replace(law, phase=ALONE + law.name) for law in laws if ALONE + law.name in schedule]
+        alone = [replace(law, phase=LAW_PHASE + law.name) for law in laws if LAW_PHASE + law.name in schedule]
         space = SearchSpace(opened.model, laws, opened.running, opened.workload.extents(opened.model),
                             found=opened.parts)
         space.explorer = Explorer([*laws, *alone], schedule=tuple(schedule))

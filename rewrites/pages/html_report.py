@@ -66,7 +66,7 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
         for goal in found["goals"]]))
     yield section("What is stated, and what is not covered", paragraph(spoken(found["stated"], best)),
                   paragraph(tell_routing(best["routing"])))
-    yield section("How weights are stored", weights(best["methods"]))
+    yield section("How weights are stored", stored_methods(best["methods"]))
     yield section("Verified", paragraph(verified(found)), *(
         paragraph(f"dropped: {each['name']}: {each['measured_error']:.3g} off, {each['predicted_error']:.3g} predicted")
         for each in found["dropped"] if None not in (each["measured_error"], each["predicted_error"])))
@@ -143,7 +143,7 @@ def generated(found: list[dict[str, Any]]) -> str:
          megabytes(each["cache_bytes"])] for each in found])
 
 
-def weights(methods: Mapping[str, object]) -> str:
+def stored_methods(methods: Mapping[str, object]) -> str:
     """How many weights are stored by each method."""
     if not methods: return paragraph("All weights are stored as they are.")
     rows = [[name, str(what)] for name, what in [*methods.items()][:MOST_WEIGHTS]]

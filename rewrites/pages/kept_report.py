@@ -10,7 +10,7 @@ from opmatrix.files.saving import REPORT
 from rewrites.evaluate.reported import MAX_PROGRAMS
 from rewrites.report.results import PACKAGES, TITLES, installed
 
-Check = Callable[[object, str], None]                       # of a value and where it is; raises Misfit
+EntryCheck = Callable[[object, str], None]                       # of a value and where it is; raises Misfit
 MOST_ENTRIES, MOST_LETTERS, MOST_BYTES = 5000, 2_000_000, 64_000_000
 
 
@@ -18,7 +18,7 @@ class Misfit(Exception):
     """An entry that no run would have written; the message says which."""
 
 
-def of_kind(what: str, *kinds: type) -> Check:
+def of_kind(what: str, *kinds: type) -> EntryCheck:
     """A check that a value is of these types; True is no number."""
     def check(value: object, where: str) -> None:
         if type(value) not in kinds or (isinstance(value, str) and len(value) > MOST_LETTERS):
@@ -26,16 +26,16 @@ def of_kind(what: str, *kinds: type) -> Check:
     return check
 
 
-word, flag = of_kind("no text", str), of_kind("neither true nor false", bool)
+word, truth = of_kind("no text", str), of_kind("neither true nor false", bool)
 number, whole = of_kind("no number", int, float), of_kind("no whole number", int)
 
 
-def maybe(check: Check) -> Check:
+def maybe(check: EntryCheck) -> EntryCheck:
     """A check that lets None pass."""
     return lambda value, where: None if value is None else check(value, where)
 
 
-def each(check: Check, most: int = MOST_ENTRIES, least: int = 0) -> Check:
+def each_entry(check: EntryCheck, most: int = MOST_ENTRIES, least: int = 0) -> EntryCheck:
     """A check of a list, entry by entry."""
     def checked(value: object, where: str) -> None:
         if not isinstance(value, list) or not least <= len(value) <= most:
@@ -44,7 +44,7 @@ def each(check: Check, most: int = MOST_ENTRIES, least: int = 0) -> Check:
     return checked
 
 
-def table_of(check: Check) -> Check:
+def table_of(check: EntryCheck) -> EntryCheck:
     """A check of an object with any keys, value by value."""
     def checked(value: object, where: str) -> None:
         if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
@@ -53,7 +53,7 @@ def table_of(check: Check) -> Check:
     return checked
 
 
-def entries(**wanted: Check) -> Check:
+def object_with(**wanted: EntryCheck) -> EntryCheck:
     """A check of an object that has these keys at least."""
     def checked(value: object, where: str) -> None:
         if not isinstance(value, dict): raise Misfit(f"{where or 'it'} is {value!r:.60}: no object")
@@ -66,37 +66,38 @@ def entries(**wanted: Check) -> Check:
 
 POINT = {"name": word, "predicted_s": number, "measured_s": maybe(number), "predicted_bytes": maybe(number),
          "measured_bytes": maybe(number), "stored_bytes": number, "predicted_error": maybe(number),
-         "measured_error": maybe(number), "stated_error": maybe(number), "verified": flag,
-         "near": each(entries(sentences=number, relative=number)), **dict.fromkeys(TITLES, maybe(number))}
-STATED = entries(sentences=number, error=number, sentence=maybe(number), pairs=number, cosine_mean=number,
+         "measured_error": maybe(number), "stated_error": maybe(number), "verified": truth,
+         "near": each_entry(object_with(sentences=number, relative=number)), **dict.fromkeys(TITLES, maybe(number))}
+STATED_ERRORS = object_with(sentences=number, error=number, sentence=maybe(number), pairs=number, cosine_mean=number,
                  cosine_most=number)
-ROUTED = maybe(entries(rows=number, of=number))
-NAMED_FILE = maybe(entries(file=word, sha256=word))
-OPERATORS = each(entries(what=word, steps=whole, predicted_s=number, measured_s=maybe(number)))
-REPORTED = entries(
+ROUTED_ROWS = maybe(object_with(rows=number, of=number))
+NAMED_FILE = maybe(object_with(file=word, sha256=word))
+OPERATORS = each_entry(object_with(what=word, steps=whole, predicted_s=number, measured_s=maybe(number)))
+REPORTED = object_with(
     model=word, machine=word, workload=word, rows=whole, tokens=maybe(whole), generate=maybe(word),
-    mix=maybe(each(each(of_kind("no share or lengths", str, int, float), 2, 2))),
-    text=NAMED_FILE, texts=NAMED_FILE, laws=NAMED_FILE, number_type=word, without=each(word), versions=table_of(word),
-    stated=entries(like=word, lengths=each(number, 2, 2), uncovered=maybe(each(word))),
-    phases=table_of(number), wall_s=number, busy=entries(calibration=word, timing=word),
-    search=entries(nodes=number, classes=number, gap=number, cut=each(word)),
+    mix=maybe(each_entry(each_entry(of_kind("no share or lengths", str, int, float), 2, 2))),
+    text=NAMED_FILE, texts=NAMED_FILE, laws=NAMED_FILE, number_type=word, without=each_entry(word),
+    versions=table_of(word),
+    stated=object_with(like=word, lengths=each_entry(number, 2, 2), uncovered=maybe(each_entry(word))),
+    phases=table_of(number), wall_s=number, busy=object_with(calibration=word, timing=word),
+    search=object_with(nodes=number, classes=number, gap=number, cut=each_entry(word)),
     error=number, memory=maybe(number),
-    goals=each(entries(goal=word, value=number, kept=of_kind("neither true nor false", bool, type(None)))),
-    generated=maybe(each(entries(context=whole, sequences=number, first_predicted_s=number,
+    goals=each_entry(object_with(goal=word, value=number, kept=of_kind("neither true nor false", bool, type(None)))),
+    generated=maybe(each_entry(object_with(context=whole, sequences=number, first_predicted_s=number,
                                  token_predicted_s=number, first_measured_s=maybe(number),
                                  token_measured_s=maybe(number), cache_bytes=number))),
-    terms=maybe(entries(steps=number, of=number, share=number, measured=flag, kinds=each(word))),
-    operators=maybe(entries(before=OPERATORS, after=OPERATORS)),
-    bound=entries(seconds=maybe(number), gap=maybe(number)),
-    prediction=entries(programs=number, median=number, worst=number, worst_program=word),
-    baseline=entries(**POINT), fused=entries(**POINT),
-    front=each(entries(**POINT, stated=STATED, routing=ROUTED, methods=table_of(of_kind("no method", str, int))),
-               MAX_PROGRAMS, 1),
+    terms=maybe(object_with(steps=number, of=number, share=number, measured=truth, kinds=each_entry(word))),
+    operators=maybe(object_with(before=OPERATORS, after=OPERATORS)),
+    bound=object_with(seconds=maybe(number), gap=maybe(number)),
+    prediction=object_with(programs=number, median=number, worst=number, worst_program=word),
+    baseline=object_with(**POINT), fused=object_with(**POINT),
+    front=each_entry(object_with(**POINT, stated=STATED_ERRORS, routing=ROUTED_ROWS,
+                                 methods=table_of(of_kind("no method", str, int))), MAX_PROGRAMS, 1),
     chosen=whole,
-    steps=each(entries(name=word, program=maybe(word), measured_s=maybe(number),
-                       quartiles_s=maybe(each(number, 2, 2)), saved_s=maybe(number), below_noise=flag)),
-    saved_s=number, saved=each(entries(laws=each(word), seconds=number)),
-    verified=entries(laws=number, programs=number, rows=number), dropped=each(entries(**POINT)))
+    steps=each_entry(object_with(name=word, program=maybe(word), measured_s=maybe(number),
+                       quartiles_s=maybe(each_entry(number, 2, 2)), saved_s=maybe(number), below_noise=truth)),
+    saved_s=number, saved=each_entry(object_with(laws=each_entry(word), seconds=number)),
+    verified=object_with(laws=number, programs=number, rows=number), dropped=each_entry(object_with(**POINT)))
 
 
 def read_kept(directory: Path) -> dict[str, Any]:

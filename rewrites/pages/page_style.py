@@ -48,7 +48,7 @@ def page(title: str, parts: Iterable[str]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
             f"<title>{escape(spell_out(title)[:MOST_NAME])}</title><style>{STYLE}</style></head>\n<body><main>\n"
-            + "\n".join(parts) + "\n</main></body></html>\n")
+            + spell_out("\n".join(parts)) + "\n</main></body></html>\n")
 
 
 def section(title: str, *parts: str) -> str:

@@ -64,7 +64,7 @@ class Result:
     busy: str = ""                                          # what was seen of others while programs were timed
     terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
     generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
-    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see operators.py
+    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see by_operator.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold

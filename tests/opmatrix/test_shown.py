@@ -7,7 +7,7 @@ import pytest
 
 import opmatrix as om
 from formats import FORMATS
-from opmatrix.display.boxes import Box, draw_boxes, levels
+from opmatrix.display.boxes import Box, box_levels, draw_boxes
 from opmatrix.display.front_plot import front_plot
 from opmatrix.display.shown import dense_mask, result_html
 from opmatrix.display.tables import micro
@@ -72,7 +72,7 @@ def test_a_front_is_drawn():
 def test_boxes_stand_under_what_they_read():
     boxes = [Box("a", ("a",)), Box("b", ("b",)), Box("c", (EVIL,), 1.0, ("a", "b")),
              Box("d", ("d" * 99,), 0.5, ("c",), ("a",))]
-    assert [[box.key for box in row] for row in levels(boxes)] == [["a", "b"], ["c"], ["d"]]
+    assert [[box.key for box in row] for row in box_levels(boxes)] == [["a", "b"], ["c"], ["d"]]
     root = ElementTree.fromstring(draw_boxes(boxes, EVIL))
     lines = [each.attrib for each in root if each.tag.endswith("}path")]
     assert len(lines) == 4 and sum("stroke-dasharray" in each for each in lines) == 1

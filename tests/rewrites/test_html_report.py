@@ -2,7 +2,6 @@
 import copy
 import json
 import re
-from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -96,7 +95,7 @@ def test_what_files_say_stays_text(found, words):
     assert {tag for tag, _ in told.tags} <= {tag for tag, _ in Reader(html_report(found)).tags}
     assert not [key for _, given in told.tags for key in given if key.startswith("on")]
     assert "\x1b" not in page and len(page.encode()) < MEGABYTE and told.open == []
-    assert unescape(words[:20].split("\u202e")[-1][:8]) in " ".join(told.words)
+    assert words.strip("\u202e")[:4] in " ".join(told.words)
 
 
 @pytest.mark.parametrize("change, said", [
