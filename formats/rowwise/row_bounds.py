@@ -35,24 +35,26 @@ def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: S
         case "map": return spread_by(node.extra, args)
         case "part": return args[0][node.extra]
         case "fold": return merge_rows(node.extra, node.heads, args)
-        case "cols": return each(lambda a: whole(a, node.args[0])[..., node.extra:node.extra + node.cols])
-        case "split": return each(lambda a: whole(a, node.args[0]).reshape(len(a), node.heads, node.cols))
-        case "join": return each(lambda a: whole(a, node.args[0]).reshape(len(a), 1, node.cols))
+        case "cols": return each(lambda a: whole_columns(a, node.args[0])[..., node.extra:node.extra + node.cols])
+        case "split": return each(lambda a: whole_columns(a, node.args[0]).reshape(len(a), node.heads, node.cols))
+        case "join": return each(lambda a: whole_columns(a, node.args[0]).reshape(len(a), 1, node.cols))
         case "wide": return each(lambda a: np.broadcast_to(a, (len(a), node.heads, node.cols)))
-        case "repeat": return each(lambda a: np.repeat(whole(a, node.args[0]), node.heads // node.args[0].heads, 1))
+        case "repeat":
+            times = node.heads // node.args[0].heads
+            return each(lambda a: np.repeat(whole_columns(a, node.args[0]), times, 1))
         case "beside":
             rows = max(len(y) for y, _ in args)
             def side(at: int) -> Any:
                 return np.concatenate([np.broadcast_to(pair[at], (rows, node.heads, part.cols))
                                        for pair, part in zip(args, node.args, strict=True)], -1)
             return side(0), side(1)
-        case "place": return each(lambda a: padded(whole(a, node.args[0]), node.extra, node.cols))
+        case "place": return each(lambda a: padded(whole_columns(a, node.args[0]), node.extra, node.cols))
         case "total":
             y, e = args[0]
             size = sum_sizes(y, 1)
             off = e.sum(1, keepdims=True)
             return y.sum(1, keepdims=True), off + rounding(y.shape[1], size + off)
-        case "times": return multiply(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
+        case "times": return multiply_pairs(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
     raise ValueError(f"{node.op}: no such value")
 
 
@@ -63,7 +65,7 @@ def sum_sizes(y: Any, axis: int) -> Any: return abs(y).sum(axis, keepdims=True)
 def rounding(count: int, size: Any) -> Any: return count * HALF_UNIT * size * 1.01 + count * VANISHED
 
 
-def whole(a: Any, node: RowValue) -> Any:
+def whole_columns(a: Any, node: RowValue) -> Any:
     """With all of its heads and columns."""
     return np.broadcast_to(a, (len(a), node.heads, node.cols))
 
@@ -74,9 +76,9 @@ def padded(a: Any, start: int, cols: int) -> Any:
     return out
 
 
-def multiply(node: RowValue, x: NumberPair, W: Any) -> NumberPair:
+def multiply_pairs(node: RowValue, x: NumberPair, W: Any) -> NumberPair:
     """Rows times a matrix, or one for each head."""
-    y, e = (whole(each, node.args[0])[..., None, :] for each in x)
+    y, e = (whole_columns(each, node.args[0])[..., None, :] for each in x)
     w = W.reshape(1, -1, *W.shape[-2:])
     size, error = (np.matmul(each, abs(w))[..., 0, :] for each in (abs(y), e))
     return np.matmul(y, w)[..., 0, :], error + rounding(W.shape[-2] + 1, size + error)

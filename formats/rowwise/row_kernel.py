@@ -8,7 +8,7 @@ import numpy as np
 
 from formats.core.arrays import readable, separate, writable
 from formats.kernels.engine.compiled import FUNCTIONS
-from formats.kernels.engine.from_text import Written
+from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, step
 from formats.kernels.engine.pool import POOL
 from formats.kernels.mixing.heads import heads_of
@@ -42,9 +42,9 @@ class RowKernel:
     def text(self) -> str: return self.written.whole()
 
     @cached_property
-    def function(self) -> Written:
+    def function(self) -> TextKernel:
         """The kernel, once it is compiled; it is known by its name like all others."""
-        found = Written(self.text, HOME)
+        found = TextKernel(self.text, HOME)
         FUNCTIONS[found.name] = found
         return found
 

@@ -11,7 +11,7 @@ import numpy as np
 
 OWN_FILE = __file__
 TRUTHS = "less", "less_equal", "equal", "both", "either"    # operations that give 1 or 0
-NAMES = dict(add="add", subtract="sub", multiply="mul", divide="div", negative="neg", absolute="abs", fabs="abs",
+UFUNC_NAMES = dict(add="add", subtract="sub", multiply="mul", divide="div", negative="neg", absolute="abs", fabs="abs",
              exp="exp", log="log", sqrt="sqrt", tanh="tanh", maximum="maximum", minimum="minimum", less="less",
              less_equal="less_equal", equal="equal", expm1="expm1", log1p="log1p", logical_and="both",
              logical_or="either", bitwise_and="both", bitwise_or="either", floor="floor")   # numpy's, and ours
@@ -142,7 +142,7 @@ def power(x: Any, times: Any) -> StandIn:
 
 def applied(name: str, *given: Any) -> StandIn:
     """A function of numpy's, by its name."""
-    if name in NAMES: return apply(NAMES[name], *given)
+    if name in UFUNC_NAMES: return apply(UFUNC_NAMES[name], *given)
     match name, given:
         case "greater", (a, b): return apply("less", b, a)
         case "greater_equal", (a, b): return apply("less_equal", b, a)

@@ -18,7 +18,7 @@ def find_region(term: Operator, values: Collection[Operator],
     through rows one by one, and stops where `ends`, or where it must. None where it does not begin."""
     cut: set[Operator] = set()
     for _ in range(ATTEMPTS):
-        found = grow(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
+        found = grow_region(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
         if found is None: return None
         try: read_over(term, found)
         except NotByRows as error:
@@ -29,7 +29,8 @@ def find_region(term: Operator, values: Collection[Operator],
     return None
 
 
-def grow(term: Operator, values: Collection[Operator], stops: Callable[[Operator], bool]) -> list[Operator] | None:
+def grow_region(term: Operator, values: Collection[Operator],
+                stops: Callable[[Operator], bool]) -> list[Operator] | None:
     """The values at which a term ends, in order; None where something that mixes rows is no value."""
     found: dict[Operator, None] = {}
     seen: set[Operator] = set()

@@ -162,7 +162,7 @@ EXAMPLES = {                                                # command -> lines t
     "explain": ["opmatrix explain minilm.opmatrix", "opmatrix explain minilm.opmatrix/front/1 --full"],
     "report": ["opmatrix report minilm.opmatrix", "opmatrix report minilm.opmatrix --out minilm.html"],
     "profile": ["opmatrix profile minilm.opmatrix --tokens 16",
-                "opmatrix profile minilm.opmatrix --sentences 8 --rounds 5 --json steps.json"],
+                "opmatrix profile minilm.opmatrix --sentences 8 --tokens 12 --rounds 5 --json steps.json"],
     "verify": ["opmatrix verify minilm.opmatrix", "opmatrix verify minilm.opmatrix --model minilm --json checks.json"],
     "plan": ["opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
              "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3"],

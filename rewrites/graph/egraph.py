@@ -219,13 +219,13 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     start = time.perf_counter()
     shared = shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start
-    try: return grow(shared, graph, template, names, budget, rounds, schedule)
+    try: return fill_graph(shared, graph, template, names, budget, rounds, schedule)
     except BaseException:
         discard(shared)
         raise
 
 
-def grow(shared: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
+def fill_graph(shared: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
          rounds: int, schedule: Sequence[str]) -> Graph:
     """The graph of a template, made in an engine, which is as it was before. `names` are of rules that laws are."""
 

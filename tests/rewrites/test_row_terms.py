@@ -73,7 +73,7 @@ def drawn():
         term, values = random_term(rng, COLUMNS[number % len(COLUMNS)])
         made.append((*write(term, values), values))
     kernels = [find_kernel(text, (draw(rng, values, 1), arrays)) for text, arrays, values in made]
-    faulty = [from_text.Written(find_kernel(*planted()).text.replace(*change), row_lanes.__name__) for change in
+    faulty = [from_text.TextKernel(find_kernel(*planted()).text.replace(*change), row_lanes.__name__) for change in
               CHANGES.values()]
     provide([*(each.function for each in (*kernels, find_kernel(*planted()), find_kernel(*known()[:2]))), *faulty])
     return made
@@ -134,7 +134,7 @@ def test_one_text_serves_all_widths_and_names_its_kernel():
     texts = {find_kernel(write(x @ elu, [x])[0], ([np.zeros((1, n), np.float32)], [])).text
              for n in (20, 33) for x in [value(0, n)]}
     assert len(texts) == 1
-    made = from_text.Written(texts.pop(), row_lanes.__name__)
+    made = from_text.TextKernel(texts.pop(), row_lanes.__name__)
     assert re.fullmatch("term-[0-9a-f]{16}", made.symbol)
     with pytest.raises(ValueError, match="its text is another's"):
         from_text.take_over(from_text.hand_over([made]).replace(b"n0", b"n1"))
@@ -148,7 +148,7 @@ def test_planted_faults_are_found(fault, drawn, monkeypatch):
     assert (off(text, arrays, given)[1] <= 1).all()
     wrong = right.text.replace(*CHANGES[fault])
     assert wrong != right.text
-    monkeypatch.setitem(vars(right), "function", from_text.Written(wrong, row_lanes.__name__))
+    monkeypatch.setitem(vars(right), "function", from_text.TextKernel(wrong, row_lanes.__name__))
     assert not (off(text, arrays, given)[1] <= 1).all()
 
 

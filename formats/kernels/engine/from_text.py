@@ -13,7 +13,7 @@ from .compiled import Function, Kernel
 PREFIX = "term-"                                            # of their names; a digest of the text follows
 
 
-class Written(Kernel):
+class TextKernel(Kernel):
     """A kernel by its text, which declares one function in the words of a module, its home. Equal ones are one."""
 
     def __init__(self, text: str, home: str) -> None:
@@ -47,7 +47,7 @@ def read_source(module: str) -> str:
 
 def hand_over(functions: Iterable[Function]) -> bytes:
     """The texts among these functions, for a process that compiles; nothing where there are none."""
-    texts = {each.name: (each.text, each.home) for each in functions if isinstance(each, Written)}
+    texts = {each.name: (each.text, each.home) for each in functions if isinstance(each, TextKernel)}
     return json.dumps(texts).encode() if texts else b""
 
 
@@ -55,6 +55,6 @@ def take_over(content: bytes) -> dict[str, Function]:
     """What `hand_over` gave, by name. ValueError where a text is not what its name says."""
     made: dict[str, Function] = {}
     for name, (text, home) in json.loads(content or b"{}").items():
-        made[name] = Written(text, home)
+        made[name] = TextKernel(text, home)
         if made[name].name != name: raise ValueError(f"{name}: its text is another's")
     return made
