@@ -1,5 +1,5 @@
 """What data sheets do not state: eight constants, each a fraction of a number of a data sheet, or a latency. They were
-fitted once (`python benchmarks/planner.py CONSTANTS_FILE --fit`) and hold for every machine."""
+fitted once (`python benchmarks/planner.py FILE --fit`) and hold for every machine."""
 from __future__ import annotations
 
 import json
