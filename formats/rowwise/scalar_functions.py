@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats.core.activation import COMPILED, Activation
+from formats.core.stage import GELU_ERROR
 
 HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; what vanishes at most
 SpreadError = Callable[..., Any]
@@ -85,8 +86,8 @@ def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: 
 
 
 def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
-    """How an activation's record spreads an error."""
-    return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1]))
+    """How an activation's record spreads an error, and what its vector code adds: as much as in an epilogue."""
+    return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1])) + GELU_ERROR * np.maximum(1, abs(y))
 
 
 SCALAR_OPERATIONS: dict[str, ScalarFunction] = {

@@ -47,6 +47,7 @@ def find_places(program: Program) -> list[str]:
         try: find_kernel(call.bound.term, split_operands(call.bound))
         except NotByRows as error:
             if error.traced: found[str(error)] = None
+        except ValueError: continue                         # a table of a pattern is read, so rows mix
     return [*found]
 
 

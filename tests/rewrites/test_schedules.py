@@ -217,7 +217,7 @@ def test_a_program_that_no_kernel_computes_waits_for_more_laws(start):
     """A norm that divides behind the next product: no kernel centres what is left. A bias of heads behind the attention
     is a pass, and is moved on."""
     alone = start | rewrite("late", "late_scale")
-    with pytest.raises(InputError, match=r"no kernel computes .* of part 2, as the laws have made it"):
+    with pytest.raises(InputError, match=r"no kernel computes .* of part 1, as the laws have made it"):
         _ = alone.program
     assert "no kernel yet" in str(alone)
     after = start | rewrite("split", "split_shift") | move_value_bias | drop_key_bias
