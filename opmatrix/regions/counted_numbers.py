@@ -1,11 +1,14 @@
 """How many numbers a term makes where it is read: those of every node, however many rows mix within it."""
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import NoReturn
 
+import numpy as np
 import sympy
 
 from opmatrix.algebra.data import Promised
@@ -63,9 +66,16 @@ def count_numbers(text: str, values: tuple[tuple[int, str, int], ...],
                   arrays: tuple[tuple[int, ...], ...]) -> sympy.Expr:
     """The numbers that a term makes, over values of so many heads, rows of a space, and columns, in sizes of spaces."""
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
-    term = parse_operator(text, shapes, [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)])
+    tables = list_tables(text)                              # which are read as patterns are made; how many see whom is
+                                                            # in the scores that are counted
+    term = parse_operator(text, shapes, [np.ones(shape, bool) if k in tables else Promised(f"c{k}", shape)
+                                         for k, shape in enumerate(arrays)])
     start = CountedShape(Shape(1, T, 1), shapes, [])
     read(term, start, {})
     return sympy.Add(*start.made)
 
 
+def list_tables(text: str) -> set[int]:
+    """The arrays that the patterns of a term are made of, by number."""
+    attributes = (each for _, _, *rest in json.loads(text) for each in chain(*rest))
+    return {at for each in attributes if isinstance(each, dict) for at in each.get("arrays", ())}

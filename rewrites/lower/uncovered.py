@@ -42,12 +42,13 @@ def interpret_uncovered(lowering: "Lowering",
         if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
     imported = {entry.name for entry in lowering.template.entries}
     roots = {cls for name, cls in lowering.graph.named.items() if name not in imported}
+    needed = not roots <= reached                           # else kernels do all, and programs stay what they are
     for cls in (roots | {lowering.graph.named[name] for name in imported}) - reached:
         if cls in roots or (is_row_buffer(lowering, cls) and cls not in facts["given"]):
             term = terms[cls]
             inside = {part: at for part, at in values.items() if part is not term}
             if not is_writable(term): continue              # one's own things have no text
-            for used, kernel in list_readings(term, inside, reached):
+            for used, kernel in list_readings(term, inside, reached, needed):
                 if not inside.keys() >= {*used}: continue       # caches are for their own kernels
                 names = {part: f"x{k}" for k, part in enumerate(used)}
                 text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
@@ -60,12 +61,12 @@ def interpret_uncovered(lowering: "Lowering",
                                         {name: inside[part] for part, name in names.items()})
 
 
-def list_readings(term: Operator, inside: Mapping[Operator, int],
-                  reached: Container[int]) -> Iterator[tuple[list[Operator], str]]:
-    """What a term may be read over, and by which kernel: as much of it as goes through rows one by one, down to what
-    kernels compute, or beyond that as far as it goes, in a kernel of its own; where it does not, over the nearest
-    values, in float64."""
-    near = find_region(term, inside, lambda part: inside.get(part) in reached)
+def list_readings(term: Operator, inside: Mapping[Operator, int], reached: Container[int],
+                  needed: bool) -> Iterator[tuple[list[Operator], str]]:
+    """What a term may be read over, and by which kernel. Where something is needed that no kernel computes: as much of
+    it as goes through rows one by one, down to what kernels compute, or beyond that as far as it goes, in a kernel of
+    its own; else, and where rows mix, over the nearest values, in float64."""
+    near = find_region(term, inside, lambda part: inside.get(part) in reached) if needed else None
     if near is None: yield [*find_values(term, inside)], "interpret"
     else:
         yield near, "row_term"
