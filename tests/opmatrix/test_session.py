@@ -60,7 +60,7 @@ def model(h=4, g=2, d=8, layers=2, where=sequence & causal):
 
     def layer():
         def mix(x):
-            x = x @ (rmsnorm(2.0 ** -10) @ diag(numbers(width)))
+            x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
             q, k = (x @ (weight(numbers(width, many * d)) + const(numbers(many * d))) @ heads(many) @ table
                     for many in (h, g))
             v = x @ weight(numbers(width, g * d)) @ heads(g)
@@ -68,7 +68,7 @@ def model(h=4, g=2, d=8, layers=2, where=sequence & causal):
             return product(scores, v @ repeat(h), over=softmax,
                            where=where) @ heads(h).T @ weight(numbers(h * d, width))
         def feed(x):
-            x = x @ (rmsnorm(2.0 ** -10) @ diag(numbers(width)))
+            x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
             return (x @ weight(numbers(width, 48))
                     @ silu) * (x @ weight(numbers(width, 48))) @ weight(numbers(48, width))
         return formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
