@@ -118,12 +118,14 @@ def partition_model(
 ) -> None:
     """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
     The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    from opmatrix.display.timeline import check_timeline
     from opmatrix.split.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
                       sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load)
     wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
+    possible({"--timeline": (timeline, check_timeline)}, model)
     given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
     with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
     say(text)

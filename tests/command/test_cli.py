@@ -158,7 +158,7 @@ def test_a_law_that_there_is_not(command):
     (("optimize",), "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; opmatrix optimize -h says "
                     "more)"),
     (("optimise",), "Did you mean 'optimize'? (Usage: opmatrix [OPTIONS] COMMAND"),
-    (("laws", "--sort"), "No such option: --sort (Usage: opmatrix laws")])
+    (("laws", "--sort"), "No such option: --sort (Possible options: --json) (Usage: opmatrix laws")])
 def test_a_command_that_is_not_understood_says_how_it_is_written(command, words, said):
     refused(command(*words), said)
     assert command(words[0] if words[0] != "optimise" else "run", "-h").status == 0

@@ -11,10 +11,22 @@ from test_cli import command, patched, refused  # noqa: F401
 from formats.disk.cache import CACHE_VARIABLE
 from opmatrix.files.loading import KIND, PROGRAM
 from rewrites.cli.commands import app
+from rewrites.pages.html_report import OURS
 
-WRITES = {"out", "results", "trace"}                                # parameters that name what is written
+WRITES = {"out", "results", "trace", "html"}                # parameters that name what is written, of every command
+OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
 TEXTS = {"prompt"}                                          # arguments that name no file
-SUFFIX = {"embed": ".npy", "spectrum": ".png", "launch": ".json"}
+SUFFIX = {"embed": ".npy", "spectrum": ".png", "launch": ".json", "report": ".html", ("optimize", "html"): ".html",
+          ("plan", "timeline"): ".json", ("partition", "timeline"): ".json"}
+NEEDS = {"plan": ("--devices", "2", "--machine", "A100"),   # words without which nothing is written
+         "partition": ("--train", "--batch", "8", "--tokens", "8")}
+
+
+def written(name, output):
+    """Whether a parameter of a command names what is written."""
+    return output in WRITES or (name, output) in OWN_WRITES
+
+
 
 
 def parameters(callback):
@@ -33,15 +45,15 @@ def parameters(callback):
 
 
 COMMANDS = {each.name or each.callback.__name__: parameters(each.callback) for each in app.registered_commands}
-CASES = [(name, output, read) for name, said in COMMANDS.items() for output in said if output in WRITES
-         for read, (_, _, files) in said.items() if files and read not in WRITES]
+CASES = [(name, output, read) for name, said in COMMANDS.items() for output in said if written(name, output)
+         for read, (_, _, files) in said.items() if files and not written(name, read)]
 
 
 def arguments(name, output, written, read, named):
     """A command line in which one parameter names what is written, another what is read; arguments besides are
     absent files."""
     said = COMMANDS[name]
-    words = [name]
+    words = [name, *NEEDS.get(name, ())]
     words += [str(named) if each == read else "absent" for each, (argument, _, _) in said.items() if argument]
     if not said[read][0]: words += [said[read][1], str(named)]
     words += [said[output][1], str(written)]
@@ -54,8 +66,10 @@ def held(path): return {each: each.read_bytes() for each in path.rglob("*") if e
 def test_every_command_that_writes_is_here():
     assert {(name, output) for name, output, _ in CASES} == {
         ("optimize", "out"), ("optimize", "results"), ("embed", "out"), ("evaluate", "results"), ("spectrum", "out"),
-        ("generate", "results"), ("launch", "results"), ("launch", "trace")}
-    assert len(CASES) >= 20
+        ("generate", "results"), ("launch", "results"), ("launch", "trace"), ("optimize", "html"), ("report", "out"),
+        ("verify", "results"), ("spectrum", "results"), ("laws", "results"), ("profile", "results"),
+        ("plan", "results"), ("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
+    assert len(CASES) >= 40
 
 
 @pytest.mark.parametrize("name, output, read", CASES)
@@ -64,8 +78,9 @@ def test_no_command_writes_over_what_it_reads(command, tmp_path, monkeypatch, na
     is read within a directory that is replaced."""
     monkeypatch.setattr("opmatrix.display.draw.plotting", lambda: None)
     (tmp_path / "model").mkdir()
-    file = tmp_path / "model" / f"file{SUFFIX.get(name, '.txt')}"
-    np.save(file.open("wb"), np.ones((1, 1), "<f4")) if name == "embed" else file.write_text("{}")
+    file = tmp_path / "model" / f"file{SUFFIX.get((name, output), SUFFIX.get(name, '.txt'))}"
+    np.save(file.open("wb"), np.ones((1, 1), "<f4")) if name == "embed" else file.write_text(
+        OURS.decode() if file.suffix == ".html" else "{}")
     (tmp_path / "linked").symlink_to("model")
     (tmp_path / f"link{file.suffix}").symlink_to(file)
     pairs = [(file, file), (file, tmp_path / "linked" / file.name), (Path("model", file.name), file),
@@ -76,6 +91,7 @@ def test_no_command_writes_over_what_it_reads(command, tmp_path, monkeypatch, na
         (program / PROGRAM).write_text(json.dumps({"kind": KIND}))
         (program / "mine").write_text("mine")
         pairs = [(program, program), (program, program / "mine"), (tmp_path / "program" / ".." / "program", program)]
+    if name == "report": pairs.pop()                        # of a directory its report.json alone is read
     before = held(tmp_path)
     for written, named in pairs:
         ran = command(*arguments(name, output, written, read, named))

@@ -131,12 +131,19 @@ def test_no_price_is_below_what_a_rank_must_send(op, payload, group):
         assert sum(level_bytes(op, payload, group)) == pytest.approx(wire_bytes(op, payload, n)), "no byte more in all"
 
 
+def whole(devices, machine):
+    """Whether so many devices are whole units of every level, or a whole share of one."""
+    return all(link.devices == inf or not (devices % link.devices and link.devices % devices) for link in machine)
+
+
 @pytest.mark.parametrize("op", COLLECTIVES)
 @given(payload=st.floats(1, 1e12), stride=st.sampled_from([1, 2, 4, 8, 16, 64]))
 @settings(max_examples=25, deadline=None)
 def test_more_takes_longer(op, payload, stride):
     for machine in (NODE, RACKS, *(sheet.links for sheet in load_bundled().values())):
-        groups = [levels_of(stride, 2 ** power, machine) for power in range(9)]
+        sizes = sorted(many << power for many in (1, 3) for power in range(9) if whole(stride * many << power, machine))
+        assert {1, 2, 4} <= {*sizes} and sizes[-1] >= 128
+        groups = [levels_of(stride, n, machine) for n in sizes]
         taken = [collective_seconds(op, payload, group, machine).seconds for group in groups]
         assert all(few <= many * (1 + 1e-12) for few, many in pairwise(taken))
         assert all(collective_seconds(op, payload * 1.5, group, machine).seconds >= seconds

@@ -160,14 +160,33 @@ def test_policies_may_differ_by_layer():
     with pytest.raises(InputError, match="keep 'ful': did you mean full"): training_step(plan, "ful")
 
 
-def test_attention_in_a_ring_is_refused():
-    with pytest.raises(InputError, match="x: attention over ring has no pullback yet: give ulysses or gathered"):
-        layer_of(model=gpt(mask="sequence"), x=(2, "ring"))
+@pytest.mark.parametrize("strategy", ["ring", "gathered"])
+def test_attention_in_a_ring_gathers_its_keys(strategy):
+    """Keys and values are gathered forward and once more backward, where what they are given is summed and scattered; a
+    rank computes and keeps its share of rows."""
+    step, booked = layer_of(model=gpt(mask="sequence"), x=("t", strategy))
+    once, whole = B * S * H * (T - 1) / T, 24 * B * S * H ** 2 + 4 * B * S ** 2 * H
+    for phase, sends in (("forward", {"all_gather": 2}), ("backward", {"all_gather": 2, "reduce_scatter": 2})):
+        crossings = [*booked.crossings_of(phase)]
+        assert Counter(each.op for each in crossings) == sends
+        assert all(sympy.expand(even(each.wire) - once) == 0 for each in crossings)
+    assert not [*booked.crossings_of("kept", "again")]
+    flops = {name: sympy.expand(even(each) * T / 2) for name, each in step.flops().items()}
+    assert flops == dict(forward=sympy.expand(whole), again=0, backward=sympy.expand(2 * whole))
+    assert sympy.expand(even(sum(booked.kept().values())) / (S * B * H) - (34 + 5 * Q) / T) == 0
 
 
-def test_key_heads_that_ranks_copy_are_refused():
-    plan = partition(LLAMA, Mesh.of(x=(6, "tensor")))
-    with pytest.raises(InputError, match="x: ranks would copy the 2 heads of keys"): training_step(plan)
+@pytest.mark.parametrize("heads, copies", [(6, 1), (3, 2), (2, 3)])
+def test_key_heads_that_ranks_copy_are_summed(heads, copies):
+    """Of 6 ranks so many have the same head: once a step they sum, in a ring of their own, what they give to its
+    weights of keys and of values, of 12 inputs and 2 columns each; a micro-batch sends what it does without copies."""
+    step = training_step(partition(LLAMA | dict(num_key_value_heads=heads), Mesh.of(x=(6, "tensor"))))
+    held = 2 * 12 * 2
+    found = [(count, each.op, each.whole, each.messages) for count, each in step.gradients()]
+    assert found == [(2, "all_reduce", held, 2 * (copies - 1))] * (copies > 1)
+    assert all(even(each.wire) == 2 * (held - held // copies) for _, each in step.gradients())
+    sends = Counter(each.op for each in step.stages[0][1].booked.crossings_of(*EVERY))
+    assert sends == {"all_reduce": 4}
 
 
 def rows_of_figure():
