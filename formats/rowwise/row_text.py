@@ -16,6 +16,7 @@ from formats.rowwise.scalars import NumberGraph
 IN_TEXT = 8                                                 # sizes up to it stand in the text
 LANE_STEPS = 1, 2, 4, 8                                         # of lanes that are merged, one after another
 OPERATORS = "+", "-", "*", "/"
+STORED = "beside", "place", "total", "times"                # what writes its numbers where they lie, one of them too
 
 
 @dataclass
@@ -61,13 +62,17 @@ class RowText:
 
     def reserve(self, number: int, node: RowValue) -> None:
         """Room for what an item makes: none for single numbers of one head, which are variables, and for the result."""
-        if node is self.loops.root or (node.heads == 1 and node.cols == 1): return
+        if node is self.loops.root or self.is_variable(node): return
         parts = len(node.args) if node.op == "fold" else 1
         for k in range(parts):
             self.places[id(node), k] = self.room, f"s{len(self.places)}"
             self.room += 4 * -(-(node.heads * node.cols + 16) // 16) * 16
 
     # ---- where numbers are
+
+    def is_variable(self, node: RowValue) -> bool:
+        """Whether what is kept is one number of a row, which the loop that makes it leaves in a variable."""
+        return node.heads == 1 and node.cols == 1 and node.op not in STORED and node is not self.loops.root
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
         """Where the number of a head and a column of an operand or a kept value lies."""
@@ -84,7 +89,7 @@ class RowText:
 
     def stored(self, node: RowValue, h: str, at: str, lanes: str, part: int = 0) -> str:
         """A kept value or an operand at a place."""
-        if node.cols == 1 and node.heads == 1 and id(node) in self.kept:
+        if self.is_variable(node) and id(node) in self.kept:
             return f"t{self.kept[id(node)]}_{part}"
         if node.cols == 1: return self.name(f"one_number({self.address(node, h, '0', part)})")
         return self.name(f"get({self.address(node, h, at, part)}, {lanes})")
@@ -196,8 +201,7 @@ class RowText:
         """A value where it is kept."""
         found = self.value(node, h, at, lanes, own=True)
         if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
-        alone = node.cols == 1 and node.heads == 1 and node is not self.loops.root
-        if alone: self.put(f"t{number}_0 = first_lane({found})")
+        if self.is_variable(node): self.put(f"t{number}_0 = first_lane({found})")
         else: self.put(f"keep({found}, {self.address(node, h, at)}, {lanes})")
 
     def merge_block(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:
@@ -273,7 +277,7 @@ class RowText:
             matrix = scaled(scaled(h, n), p) if stacked else "0"
             self.put(f"for i in range({n}):")
             self.indent += 1
-            alone = x.cols == 1 and x.heads == 1 and id(x) in self.kept
+            alone = self.is_variable(x) and id(x) in self.kept
             at_x = "i" if x.cols > 1 else "0"
             one = f"t{self.kept[id(x)]}_0" if alone else f"one_number({self.address(x, own, at_x)})"
             self.put(f"a = fused({one}, get({join_sum(f'c.c{array}', matrix, f'i * {p} + {at}')}, {lanes}), a)")

@@ -13,7 +13,21 @@ from formats.machine.threads import limit
 from formats.rowwise import row_lanes
 from opmatrix.algebra import monoids
 from opmatrix.algebra.nodes import scalar_function
-from opmatrix.algebra.operators import I, const, exp, magnitude, ones, over, reciprocal, row, share, weight
+from opmatrix.algebra.operators import (
+    I,
+    cols,
+    const,
+    exp,
+    heads,
+    magnitude,
+    ones,
+    over,
+    reciprocal,
+    row,
+    share,
+    total,
+    weight,
+)
 from opmatrix.algebra.term import formula
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -57,10 +71,11 @@ def planted():
 def known():
     """A term, its operands, and what it is by numpy."""
     given, x = np.random.default_rng(3).normal(size=(4, 21)).astype(np.float32) * 3, value(0, 21)
-    text, arrays = write(row(x @ elu, x @ over(ones, monoids.topk(2)), x @ share), [x])
+    one = x @ cols(0, 3, 21) @ heads(3) @ total                         # a single number, of heads
+    text, arrays = write(row(x @ elu, x @ over(ones, monoids.topk(2)), x @ share, x * one), [x])
     e, top = np.exp(given - given.max(1, keepdims=True)), np.argsort(-given, 1)[:, :2]
     wanted = [np.where(given > 0, given, np.expm1(given)), np.take_along_axis(given, top, 1),
-              e / e.sum(1, keepdims=True)]
+              e / e.sum(1, keepdims=True), given * given[:, :3].sum(1, keepdims=True)]
     return text, ([given], arrays), np.concatenate(wanted, 1)
 
 
