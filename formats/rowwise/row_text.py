@@ -16,7 +16,7 @@ from formats.rowwise.scalars import NumberGraph
 IN_TEXT = 8                                                 # sizes up to it stand in the text
 LANE_STEPS = 1, 2, 4, 8                                         # of lanes that are merged, one after another
 OPERATORS = "+", "-", "*", "/"
-STORED = "beside", "place", "total", "times"                # what writes its numbers where they lie, one of them too
+IN_PLACE_OPS = "beside", "place", "total", "times"                # what writes its numbers where they lie, one of them too
 
 
 @dataclass
@@ -72,7 +72,7 @@ class RowText:
 
     def is_variable(self, node: RowValue) -> bool:
         """Whether what is kept is one number of a row, which the loop that makes it leaves in a variable."""
-        return node.heads == 1 and node.cols == 1 and node.op not in STORED and node is not self.loops.root
+        return node.heads == 1 and node.cols == 1 and node.op not in IN_PLACE_OPS and node is not self.loops.root
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
         """Where the number of a head and a column of an operand or a kept value lies."""
