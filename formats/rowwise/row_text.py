@@ -16,7 +16,7 @@ from formats.rowwise.scalars import NumberGraph
 IN_TEXT = 8                                                 # sizes up to it stand in the text
 LANE_STEPS = 1, 2, 4, 8                                         # of lanes that are merged, one after another
 OPERATORS = "+", "-", "*", "/"
-IN_PLACE_OPS = "beside", "place", "total", "times"                # what writes its numbers where they lie, one of them too
+IN_PLACE_OPS = "beside", "place", "total", "times"          # what writes its numbers where they lie, one of them too
 
 
 @dataclass
