@@ -44,12 +44,9 @@ def main() -> None:
 
 # ---- predictions
 
-def work_of(each, known={}):                                # noqa: B006  one reading a kind of layer
+def work_of(each):
     from opmatrix.planner.layer_work import model_work
-    key = json.dumps(each.config, sort_keys=True), each.strategy.sequence
-    if key not in known:
-        known[key] = model_work(each.config, each.strategy.context, each.strategy.sequence, each.dropout)
-    return known[key]
+    return model_work(each.config, each.strategy.context, each.strategy.sequence, each.dropout)
 
 
 def predicted(each, constants=None):

@@ -56,6 +56,12 @@ def normalise_config(config: Settings) -> dict[str, Any]:
     return settings(config, getattr(FAMILIES[family_of(config)], "keys", {}))
 
 
+def spelling(config: Settings, name: str) -> str:
+    """What a config's family calls a setting that everybody else calls so. Raises InputError as `family_of` does."""
+    key = getattr(FAMILIES[family_of(config)], "keys", {}).get(name)
+    return name if key is None else key.called or name
+
+
 def layout(config: Settings) -> TensorNames:
     """What the files of a config's family are called."""
     found: TensorNames = getattr(FAMILIES[family_of(config)], "layout", TensorNames())

@@ -2,16 +2,17 @@
 tensor ranks and c context ranks: read off its term, forward and backward, once a kind of layer and strategy."""
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.models import promised
+from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.plan import partition
@@ -21,10 +22,8 @@ from opmatrix.split.mesh import Mesh
 from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
-LAYER_KEYS = "num_hidden_layers", "n_layer", "num_layers"
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
 WHOLE_READ = 8                                              # numbers of two bytes that are read at once
-
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,13 @@ class ModelWork(NamedTuple):
 def model_work(config: Settings, context: str = "ulysses", sequence: bool = False, dropout: float = 0) -> ModelWork:
     """What a model computes, sends, keeps and stores, read off it once for a configuration and a strategy; of layers
     that are all alike a few are read. Raises InputError for what has no pullback or no head."""
-    depth = next((key for key in LAYER_KEYS if key in config), None)
-    whole = tuple(sorted(freeze(config).items()))
-    if depth is None or not isinstance(config[depth], int) or config[depth] <= LAYERS_READ or layers_differ(config):
-        return read_model(whole, context, sequence, dropout)
-    few = read_model(tuple(sorted((freeze(config) | {depth: LAYERS_READ}).items())), context, sequence, dropout)
-    if len(few.layers) > 1: return read_model(whole, context, sequence, dropout)
-    return few._replace(layers=((few.layers[0][0], config[depth]),))
+    def read(said: Settings) -> ModelWork:
+        return read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
+    depth = spelling(config, "num_hidden_layers")
+    count = config.get(depth)
+    if not isinstance(count, int) or count <= LAYERS_READ or layers_differ(config): return read(config)
+    few = read({**config, depth: LAYERS_READ})
+    return read(config) if len(few.layers) > 1 else few._replace(layers=((few.layers[0][0], count),))
 
 
 def layers_differ(config: Settings) -> bool:
@@ -100,22 +99,10 @@ def layers_differ(config: Settings) -> bool:
     return any(key in config for key in UNEVEN) or any(isinstance(each, list | tuple) for each in config.values())
 
 
-def freeze(config: Settings) -> dict[str, Any]:
-    """A configuration whose values are none that change."""
-    return {key: tuple(sorted(freeze(value).items())) if isinstance(value, dict) else
-            tuple(value) if isinstance(value, list) else value for key, value in config.items()}
-
-
-def thaw(key: str, value: Any) -> Any:
-    """What was frozen, as configurations have it."""
-    if key == "rope_scaling" and isinstance(value, tuple): return dict(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
 @cache
-def read_model(config: tuple[tuple[str, Any], ...], context: str, sequence: bool, dropout: float) -> ModelWork:
-    """One reading, forward and backward."""
-    said = {key: thaw(key, value) for key, value in config}
+def read_model(config: str, context: str, sequence: bool, dropout: float) -> ModelWork:
+    """One reading, forward and backward, of a configuration as JSON."""
+    said = json.loads(config)
     mesh = Mesh.of(cp=("c", "gathered" if context == "ring" else context),
                    tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
     plan = partition(promised(said, scores=True), mesh)
@@ -124,15 +111,11 @@ def read_model(config: tuple[tuple[str, Any], ...], context: str, sequence: bool
     places = [at for at, work in enumerate(works) if any(each.between for each in work.products)]
     if not places: raise InputError("planner: the model has no layer in which tokens meet")
     lo, hi = places[0], places[-1] + 1
-    heads, key_heads = attention_heads(chunks[lo].booked, said)
+    sizes = normalise_config(said)
+    heads = sizes["num_attention_heads"]
     return ModelWork(add_layers(works[:lo]), tuple((works[at], chunks[at].count) for at in places),
-                     add_layers(works[hi:]), heads, key_heads, shares_table(chunks[:lo], chunks[hi:]))
-
-
-def attention_heads(booked: BackwardBooked, config: Settings) -> tuple[int, int]:
-    """Heads of queries and of keys."""
-    heads = next(config[name] for name in ("num_attention_heads", "n_head", "num_heads") if name in config)
-    return heads, config.get("num_key_value_heads", heads)
+                     add_layers(works[hi:]), heads, sizes.get("num_key_value_heads") or heads,
+                     shares_table(chunks[:lo], chunks[hi:]))
 
 
 def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
@@ -157,7 +140,12 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
 
 def squares(formula: Formula) -> bool:
     """Whether numbers grow with pairs of tokens."""
-    return any(dict(powers).get("s", 0) > 1 for _, powers in formula.terms)
+    return any(is_of_pairs(powers) for _, powers in formula.terms)
+
+
+def is_of_pairs(powers: Powers) -> bool:
+    """Whether a product of powers has one number for each pair of tokens, at least."""
+    return dict(powers).get("s", 0) > 1
 
 
 def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:

@@ -45,4 +45,3 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
         moved.append((link.name, bytes_ / (share * link.bandwidth)))
         waited = waited + messages * link.latency + constants.superstep * (own - 1)
     return LevelSeconds(tuple(moved), waited)
-

@@ -1,9 +1,9 @@
 """What the fullest stage holds at most, part by part; the parts add up."""
 from __future__ import annotations
 
-from opmatrix.planner.layer_work import LayerWork
+from opmatrix.planner.layer_work import LayerWork, is_of_pairs
 from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
-from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, stage_parameters
+from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, score_count, stage_parameters
 
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view
@@ -43,7 +43,7 @@ def whole_bytes(setting: Setting, work: LayerWork, without_pairs: bool | None = 
     without = setting.strategy.flash if without_pairs is None else without_pairs
 
     def held(formula: Formula) -> Quantity:
-        terms = tuple(each for each in formula.terms if not (without and dict(each[1]).get("s", 0) > 1))
+        terms = tuple(each for each in formula.terms if not (without and is_of_pairs(each[1])))
         return Formula(terms).at(setting.sizes)
     return setting.number * add_all(map(held, work.kept.values())) + add_all(map(held, work.masks.values()))
 
@@ -51,11 +51,8 @@ def whole_bytes(setting: Setting, work: LayerWork, without_pairs: bool | None = 
 def logits_bytes(setting: Setting) -> Quantity:
     """Scores of the vocabulary, as numbers and in float32 with their gradients, of one micro-batch, where one stage has
     all layers; else the last stage has them, which keeps fewer micro-batches."""
-    last = setting.model.last
-    scores = [each for each in last.products if each.during == "forward"]
-    if not scores: return 0
-    size = scores[-1].rows.at(setting.sizes) * scores[-1].cols.at(setting.sizes)
-    return (setting.number + 4) * size * (1 - step_at(setting.strategy.pp, 2))
+    if (scores := score_count(setting)) is None: return 0
+    return (setting.number + 4) * scores * (1 - step_at(setting.strategy.pp, 2))
 
 
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:

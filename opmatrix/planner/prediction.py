@@ -13,7 +13,7 @@ from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.memory_parts import memory_parts, reserved_bytes
 from opmatrix.planner.quantities import Quantity
-from opmatrix.planner.step_parts import PartSeconds, Setting, step_parts, sum_parts
+from opmatrix.planner.step_parts import Setting, step_parts, sum_parts
 from opmatrix.planner.strategies import Strategy
 
 
@@ -39,14 +39,21 @@ def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> 
 
 
 def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strategy: Strategy, batch: Quantity,
-            seq: Quantity, *, dropout: float = 0, constants: Constants | None = None,
-            passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
+            seq: Quantity, *, dropout: float = 0, constants: Constants | None = None) -> Prediction:
     """Time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then so is what
-    comes out. `passes`: what a search keeps between forms of the same sizes. Raises InputError for a machine without
-    links, and for a model that has no pullback."""
+    comes out. Raises InputError for a machine without links, and for a model that has no pullback."""
     sheet = find_machine(machine) if isinstance(machine, str) else machine
+    work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)
+    return predict_step(Setting(work, sheet, strategy, batch, seq, constants or load_constants()))
+
+
+def predict_step(setting: Setting) -> Prediction:
+    """Time and memory of a step of all that formulas read. Raises InputError for a machine without links."""
+    check_linked(setting.machine)
+    return Prediction(setting, step_parts(setting), memory_parts(setting))
+
+
+def check_linked(sheet: Datasheet) -> None:
+    """Raises InputError for a machine of which nobody says how devices are linked."""
     if not sheet.links: raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
                                          "(docs/add_a_machine.md)")
-    work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)
-    setting = Setting(work, sheet, strategy, batch, seq, constants or load_constants(), passes)
-    return Prediction(setting, step_parts(setting), memory_parts(setting))

@@ -92,13 +92,12 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
     """A pass over a layer of a micro-batch, once. The host issues operations ahead of the device, which waits for it
     where it is faster: for some operations of a layer it is, for others not, so the larger of both is taken softly.
     Ranks of a group wait for the slowest of them beside it."""
-    computed = add_all(product_seconds(setting, each) for each in work.products if each.during == during)
+    products = add_all(product_seconds(setting, each) for each in work.products if each.during == during)
+    computed = products + passing_seconds(setting, work, during)
     crossed = crossing_parts(setting, work.crossings, during)
-    busy = computed + passing_seconds(setting, work, during) + add_all(
-        seconds for name, seconds in crossed.items() if name != "synchronisation")
+    busy = computed + add_all(seconds for name, seconds in crossed.items() if name != "synchronisation")
     issued = setting.constants.gap * work.lines * (1 if during == "forward" else 2)
-    return add_parts({"computation": computed + passing_seconds(setting, work, during)}, crossed,
-                     {"host": soft_most(busy, issued) - busy})
+    return add_parts({"computation": computed}, crossed, {"host": soft_most(busy, issued) - busy})
 
 
 def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
@@ -126,12 +125,16 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
 LOSS_FORWARD, LOSS_BACKWARD = 38, 22                        # bytes that pass for each score of the vocabulary
 
 
+def score_count(setting: Setting) -> Quantity | None:
+    """Scores of the vocabulary of a micro-batch; None where the model has no head."""
+    products = [each for each in setting.model.last.products if each.during == "forward"]
+    return products[-1].rows.at(setting.sizes) * products[-1].cols.at(setting.sizes) if products else None
+
+
 def loss_parts(setting: Setting) -> PartSeconds:
     """The loss of a micro-batch: scores in float32, their maximum, exponents, sum and shares, and back."""
-    scores = [each for each in setting.model.last.products if each.during == "forward"]
-    if not scores: return {}
-    size = scores[-1].rows.at(setting.sizes) * scores[-1].cols.at(setting.sizes)
-    return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * size / setting.bandwidth}
+    if (scores := score_count(setting)) is None: return {}
+    return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
 def step_parts(setting: Setting) -> PartSeconds:

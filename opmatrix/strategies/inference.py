@@ -3,6 +3,7 @@ stay, and the token that follows. It is made of the passes that a step of traini
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from opmatrix.planner.layer_work import LayerWork
 from opmatrix.planner.memory_parts import whole_bytes
@@ -54,7 +55,7 @@ def next_token_seconds(setting: Setting, width: int) -> float:
     """Seconds of one token more for each sequence: every layer for one row of each, and keys and values are read."""
     own = setting.strategy
     one = setting._replace(seq=own.cp, passes=None,         # a token is on one rank of context
-                           strategy=own.__class__(**{**own.__dict__, "micro_batch": setting.batch / own.dp}))
+                           strategy=replace(own, micro_batch=setting.batch / own.dp))
     layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]
     passes = add_all(count * sum_parts(known_pass(one, work, "forward")) for work, count in layers)
     sent = (own.pp - 1) * sum_parts(send_parts(one)) / 2

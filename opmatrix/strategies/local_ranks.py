@@ -3,12 +3,11 @@ Rates are measured when they are asked for; what an exchange takes is assumed.""
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 
 import numpy as np
 
 from formats.machine.datasheets import Datasheet
+from formats.machine.peaks import best
 from formats.network.links import Link
 from opmatrix.planner.constants import Constants
 from opmatrix.strategies.plans import PlanChoice, StrategyPlan
@@ -27,24 +26,14 @@ def local_sheet(ranks: int) -> Datasheet:
     """A data sheet of one of so many ranks that share this machine's cores."""
     a, line = np.ones((SIDE, SIDE)), np.ones(COPIED)
     share = max(1.0, ranks / (os.cpu_count() or 1))
-    rate = 2 * SIDE ** 3 / quickest(lambda: a @ a) / share
-    copied = 2 * line.nbytes / quickest(line.copy) / share / WIDER
+    rate = 2 * SIDE ** 3 / best(lambda: a @ a) / share
+    copied = 2 * line.nbytes / best(line.copy) / share / WIDER
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
     return Datasheet(LOCAL, f"measured: a product of {SIDE} x {SIDE} and a copy of {line.nbytes >> 20} MB in float64, "
                             f"shared by {ranks} ranks; exchanges through pipes as fast as a quarter of a copy, and "
                             f"{EXCHANGE} s each: assumed",
                      {"float32": rate, "bf16": rate}, {"float32": rate}, (1, 1, 1), (("memory", room, copied),),
                      links=(Link("processes", float("inf"), copied / 4, 1e-6),))
-
-
-def quickest(run: Callable[[], object], times: int = 5) -> float:
-    """Seconds of the quickest of some runs."""
-    found = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - begin)
-    return min(found)
 
 
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:

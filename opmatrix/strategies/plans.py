@@ -16,7 +16,7 @@ from opmatrix.models.config import Settings
 from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import ModelWork
-from opmatrix.planner.prediction import Prediction
+from opmatrix.planner.prediction import Prediction, check_linked
 from opmatrix.strategies.forms import StrategyForm
 from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
@@ -158,9 +158,7 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
     cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
     sheet = read_machine(machine) if isinstance(machine, str) else machine
-    if not sheet.links and devices > 1:
-        raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
-                         "(docs/add_a_machine.md)")
+    if devices > 1: check_linked(sheet)
     tokens = check_tokens(config, seq)
     question = PlanQuestion(config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash,
                             precision, constants, infer, at_once)
@@ -216,5 +214,3 @@ def devices_that_fit(question: PlanQuestion) -> int | None:
         except InputError: continue
         if found.fit: return other.devices
     return None
-
-

@@ -13,6 +13,7 @@ from opmatrix.microbatches.simulated import ChunkWork, Simulated, bars_of, simul
 from opmatrix.planner.layer_work import LayerWork
 from opmatrix.planner.memory_parts import kept_bytes
 from opmatrix.planner.step_parts import Setting, layer_parts, loss_parts, pass_parts, send_parts, sum_parts
+from opmatrix.split.axis_states import bounds
 from opmatrix.strategies.plans import PlanChoice
 from opmatrix.strategies.uneven_cuts import cut_layers
 
@@ -40,7 +41,7 @@ def pass_seconds(setting: Setting, work: LayerWork, last: bool = False) -> tuple
 
 def even_cut(layers: int, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk, the first ones with one more where they do not divide."""
-    return tuple(layers // chunks + (at < layers % chunks) for at in range(chunks))
+    return tuple(end - begin for begin, end in (bounds(layers, chunks, at) for at in range(chunks)))
 
 
 def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batches: int | None = None) -> StageTimes:

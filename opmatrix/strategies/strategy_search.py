@@ -16,7 +16,7 @@ from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
 from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import ModelWork, model_work
-from opmatrix.planner.prediction import Prediction, predict
+from opmatrix.planner.prediction import Prediction, predict_step
 from opmatrix.planner.step_parts import PartSeconds, Setting
 from opmatrix.planner.strategies import Strategy
 from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks, StrategyForm
@@ -81,8 +81,7 @@ class PlanQuestion:
         """A prediction of what was asked, with other numbers of the machine, the batch or the constants."""
         own = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(),
                       passes)
-        if self.infer: return predict_forward(own, self.limits.head)
-        return predict(own.model, machine, own.strategy, batch, seq, constants=own.constants, passes=passes)
+        return predict_forward(own, self.limits.head) if self.infer else predict_step(own)
 
 
 @dataclass(frozen=True)
