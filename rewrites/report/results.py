@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from formats.machine.quiet import warn_busy
-from opmatrix.display.shown import result_html
-from opmatrix.display.tables import between, megabytes, ms, percent, table
+from opmatrix.display.shown import POINT_COLUMNS, point_row, result_html
+from opmatrix.display.tables import between, ms, percent, table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
 from rewrites.compiler.search import Structure
@@ -191,13 +191,10 @@ def figures(point: Point) -> dict[str, object]:
 def printed(found: dict[str, Any], target: Path | None = None) -> str:
     """The report of a run, from its figures (see `as_json`), and where it is saved."""
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
-    header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
-    header += [title for name, title in TITLES.items() if front[0][name] is not None]
+    header = [*POINT_COLUMNS, *(title for name, title in TITLES.items() if front[0][name] is not None)]
     rows = [format_point("  imported", found["baseline"]),
             *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point)
               for at, point in enumerate(front))]
-    laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
-            if entry["seconds"] > 0]
     return "\n\n".join([
         phases(found),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
@@ -209,7 +206,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         *tell_generated(found["generated"]),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n"
-        + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),
+        + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
@@ -237,10 +234,13 @@ def phases(found: dict[str, Any]) -> str:
 
 
 def format_point(name: str, point: dict[str, Any]) -> list[str]:
-    return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
-            megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
-            percent(point["predicted_error"]), percent(point["measured_error"]),
-            *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
+    return [*point_row(name, point), *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
+
+
+def list_saved(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each law, or laws that fire alike, that something is saved by."""
+    return [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
+            if entry["seconds"] > 0]
 
 
 def proof(gap: float) -> str:
@@ -273,12 +273,16 @@ def tell_goals(goals: list[dict[str, object]]) -> str:
                                       for goal in goals) if len(goals) > 1 else ""
 
 
-def gains(found: dict[str, Any]) -> str:
+def list_gains(found: Mapping[str, Any]) -> list[list[str]]:
     """A row for each means, and their sum."""
-    rows = [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
-             "below noise" * step["below_noise"]] for step in found["steps"]]
-    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]],
-                 ["", "ms measured", "quartiles", "ms saved", ""])
+    return [*([name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+               "below noise" * step["below_noise"]] for step in found["steps"]),
+            ["in all", "", "", ms(found["saved_s"]), ""]]
+
+
+def gains(found: dict[str, Any]) -> str:
+    """What each means saved, as a table."""
+    return table(list_gains(found), ["", "ms measured", "quartiles", "ms saved", ""])
 
 
 def name_step(step: dict[str, str]) -> str:
