@@ -13,7 +13,7 @@ from rewrites.derivations.chain import Chain, derive_chain
 from rewrites.derivations.trees import Tree
 from rewrites.exploring.changes import ProgramChange, ProgramPrice, share_by_kernel
 from rewrites.exploring.listings import Listing
-from rewrites.exploring.looked_at import EqualityClass, LookedAt, Member
+from rewrites.exploring.looked_at import MEMBER_COLUMNS, EqualityClass, LookedAt, Member
 from rewrites.exploring.openings import (
     AnyBatch,
     MachineName,
@@ -113,9 +113,8 @@ class Exploration:
         """The members of a class, of the result where none is named: kernels with prices, then terms; * is chosen."""
         cls = self.view.resolve(asked)
         found = [*self.view.list_members(cls)]
-        rows = tuple(("*" * each.chosen, each.text, "" if each.seconds is None else micro(each.seconds),
-                      "" if each.stored is None else f"{each.stored / 1e3:.1f}") for each in found)
-        return Listing(f"c{cls}: {self.view.say(cls)}", ("", "member", "µs", "kB stored"), rows, tuple(found),
+        rows = tuple(each.row for each in found)
+        return Listing(f"c{cls}: {self.view.say(cls)}", MEMBER_COLUMNS, rows, tuple(found),
                        "the values are all there, .members(c)[40:]")
 
     # ---- laws
@@ -123,11 +122,7 @@ class Exploration:
     @property
     def fired(self) -> dict[str, int]:
         """How often each law matched in the part, the busiest first."""
-        found: dict[str, int] = {}
-        for name, count in self.view.lowering.graph.matches.items():
-            law = name.removesuffix(" backwards")
-            if count: found[law] = found.get(law, 0) + count
-        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        return dict(sorted(self.view.lowering.graph.fired.items(), key=lambda pair: -pair[1]))
 
     def without(self, *names: str) -> "Exploration":
         """What the other laws reach. Raises InputError for a law that there is not, with one that is near."""
@@ -172,8 +167,7 @@ class Exploration:
         """A member as a tree: that of a class is the one that the program goes through, else what stands for it."""
         if isinstance(asked, Member): return self.view.tree_of(asked)
         cls = self.view.find_term(asked) if isinstance(asked, Operator) else self.view.resolve(asked)
-        taken = next((each for each in self.view.program.walk() if each.cls == cls), None)
-        return taken or self.view.stand_for(cls)
+        return self.view.taken(cls) or self.view.stand_for(cls)
 
     # ---- the program and its price
 
