@@ -30,7 +30,7 @@ from rewrites.exploring.steps import ALL_PHASES, next_phase, say_steps, search_s
 from rewrites.graph.layers import Model
 from rewrites.law import Law
 from rewrites.laws import without
-from rewrites.lower.price import TimeModel
+from rewrites.lower.price import name_machine
 from rewrites.opened import Opened
 from rewrites.phases import silence_stdout
 
@@ -231,9 +231,6 @@ class Exploration:
         if not fields.keys() - {"number", "name", "note"} and "searched" in vars(self):
             vars(made)["searched"] = self.searched          # cached there
         return made
-
-
-def name_machine(machine: TimeModel) -> str: return str(getattr(machine, "name", type(machine).__name__))
 
 
 def explore(model: str | Model, batch: AnyBatch = None, *, machine: MachineName = None,

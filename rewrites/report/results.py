@@ -19,7 +19,7 @@ from rewrites.evaluate.goals import MEASURES, Goal
 from rewrites.evaluate.reported import Named
 from rewrites.law import Law
 from rewrites.lower.mixed import format_lengths
-from rewrites.lower.price import TimeModel
+from rewrites.lower.price import TimeModel, name_machine
 from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
 from rewrites.report.evaluated_terms import tell_evaluated
@@ -109,7 +109,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
     """All figures of a run, and the files of the user that took part."""
     exact = result.structures["exact"]
     return {
-        "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
+        "model": result.model, "machine": name_machine(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
         "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
         "generate": str(result.workload.generation) if result.workload.generation else None,
@@ -162,10 +162,6 @@ def installed(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def machine_name(machine: object) -> str:
-    return str(getattr(machine, "name", type(machine).__name__))
 
 
 def describe_point(point: Point, place: Path) -> dict[str, object]:
