@@ -26,7 +26,8 @@ from rewrites.exploring.openings import (
 )
 from rewrites.exploring.pictures import GraphPicture, draw_graph
 from rewrites.exploring.reasons import Why, find_why, tell_law
-from rewrites.exploring.steps import ALL_PHASES, next_phase, say_steps, search_stepped
+from rewrites.exploring.steps import next_phase, say_steps, search_stepped
+from rewrites.graph.egraph import SCHEDULE
 from rewrites.graph.layers import Model
 from rewrites.law import Law
 from rewrites.laws import without
@@ -44,7 +45,7 @@ class Exploration:
 
     opened: Opened
     laws: tuple[Law, ...]
-    schedule: tuple[str, ...] = ALL_PHASES
+    schedule: tuple[str, ...] = SCHEDULE
     number: int | None = None
     name: str = ""
     note: str = ""                                          # where prices are of no calibrated machine
@@ -53,7 +54,7 @@ class Exploration:
     def searched(self) -> tuple[SearchSpace, Structure]:
         """The space and its optimum, as `optimize` finds them."""
         with silence_stdout():
-            if self.schedule == ALL_PHASES: return self.opened.explore(self.laws)
+            if self.schedule == SCHEDULE: return self.opened.explore(self.laws)
             return search_stepped(self.opened, self.laws, self.schedule)
 
     @property
@@ -204,11 +205,9 @@ class Exploration:
 
     def compare(self, other: "Exploration") -> ProgramChange:
         """What another exploration changes in the program and its price."""
-        both = self, other
-        prices = [each.cost() for each in both]
-        return ProgramChange((self.name, other.name), (prices[0], prices[1]),
-                      (share_by_kernel(self.structure), share_by_kernel(other.structure)),
-                      (self.structure.fired, other.structure.fired))
+        return ProgramChange((self.name, other.name), (self.cost(), other.cost()),
+                             (share_by_kernel(self.structure), share_by_kernel(other.structure)),
+                             (self.structure.fired, other.structure.fired))
 
     # ---- pictures
 
@@ -246,5 +245,3 @@ def explore(model: str | Model, batch: AnyBatch = None, *, machine: MachineName 
         >>> print(found.classes, found.members(), found.draw())                                 # doctest: +SKIP"""
     opened, note, name = open_exploration(model, batch, machine, laws)
     return Exploration(opened, opened.laws, name=name, note=note)
-
-

@@ -166,5 +166,3 @@ def files(found: Mapping[str, Any]) -> str:
     """The user's files that took part."""
     rows = [[name, found[name]["file"], found[name]["sha256"]] for name in ("text", "texts", "laws") if found[name]]
     return grid_of("Files that took part", ("as", "file", "SHA-256"), rows, words=(0, 1, 2)) if rows else ""
-
-
