@@ -118,6 +118,8 @@ def check_report(found: object, where: str) -> dict[str, Any]:
         assert isinstance(found, dict)
         if not 0 <= found["chosen"] < len(found["front"]):
             raise Misfit(f"chosen is {found['chosen']}: the front has {len(found['front'])} programs")
+        if found["bound"]["seconds"] is not None and found["bound"]["gap"] is None:
+            raise Misfit("bound.gap is None, though bound.seconds was proved")
     except Misfit as error: raise InputError(f"{where}: {error}{tell_version(found)}: make the program anew") from None
     return found
 

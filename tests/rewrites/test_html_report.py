@@ -104,6 +104,7 @@ def test_what_files_say_stays_text(found, words):
     (lambda r: r["front"][0].update(predicted_s="fast"), r"front\[0\].predicted_s is 'fast': no number"),
     (lambda r: r.update(chosen=99), "chosen is 99: the front has"),
     (lambda r: r.update(model=3), "model is 3: no text"),
+    (lambda r: r.update(bound={"seconds": 1.0, "gap": None}), "bound.gap is None, though bound.seconds was proved"),
     (lambda r: r.update(terms=TERMS | {"places": [3]}), r"terms.places\[0\] is 3: no text"),
     (lambda r: (r.pop("bound"), r["versions"].update(opmatrix="0.1.0")), r"it has no bound \(opmatrix 0.1.0 wrote it")])
 def test_a_report_that_no_run_wrote(found, change, said):
