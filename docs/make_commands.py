@@ -54,7 +54,7 @@ def commands() -> str:
     found = typer.main.get_command(app).commands            # type: ignore[attr-defined]
     types = {each.name or each.callback.__name__: get_type_hints(each.callback)
              for each in app.registered_commands if each.callback}
-    if unlike := found.keys() ^ EXAMPLES: raise SystemExit(f"EXAMPLES of docs/make_commands.py: {sorted(unlike)}")
+    if unlike := found.keys() ^ EXAMPLES: raise SystemExit(f"EXAMPLES of rewrites/cli/options.py: {sorted(unlike)}")
     index = [f"| [`{name}`](#{name}) | {first(command)} |" for name, command in found.items()]
     return "\n\n".join([INTRODUCTION, "\n".join(["| command | what it does |", "|---|---|", *index]),
                         *(section(name, command, types[name]) for name, command in found.items())]) + "\n"

@@ -2,7 +2,7 @@
 tables and static pictures, everything escaped. The text that each prints stays its text."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,25 +105,23 @@ def partition_html(plan: Partition) -> str:
     return f"<pre>{escape(str(plan))}</pre>"
 
 
-POINT = "", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"
+POINT_COLUMNS = "", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"
 
 
-def point_row(point: Any, name: str) -> tuple[str, ...]:
+def point_row(name: str, point: Mapping[str, Any]) -> tuple[str, ...]:
     """The figures of a program of a front."""
-    return (name, ms(point.predicted_s), ms(point.measured_s), megabytes(point.predicted_bytes),
-            megabytes(point.measured_bytes), percent(point.predicted_error), percent(point.measured_error))
+    return (name, ms(point["predicted_s"]), ms(point["measured_s"]), megabytes(point["predicted_bytes"]),
+            megabytes(point["measured_bytes"]), percent(point["predicted_error"]), percent(point["measured_error"]))
 
 
-def point_html(point: Any) -> str: return html_table(POINT, [point_row(point, point.name)])
+def point_html(point: Any) -> str: return html_table(POINT_COLUMNS, [point_row(point.name, vars(point))])
 
 
 def result_html(result: Any) -> str:
     """The front as a picture with a number for each program, and its table; the chosen one is marked."""
-    def figures(point: Any) -> dict[str, object]:
-        return {name: getattr(point, name) for name in ("name", "predicted_s", "measured_s", "predicted_bytes",
-                                                        "measured_bytes", "predicted_error", "measured_error")}
-    drawn = front_plot(figures(result.imported), [figures(each) for each in result.points], result.chosen)
-    rows = [point_row(result.imported, "0 imported"),
-            *(point_row(each, f"{'* ' * (at == result.chosen)}{at + 1} {each.name}")
-              for at, each in enumerate(result.points))]
-    return f'<div style="max-width:640px">{drawn}</div>' + html_table(POINT, rows, f"{result.model}: * is chosen")
+    imported, points = vars(result.imported), [vars(each) for each in result.points]
+    rows = [point_row("0 imported", imported),
+            *(point_row(f"{'* ' * (at == result.chosen)}{at + 1} {each['name']}", each)
+              for at, each in enumerate(points))]
+    return (f'<div style="max-width:640px">{front_plot(imported, points, result.chosen)}</div>'
+            + html_table(POINT_COLUMNS, rows, f"{result.model}: * is chosen"))

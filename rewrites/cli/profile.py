@@ -12,7 +12,7 @@ from opmatrix.program import Program
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.price import Prices
-from rewrites.report.by_operator import group_steps
+from rewrites.report.by_operator import OPERATOR_FIGURES, measure_operators
 from rewrites.workload.resolve import calibrated
 
 HEADER = ["", "steps", "ms predicted", "measured", "share"]
@@ -24,18 +24,14 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     program = Program.load(directory)
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
-    inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
-    machine = calibrated(lambda *_: None)
+    whole, machine = median(found.runs), calibrated(lambda *_: None)
     prices = Prices(Running.of(machine, batch.starts, program.stored_bytes), program.extents(batch))
-    rows = [(what, str(len(names)), ahead, sum(inside[name] for name in names))
-            for what, (names, ahead) in group_steps(program, prices).items()]
-    rows.sort(key=lambda row: -row[-1])
-    beside = prices.beside(program)
-    ahead = beside + sum(row[2] for row in rows)
-    rows += [("before and after", "", beside, whole - sum(inside.values())), ("a run", "", ahead, whole)]
+    *steps, beside = measure_operators(program, found, prices)
+    run = "a run", 0, beside[2] + sum(row[2] for row in steps), whole
+    rows = [(what, str(count or ""), ahead, seen) for what, count, ahead, seen in (*steps, beside, run)]
     lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
-    figures = [dict(zip(("what", "steps", "predicted_s", "measured_s"), row, strict=True)) for row in rows]
+    figures = [dict(zip(OPERATOR_FIGURES, row, strict=True)) for row in rows]
     said = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
                       table(lines, HEADER)])
     return said, {"program": str(directory), "sentences": sentences, "tokens": tokens, "steps": figures}

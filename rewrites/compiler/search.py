@@ -239,7 +239,7 @@ class SearchSpace:
         start = self.prices.start
         graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
         cost, bound = total if cost is None else start + cost, start + bound
-        fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
+        fired = frozenset(name for g in graphs for name in g.fired)
         count = len(self.found)
         return Structure([self.lowering(n, before) for n, (before, _) in route], chosen, [pair for _, pair in route],
                          [self.behind(n)[before] for n, (before, _) in route],

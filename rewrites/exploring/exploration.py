@@ -13,7 +13,7 @@ from rewrites.derivations.chain import Chain, derive_chain
 from rewrites.derivations.trees import Tree
 from rewrites.exploring.changes import ProgramChange, ProgramPrice, share_by_kernel
 from rewrites.exploring.listings import Listing
-from rewrites.exploring.looked_at import EqualityClass, LookedAt, Member
+from rewrites.exploring.looked_at import MEMBER_COLUMNS, EqualityClass, LookedAt, Member
 from rewrites.exploring.openings import (
     AnyBatch,
     MachineName,
@@ -26,11 +26,12 @@ from rewrites.exploring.openings import (
 )
 from rewrites.exploring.pictures import GraphPicture, draw_graph
 from rewrites.exploring.reasons import Why, find_why, tell_law
-from rewrites.exploring.steps import ALL_PHASES, next_phase, say_steps, search_stepped
+from rewrites.exploring.steps import next_phase, say_steps, search_stepped
+from rewrites.graph.egraph import SCHEDULE
 from rewrites.graph.layers import Model
 from rewrites.law import Law
 from rewrites.laws import without
-from rewrites.lower.price import TimeModel
+from rewrites.lower.price import name_machine
 from rewrites.opened import Opened
 from rewrites.phases import silence_stdout
 
@@ -44,7 +45,7 @@ class Exploration:
 
     opened: Opened
     laws: tuple[Law, ...]
-    schedule: tuple[str, ...] = ALL_PHASES
+    schedule: tuple[str, ...] = SCHEDULE
     number: int | None = None
     name: str = ""
     note: str = ""                                          # where prices are of no calibrated machine
@@ -53,7 +54,7 @@ class Exploration:
     def searched(self) -> tuple[SearchSpace, Structure]:
         """The space and its optimum, as `optimize` finds them."""
         with silence_stdout():
-            if self.schedule == ALL_PHASES: return self.opened.explore(self.laws)
+            if self.schedule == SCHEDULE: return self.opened.explore(self.laws)
             return search_stepped(self.opened, self.laws, self.schedule)
 
     @property
@@ -113,9 +114,8 @@ class Exploration:
         """The members of a class, of the result where none is named: kernels with prices, then terms; * is chosen."""
         cls = self.view.resolve(asked)
         found = [*self.view.list_members(cls)]
-        rows = tuple(("*" * each.chosen, each.text, "" if each.seconds is None else micro(each.seconds),
-                      "" if each.stored is None else f"{each.stored / 1e3:.1f}") for each in found)
-        return Listing(f"c{cls}: {self.view.say(cls)}", ("", "member", "µs", "kB stored"), rows, tuple(found),
+        rows = tuple(each.row for each in found)
+        return Listing(f"c{cls}: {self.view.say(cls)}", MEMBER_COLUMNS, rows, tuple(found),
                        "the values are all there, .members(c)[40:]")
 
     # ---- laws
@@ -123,11 +123,7 @@ class Exploration:
     @property
     def fired(self) -> dict[str, int]:
         """How often each law matched in the part, the busiest first."""
-        found: dict[str, int] = {}
-        for name, count in self.view.lowering.graph.matches.items():
-            law = name.removesuffix(" backwards")
-            if count: found[law] = found.get(law, 0) + count
-        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        return dict(sorted(self.view.lowering.graph.fired.items(), key=lambda pair: -pair[1]))
 
     def without(self, *names: str) -> "Exploration":
         """What the other laws reach. Raises InputError for a law that there is not, with one that is near."""
@@ -172,8 +168,7 @@ class Exploration:
         """A member as a tree: that of a class is the one that the program goes through, else what stands for it."""
         if isinstance(asked, Member): return self.view.tree_of(asked)
         cls = self.view.find_term(asked) if isinstance(asked, Operator) else self.view.resolve(asked)
-        taken = next((each for each in self.view.program.walk() if each.cls == cls), None)
-        return taken or self.view.stand_for(cls)
+        return self.view.taken(cls) or self.view.stand_for(cls)
 
     # ---- the program and its price
 
@@ -210,11 +205,9 @@ class Exploration:
 
     def compare(self, other: "Exploration") -> ProgramChange:
         """What another exploration changes in the program and its price."""
-        both = self, other
-        prices = [each.cost() for each in both]
-        return ProgramChange((self.name, other.name), (prices[0], prices[1]),
-                      (share_by_kernel(self.structure), share_by_kernel(other.structure)),
-                      (self.structure.fired, other.structure.fired))
+        return ProgramChange((self.name, other.name), (self.cost(), other.cost()),
+                             (share_by_kernel(self.structure), share_by_kernel(other.structure)),
+                             (self.structure.fired, other.structure.fired))
 
     # ---- pictures
 
@@ -239,9 +232,6 @@ class Exploration:
         return made
 
 
-def name_machine(machine: TimeModel) -> str: return str(getattr(machine, "name", type(machine).__name__))
-
-
 def explore(model: str | Model, batch: AnyBatch = None, *, machine: MachineName = None,
             laws: Sequence[Law] | None = None) -> Exploration:
     """A model, an operator, or several by name, explored. `batch` is a number of tokens (128), sentences x tokens such
@@ -255,5 +245,3 @@ def explore(model: str | Model, batch: AnyBatch = None, *, machine: MachineName 
         >>> print(found.classes, found.members(), found.draw())                                 # doctest: +SKIP"""
     opened, note, name = open_exploration(model, batch, machine, laws)
     return Exploration(opened, opened.laws, name=name, note=note)
-
-

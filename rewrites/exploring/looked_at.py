@@ -8,6 +8,7 @@ from typing import NamedTuple
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import Operator
+from opmatrix.display.tables import micro
 from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, NodeKey, Tree
 from rewrites.derivations.wording import TreeWriter
@@ -17,6 +18,7 @@ from rewrites.graph.layers import Part
 from rewrites.law import Law
 from rewrites.lower.lower import KernelCall, Lowering, Use
 
+MEMBER_COLUMNS = "", "member", "µs", "kB stored"
 SHOWN_DEPTH, SHOWN_LETTERS = 4, 90                          # of a class and a member in words
 
 
@@ -31,6 +33,12 @@ class Member(NamedTuple):
     stored: float | None
     chosen: bool
     key: "NodeKey | KernelCall"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """It in a table, see MEMBER_COLUMNS; * is chosen."""
+        return ("*" * self.chosen, self.text, "" if self.seconds is None else micro(self.seconds),
+                "" if self.stored is None else f"{self.stored / 1e3:.1f}")
 
     def __repr__(self) -> str:
         return f"<{'*' * self.chosen}member of c{self.cls}: {self.text}>"
@@ -122,6 +130,16 @@ class LookedAt:
         node = self.extraction.choice.get(cls)
         return node if node is not None and isinstance(node.label, KernelCall) else None
 
+    @cached_property
+    def running(self) -> dict[int, Node]:
+        """The classes that the program computes, in the order in which it runs, by their kernels."""
+        return {node.cls: node for node in self.extraction.nodes
+                if isinstance(node.cls, int) and self.chosen(node.cls) is not None}
+
+    def taken(self, cls: int) -> Tree | None:
+        """The member of a class that the program goes through."""
+        return next((each for each in self.program.walk() if each.cls == cls), None)
+
     # ---- in words
 
     def say(self, cls: int, depth: int = SHOWN_DEPTH) -> str:
@@ -144,7 +162,7 @@ class LookedAt:
         """The number of a class: 12, "c12", the class, or a member of it; what the part gives where none is named.
         Raises InputError."""
         if asked is None: return self.result
-        if isinstance(asked, EqualityClass | Member): asked = asked[0] if isinstance(asked, Member) else asked.number
+        if isinstance(asked, EqualityClass | Member): asked = asked[0]
         number = int(asked[1:]) if isinstance(asked, str) and asked[:1] == "c" and asked[1:].isdigit() else asked
         if not isinstance(number, int) or number not in self.forest.members:
             raise InputError(f"class {asked!r:.60}: this part has none: its classes are c0 to "
@@ -162,8 +180,7 @@ class LookedAt:
 
     def list_classes(self) -> Iterator[EqualityClass]:
         """Classes of the program in the order in which it runs, then all others."""
-        running = [node.cls for node in self.extraction.nodes if isinstance(node.cls, int) and self.chosen(node.cls)]
-        for cls in dict.fromkeys([*running, *sorted(self.forest.members)]):
+        for cls in dict.fromkeys([*self.running, *sorted(self.forest.members)]):
             node = self.chosen(cls)
             name = node.label.implementation.name if node and isinstance(node.label, KernelCall) else ""
             yield EqualityClass(cls, self.say(cls), len(self.forest.members[cls]), len(self.calls.get(cls, ())),
@@ -197,8 +214,7 @@ class LookedAt:
     def tree_of(self, member: Member) -> Tree:
         """What a member says, as a tree of the graph."""
         if not isinstance(member.key, KernelCall): return self.tree_of_term(member.key, member.cls)
-        if member.chosen and (found := next((each for each in self.program.walk() if each.cls == member.cls), None)):
-            return found
+        if member.chosen and (found := self.taken(member.cls)): return found
         return self.forest.instance(member.key, member.cls, {name: self.stand_for(at) if isinstance(at, int) else at
                                                              for name, at in member.key.bound})
 

@@ -108,5 +108,3 @@ def check_part(number: int, count: int) -> int:
     """A part's number. Raises InputError where there is none."""
     if not 0 <= number < count: raise InputError(f"part {number}: the model has parts 0 to {count - 1}")
     return number
-
-

@@ -1,5 +1,5 @@
 """The program of a part as a picture: a box for each class that it computes, with what else computes that."""
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -9,7 +9,7 @@ from formats.disk.files import replacing, writable
 from opmatrix.display.boxes import Box, draw_boxes
 from opmatrix.display.html import html_table
 from opmatrix.display.tables import micro
-from rewrites.exploring.looked_at import LookedAt, Member
+from rewrites.exploring.looked_at import MEMBER_COLUMNS, LookedAt, Member
 from rewrites.extraction import Node
 
 MOST_MEMBERS = 12                                           # of a class that is opened
@@ -46,17 +46,14 @@ class GraphPicture:
 def draw_graph(view: LookedAt, opened: int | None, most: int, title: str) -> GraphPicture:
     """At most so many classes, the dearest, and the one that is opened whatever it takes."""
     if most < 1: raise InputError(f"draw: {most} classes: at least 1")
-    running: dict[int, Node] = {node.cls: node for node in view.extraction.nodes
-                                if isinstance(node.cls, int) and not isinstance(node.label, str)
-                                and view.chosen(node.cls) is not None}
+    running = view.running
     if opened is not None and opened not in running:
         return draw_members(view, opened, title)
     price = {cls: view.price(node)[0] for cls, node in running.items()}
     dear = sorted(running, key=lambda cls: (cls != opened, cls != view.result, -price[cls]))[:most]
     shown, gone = set(dear), [cls for cls in running if cls not in dear]
     top = max(price.values(), default=0.0) or 1.0
-    boxes = [made_box(view, node, shown, running, price[cls] / top, cls == opened)
-             for cls, node in running.items() if cls in shown]
+    boxes = [made_box(view, cls, shown, price[cls] / top, cls == opened) for cls in running if cls in shown]
     total = sum(price.values())
     said = f"{title}\n{len(boxes)} classes of the program; darker ones take more of {micro(total)} µs"
     if gone:
@@ -68,20 +65,20 @@ def draw_graph(view: LookedAt, opened: int | None, most: int, title: str) -> Gra
         (f"c{cls}: {view.say(cls)}", tell_members([*view.list_members(cls)])) for cls in running if cls in shown))
 
 
-def made_box(view: LookedAt, node: Node, shown: set[int], running: dict[int, Node], weight: float, opened: bool) -> Box:
+def made_box(view: LookedAt, cls: int, shown: set[int], weight: float, opened: bool) -> Box:
     """The box of a class; one that is opened has a line for each member."""
-    cls = int(str(node.cls))
+    node = view.running[cls]
     seconds, stored = view.price(node)
     kernels = len(view.calls.get(cls, ()))
     name = view.say_call(node.label)                        # type: ignore[arg-type]
     kernel, counted = name.split("(")[0], f"c{cls}, {micro(seconds)} µs, the best of {kernels}"
     inside = tell_lines([*view.list_members(cls)]) if opened else [view.say(cls, 3)]
     below = tuple(child for child in node.children if isinstance(child, int) and child in shown)
-    return Box(cls, (kernel, *inside, counted), weight, below, tuple(classes_behind(node, shown, running)),
+    return Box(cls, (kernel, *inside, counted), weight, below, tuple(classes_behind(node, shown, view.running)),
                f"c{cls}: {name}\n{view.say(cls)}\n{1e6 * seconds:.2f} µs, {stored / 1e3:.1f} kB stored")
 
 
-def classes_behind(node: Node, shown: set[int], running: dict[int, Node]) -> list[int]:
+def classes_behind(node: Node, shown: set[int], running: Mapping[int, Node]) -> list[int]:
     """The classes that are shown and lead to a node through some that are not."""
     todo, found = [child for child in node.children if isinstance(child, int) and child not in shown], list[int]()
     for child in todo:
@@ -109,6 +106,4 @@ def tell_lines(members: Sequence[Member]) -> list[str]:
 
 def tell_members(members: Sequence[Member]) -> str:
     """Members as a table."""
-    return html_table(("", "member", "µs", "kB stored"), [
-        ("*" * each.chosen, each.text, "" if each.seconds is None else micro(each.seconds),
-         "" if each.stored is None else f"{each.stored / 1e3:.1f}") for each in members])
+    return html_table(MEMBER_COLUMNS, [each.row for each in members])

@@ -61,8 +61,8 @@ def find_why(view: LookedAt, start: Tree, goal: Tree) -> Why:
 
 def tell_law(view: LookedAt, law: Law) -> str:
     """Where a law fires in a part, else where it misses least, as lines."""
-    graph, sides = view.lowering.graph, " = ".join(", ".join(map(str, side)) for side in law.sides())
-    count = sum(found for name, found in graph.matches.items() if name.removesuffix(" backwards") == law.name)
+    sides = " = ".join(", ".join(map(str, side)) for side in law.sides())
+    count = view.lowering.graph.fired.get(law.name, 0)
     head = f"{law.name}: {sides}\n{tell_first(law.doc)}".rstrip()
     if count: return f"{head}\nit fires: {count} match{'es' * (count != 1)} in this part, {tell_place(view, law)}"
     nearest = min(islice(near_misses(view, law), MOST_PLACES), key=lambda each: len(each[1]), default=None)

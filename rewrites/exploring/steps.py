@@ -10,7 +10,6 @@ from rewrites.graph.layers import Explorer
 from rewrites.law import JOIN, MARK, Law
 from rewrites.opened import Opened
 
-ALL_PHASES = SCHEDULE
 LAW_PHASE = "by_"                                               # a law's own phase is called so
 
 

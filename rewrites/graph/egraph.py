@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from egglog.bindings import EGraph
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
+OTHER_WAY = " backwards"                                    # behind the name of a law from right to left
 GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the
                                                             # last
 PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # operator by operator; queries with keys, then both with
@@ -53,7 +54,7 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
             actions += [f'(made_by e{i} "{law.name}")' for i in range(len(after))]
         elif law.canonical:
             actions += [f"(subsume {write_pattern(side)})" for side in before]
-        name = law.name if before is left else f"{law.name} backwards"
+        name = law.name if before is left else law.name + OTHER_WAY
         yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
 
 
@@ -93,6 +94,14 @@ class Graph:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     matches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cut: list[str] = field(default_factory=list)
+
+    @property
+    def fired(self) -> dict[str, int]:
+        """How often each law matched, in both directions together; those that never did are left out."""
+        found: dict[str, int] = defaultdict(int)
+        for name, count in self.matches.items():
+            if count: found[name.removesuffix(OTHER_WAY)] += count
+        return dict(found)
 
     @cached_property
     def fixed(self) -> set[int]:
@@ -215,7 +224,7 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
     is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
     growing. `shared` is an engine of these laws; `schedule` are the phases that run, in turn."""
-    graph, names = Graph(), {each.name + back for each in laws for back in ("", " backwards")}
+    graph, names = Graph(), {each.name + back for each in laws for back in ("", OTHER_WAY)}
     start = time.perf_counter()
     shared = shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start

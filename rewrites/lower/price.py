@@ -38,6 +38,11 @@ class TimeModel(Protocol):
     def seconds(self, kernel: str, **sizes: float) -> float: ...
 
 
+def name_machine(machine: TimeModel) -> str:
+    """How a report calls a machine: its own name, else what it is."""
+    return str(getattr(machine, "name", type(machine).__name__))
+
+
 @lru_cache(4096)
 def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> bool:
     """Whether a format with these parameters takes n x p matrices."""

@@ -8,16 +8,26 @@ from formats.core.errors import InputError
 from formats.disk.files import read_bytes, reason, replacing, writable
 from formats.machine.quiet import warn_busy
 from opmatrix.display.front_plot import front_plot
-from opmatrix.display.tables import between, megabytes, ms, percent
+from opmatrix.display.shown import POINT_COLUMNS
+from opmatrix.display.tables import megabytes, ms, percent
 from rewrites.derivations.savings import join_names
 from rewrites.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
 from rewrites.pages.repeated import repeat_commands
 from rewrites.report.evaluated_terms import tell_evaluated
-from rewrites.report.generated import CONTEXT_COLUMNS, tell_ms
-from rewrites.report.results import TITLES, UNSURE, format_point, name_step, proof, tell_bounds, tell_routing
+from rewrites.report.generated import CONTEXT_COLUMNS, context_row
+from rewrites.report.results import (
+    TITLES,
+    UNSURE,
+    format_point,
+    list_gains,
+    list_saved,
+    proof,
+    tell_bounds,
+    tell_routing,
+)
 from rewrites.workload.stated import spoken
 
-FRONT = ("program", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured")
+FRONT = ("program", *POINT_COLUMNS[1:])
 OURS = b"<title>opmatrix: "                                # begins every page
 MOST_WEIGHTS = 400                                          # rows of the table of weights
 
@@ -56,9 +66,7 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     if found["operators"]: yield section("Before and after, by operator", *operators(found["operators"]))
     yield section("What saved it", grid_of(
         "Medians and quartiles of the same rounds", ("means", "ms measured", "quartiles", "ms saved", "note"),
-        [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
-          "below noise" * step["below_noise"]] for step in found["steps"]]
-        + [["in all", "", "", ms(found["saved_s"]), ""]]))
+        list_gains(found)))
     yield section("Laws of the exact program", *laws(found))
     if found["generated"]: yield section("Generated text", generated(found["generated"]))
     yield section("Goals", grid_of("Of the chosen program", ("goal", "value", "kept"), [
@@ -125,10 +133,8 @@ def operators(found: Mapping[str, Any]) -> Iterator[str]:
 
 def laws(found: Mapping[str, Any]) -> Iterator[str]:
     """What leaving out each law costs."""
-    rows = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
-            if entry["seconds"] > 0]
     others = [join_names(entry["laws"]) for entry in found["saved"] if not entry["seconds"] > 0]
-    if rows: yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
+    if rows := list_saved(found): yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
     if others: yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
     if not found["saved"]: yield paragraph("No law was asked what it saves.")
     if found["without"]: yield paragraph(f"Left out: {', '.join(found['without'])}")
@@ -136,11 +142,7 @@ def laws(found: Mapping[str, Any]) -> Iterator[str]:
 
 def generated(found: list[dict[str, Any]]) -> str:
     """What text takes at each context."""
-    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [
-        [f"{each['context']:,}", ms(each["first_predicted_s"]), tell_ms(each["first_measured_s"]),
-         ms(each["token_predicted_s"]), tell_ms(each["token_measured_s"]),
-         f"{each['sequences'] / (each['token_measured_s'] or each['token_predicted_s'] or 1.0):.1f}",
-         megabytes(each["cache_bytes"])] for each in found])
+    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [context_row(each) for each in found])
 
 
 def stored_methods(methods: Mapping[str, object]) -> str:
@@ -164,5 +166,3 @@ def files(found: Mapping[str, Any]) -> str:
     """The user's files that took part."""
     rows = [[name, found[name]["file"], found[name]["sha256"]] for name in ("text", "texts", "laws") if found[name]]
     return grid_of("Files that took part", ("as", "file", "SHA-256"), rows, words=(0, 1, 2)) if rows else ""
-
-

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.core.errors import InputError
-from formats.disk.files import parse_json, read_bytes, shown
+from formats.disk.files import read_json, shown
 from opmatrix.files.saving import REPORT
 from rewrites.evaluate.reported import MAX_PROGRAMS
 from rewrites.report.results import PACKAGES, TITLES, installed
@@ -86,7 +86,8 @@ REPORTED = object_with(
     generated=maybe(each_entry(object_with(context=whole, sequences=number, first_predicted_s=number,
                                  token_predicted_s=number, first_measured_s=maybe(number),
                                  token_measured_s=maybe(number), cache_bytes=number))),
-    terms=maybe(object_with(steps=number, of=number, share=number, measured=truth, kinds=each_entry(word))),
+    terms=maybe(object_with(steps=number, of=number, share=number, measured=truth, kinds=each_entry(word),
+                            places=each_entry(word))),
     operators=maybe(object_with(before=OPERATORS, after=OPERATORS)),
     bound=object_with(seconds=maybe(number), gap=maybe(number)),
     prediction=object_with(programs=number, median=number, worst=number, worst_program=word),
@@ -104,17 +105,21 @@ def read_kept(directory: Path) -> dict[str, Any]:
     """The figures of a run. Raises InputError, which names the file and the entry, for one that is not there, is cut
     short, of another version, or no run would have written."""
     file = directory / REPORT if directory.is_dir() else directory
-    return check_report(parse_json(read_bytes(file, MOST_BYTES), shown(file)), shown(file))
+    return check_report(read_json(file, MOST_BYTES), shown(file))
 
 
 def check_report(found: object, where: str) -> dict[str, Any]:
     """The figures, where all of them can be shown. Raises InputError."""
     try:
-        if isinstance(found, dict): found = {"operators": None, **found}        # which 0.17.0 and before leave out
+        if isinstance(found, dict):                         # what 0.17.0 and before leave out
+            found = {"operators": None, **found}
+            if isinstance(found.get("terms"), dict): found["terms"] = {"places": [], **found["terms"]}
         REPORTED(found, "")
         assert isinstance(found, dict)
         if not 0 <= found["chosen"] < len(found["front"]):
             raise Misfit(f"chosen is {found['chosen']}: the front has {len(found['front'])} programs")
+        if found["bound"]["seconds"] is not None and found["bound"]["gap"] is None:
+            raise Misfit("bound.gap is None, though bound.seconds was proved")
     except Misfit as error: raise InputError(f"{where}: {error}{tell_version(found)}: make the program anew") from None
     return found
 

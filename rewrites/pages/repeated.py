@@ -4,8 +4,6 @@ from pathlib import PurePath
 from shlex import quote
 from typing import Any
 
-MAX_ERROR = 0.02                                            # of the command without goals
-
 
 def repeat_commands(found: Mapping[str, Any]) -> list[str]:
     """Lines for a shell, everything that a file said quoted."""

@@ -3,30 +3,35 @@ from collections.abc import Sequence
 from statistics import median
 
 from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.program import Profile, Program
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.scheme import Running
 from rewrites.lower.price import Prices, TimeModel
 
 PROFILED = 5                                                # runs that medians are of
+OPERATOR_FIGURES = "what", "steps", "predicted_s", "measured_s"
 
 
-def describe_operators(program: Program, batch: Batch, machine: TimeModel,
-                       rounds: int = PROFILED) -> list[dict[str, object]]:
+def describe_operators(program: Program, batch: Batch, machine: TimeModel) -> list[dict[str, object]]:
     """A row for each kind of step as the report has it, the dearest first, and what a run takes beside them."""
     prices = Prices(Running.of(machine, batch.starts, program.stored_bytes), program.extents(batch))
-    rows: list[tuple[str, int, float, float | None]]
-    try: found = program.profile(batch, rounds)
+    rows: Sequence[tuple[str, int, float, float | None]]
+    try: found = program.profile(batch, PROFILED)
     except RuntimeError:                                    # native code finds no clock
-        rows = [(what, len(names), ahead, None) for what, (names, ahead) in group_steps(program, prices).items()]
-        rows.sort(key=lambda row: -row[2])
-    else:
-        inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
-        measured = [(what, len(names), ahead, sum(inside[name] for name in names))
-                    for what, (names, ahead) in group_steps(program, prices).items()]
-        rows = [*sorted(measured, key=lambda row: -row[-1]),
-                ("before and after", 0, prices.beside(program), whole - sum(inside.values()))]
-    return [dict(zip(("what", "steps", "predicted_s", "measured_s"), row, strict=True)) for row in rows]
+        predicted = [(what, len(names), ahead, None) for what, (names, ahead) in group_steps(program, prices).items()]
+        rows = sorted(predicted, key=lambda row: -row[2])
+    else: rows = measure_operators(program, found, prices)
+    return [dict(zip(OPERATOR_FIGURES, row, strict=True)) for row in rows]
+
+
+def measure_operators(program: Program, found: Profile, prices: Prices) -> list[tuple[str, int, float, float]]:
+    """Kinds of steps, how many, and their seconds as predicted and as measured, the dearest first; last what a run
+    takes beside them."""
+    inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
+    measured = [(what, len(names), ahead, sum(inside[name] for name in names))
+                for what, (names, ahead) in group_steps(program, prices).items()]
+    return [*sorted(measured, key=lambda row: -row[-1]),
+            ("before and after", 0, prices.beside(program), whole - sum(inside.values()))]
 
 
 def by_operator(before: Program, after: Program, batch: Batch,

@@ -1,6 +1,6 @@
 """What generating text takes at several contexts: the first token, those that follow, and what is cached, as predicted
 and as a session of the chosen program does it."""
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from opmatrix.display.tables import megabytes, ms, table
@@ -47,15 +47,16 @@ def describe_context(program: Program, decoder: Program, asked: Generation, toke
 def tell_generated(found: list[dict[str, Any]] | None) -> Iterator[str]:
     """The table of the report, where text is generated."""
     if not found: return
-    rows = [[f"{each['context']:,}", ms(each["first_predicted_s"]), tell_ms(each["first_measured_s"]),
-             ms(each["token_predicted_s"]), tell_ms(each["token_measured_s"]),
-             f"{each['sequences'] / (each['token_measured_s'] or each['token_predicted_s']):.1f}",
-             megabytes(each["cache_bytes"])] for each in found]
     yield (f"generated: {count_sequences(found[0]['sequences'])}, by a session of the chosen program\n"
-           + table(rows, CONTEXT_COLUMNS))
+           + table([context_row(each) for each in found], CONTEXT_COLUMNS))
 
 
-def tell_ms(seconds: float | None) -> str: return "" if seconds is None else ms(seconds)
+def context_row(found: Mapping[str, Any]) -> list[str]:
+    """What text takes at a context."""
+    seconds = found["token_measured_s"] or found["token_predicted_s"] or 1.0        # a file may say 0
+    return [f"{found['context']:,}", ms(found["first_predicted_s"]), ms(found["first_measured_s"]),
+            ms(found["token_predicted_s"]), ms(found["token_measured_s"]), f"{found['sequences'] / seconds:.1f}",
+            megabytes(found["cache_bytes"])]
 
 
 def count_sequences(count: int) -> str: return "one sequence" if count == 1 else f"{count} sequences at once"

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from formats.machine.quiet import warn_busy
-from opmatrix.display.shown import result_html
-from opmatrix.display.tables import between, megabytes, ms, percent, table
+from opmatrix.display.shown import POINT_COLUMNS, point_row, result_html
+from opmatrix.display.tables import between, ms, percent, table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
 from rewrites.compiler.search import Structure
@@ -19,7 +19,7 @@ from rewrites.evaluate.goals import MEASURES, Goal
 from rewrites.evaluate.reported import Named
 from rewrites.law import Law
 from rewrites.lower.mixed import format_lengths
-from rewrites.lower.price import TimeModel
+from rewrites.lower.price import TimeModel, name_machine
 from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
 from rewrites.report.evaluated_terms import tell_evaluated
@@ -109,7 +109,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
     """All figures of a run, and the files of the user that took part."""
     exact = result.structures["exact"]
     return {
-        "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
+        "model": result.model, "machine": name_machine(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
         "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
         "generate": str(result.workload.generation) if result.workload.generation else None,
@@ -164,10 +164,6 @@ def installed(name: str) -> str:
         return "not installed"
 
 
-def machine_name(machine: object) -> str:
-    return str(getattr(machine, "name", type(machine).__name__))
-
-
 def describe_point(point: Point, place: Path) -> dict[str, object]:
     removed = point.variant.removed if point.variant else None
     return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
@@ -191,13 +187,10 @@ def figures(point: Point) -> dict[str, object]:
 def printed(found: dict[str, Any], target: Path | None = None) -> str:
     """The report of a run, from its figures (see `as_json`), and where it is saved."""
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
-    header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
-    header += [title for name, title in TITLES.items() if front[0][name] is not None]
+    header = [*POINT_COLUMNS, *(title for name, title in TITLES.items() if front[0][name] is not None)]
     rows = [format_point("  imported", found["baseline"]),
             *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point)
               for at, point in enumerate(front))]
-    laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
-            if entry["seconds"] > 0]
     return "\n\n".join([
         phases(found),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
@@ -209,7 +202,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         *tell_generated(found["generated"]),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n"
-        + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),
+        + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
@@ -237,10 +230,13 @@ def phases(found: dict[str, Any]) -> str:
 
 
 def format_point(name: str, point: dict[str, Any]) -> list[str]:
-    return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
-            megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
-            percent(point["predicted_error"]), percent(point["measured_error"]),
-            *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
+    return [*point_row(name, point), *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
+
+
+def list_saved(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each law, or laws that fire alike, that something is saved by."""
+    return [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
+            if entry["seconds"] > 0]
 
 
 def proof(gap: float) -> str:
@@ -273,12 +269,16 @@ def tell_goals(goals: list[dict[str, object]]) -> str:
                                       for goal in goals) if len(goals) > 1 else ""
 
 
-def gains(found: dict[str, Any]) -> str:
+def list_gains(found: Mapping[str, Any]) -> list[list[str]]:
     """A row for each means, and their sum."""
-    rows = [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
-             "below noise" * step["below_noise"]] for step in found["steps"]]
-    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]],
-                 ["", "ms measured", "quartiles", "ms saved", ""])
+    return [*([name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+               "below noise" * step["below_noise"]] for step in found["steps"]),
+            ["in all", "", "", ms(found["saved_s"]), ""]]
+
+
+def gains(found: dict[str, Any]) -> str:
+    """What each means saved, as a table."""
+    return table(list_gains(found), ["", "ms measured", "quartiles", "ms saved", ""])
 
 
 def name_step(step: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from rewrites.report.results import printed
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 HOSTILE = "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "\u202egnol\u202c \x1b[31m", "x" * 100_000
 MEGABYTE = 1_000_000
+TERMS = {"steps": 1, "of": 9, "share": 0.5, "measured": True, "kinds": []}      # as 0.17.0 writes them
 
 
 class Reader(HTMLParser):
@@ -103,11 +104,19 @@ def test_what_files_say_stays_text(found, words):
     (lambda r: r["front"][0].update(predicted_s="fast"), r"front\[0\].predicted_s is 'fast': no number"),
     (lambda r: r.update(chosen=99), "chosen is 99: the front has"),
     (lambda r: r.update(model=3), "model is 3: no text"),
+    (lambda r: r.update(bound={"seconds": 1.0, "gap": None}), "bound.gap is None, though bound.seconds was proved"),
+    (lambda r: r.update(terms=TERMS | {"places": [3]}), r"terms.places\[0\] is 3: no text"),
     (lambda r: (r.pop("bound"), r["versions"].update(opmatrix="0.1.0")), r"it has no bound \(opmatrix 0.1.0 wrote it")])
 def test_a_report_that_no_run_wrote(found, change, said):
     bad = copy.deepcopy(found)
     change(bad)
     with pytest.raises(InputError, match=f"report.json: {said}"): check_report(bad, "report.json")
+
+
+def test_terms_of_an_older_report(found):
+    """What it leaves out is none: the places at which functions could not be followed."""
+    older = check_report({key: value for key, value in found.items() if key != "operators"} | {"terms": TERMS}, "old")
+    assert older["operators"] is None and "1 step is evaluated as a term" in html_report(older)
 
 
 def test_a_report_that_is_cut_short(optimized, tmp_path):
