@@ -112,23 +112,32 @@ class BackwardBooked(Booked):
 
     def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
         """The sum of a bucket over an axis."""
-        axis, one = self.mesh.axes[k], sympy.Integer(1)
-        n, stored = sympy.sympify(axis.ranks), axis.strategy.stored
-        own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
-        if not stored:
-            wire = 2 * (numbers - own)
-            yield Crossing("all_reduce", axis.name, numbers, wire, numbers, 2 * (n - 1), 2 * one, "weights")
+        axis = self.mesh.axes[k]
+        if not axis.strategy.stored:
+            yield summed_whole(axis, numbers, axis.ranks, axis.at)
             return
-        yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
-        if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
+        yield summed_in_pieces(axis, numbers)
+        if axis.strategy.stored < 3: yield from gathers([numbers], [axis])
+
+
+def summed_whole(axis: Axis, numbers: sympy.Expr, ranks: LiveSize, at: LiveSize) -> Crossing:
+    """The sum of gradients among so many ranks of an axis, of which the one `at` merges a piece: all have it whole."""
+    own = sympy.sympify(piece(numbers, ranks, at))
+    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
+                    sympy.Integer(2), "weights")
+
+
+def summed_in_pieces(axis: Axis, numbers: sympy.Expr) -> Crossing:
+    """The sum of gradients over an axis, of which each rank has a piece."""
+    own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
+    return Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, sympy.sympify(axis.ranks) - 1,
+                    sympy.Integer(1), "weights")
 
 
 def among_copies(axis: Axis, state: Cut, numbers: sympy.Expr) -> Crossing:
     """The sum of what ranks that have the same copy give it."""
     n = sympy.sympify(axis.ranks) / state.units
-    own = sympy.sympify(piece(numbers, n, sympy.Mod(axis.at, n)))
-    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (n - 1), sympy.Integer(2),
-                    "weights")
+    return summed_whole(axis, numbers, n, sympy.Mod(axis.at, n))
 
 
 @dataclass(frozen=True)
@@ -171,10 +180,7 @@ class TrainingStep:
             for found in chunk.booked.crossings_of(*BACKWARD): yield chunk.count, found
         for count, found in self.plan.crossings(stage):
             if found.of == "weights": yield count, found    # stored in pieces: they are gathered again
-        if stage and self.plan.mesh.stages is not None:
-            sent = self.plan.handed(stage - 1)
-            yield 1, Crossing("send", self.plan.mesh.stages.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1),
-                              "stage")
+        for found in self.plan.handing(stage - 1): yield 1, found
 
     def gradients(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
         """How gradients are summed over ranks, once a step, and how often."""
