@@ -70,18 +70,3 @@ def between_sharing(train: TrainPlan, stages: Sequence[int], numbers: sympy.Expr
     n, place = len(stages), sympy.Piecewise(*((sympy.Integer(r), sympy.Eq(along.at, at))
                                               for r, at in enumerate(stages)), (sympy.Integer(0), True))
     return summed_whole(along, numbers, n, place)
-
-
-def at_stage(train: TrainPlan, e: sympy.Expr, place: Sequence[int]) -> int:
-    """A formula at the coordinates of a rank."""
-    return int(train.plan.on(sympy.sympify(e), place))
-
-
-def step_counts(train: TrainPlan, place: Sequence[int], table: str) -> dict[tuple[str, str], int]:
-    """What crosses of a rank in a step by the formulas, in numbers, by operation and axis; `table` is payload, wire or
-    messages."""
-    found: dict[tuple[str, str], int] = {}
-    for times, each in step_crossings(train, train.plan.stage(place)):
-        key = each.op, each.axis
-        found[key] = found.get(key, 0) + times * at_stage(train, getattr(each, table), place)
-    return found
