@@ -14,6 +14,7 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.split.axis_states import Cut, Dims, Partial
 from opmatrix.split.placement import Placement
 from opmatrix.stepping.stage_chunks import StageChunk
+from opmatrix.training.pullback import name_of_array
 
 
 class GradientUse(NamedTuple):
@@ -33,10 +34,7 @@ class LearnedArray:
     stages: tuple[int, ...]
 
     @property
-    def name(self) -> str:
-        whole = self.data.cut_of or self.data
-        return str((whole.base or whole).name or self.data)
-
+    def name(self) -> str: return name_of_array(self.data)
     @property
     def chunks(self) -> tuple[int, ...]: return tuple(dict.fromkeys(use.chunk for use in self.uses))
 
@@ -47,11 +45,6 @@ class LearnedArray:
 
     @property
     def dims(self) -> Dims: return stored_dims(self.data)
-
-    @property
-    def copied(self) -> tuple[tuple[int, Cut], ...]:
-        """How it is cut over axes of which several ranks have a copy of it."""
-        return tuple((k, state) for k, state in self.key[1].cuts if isinstance(state, Cut) and state.copied)
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def check_alike(found: Sequence[LearnedArray], by_stage: Mapping[int, Mapping[St
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
     """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket apart."""
     found: dict[tuple[object, ...], list[LearnedArray]] = {}
-    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.copied), []).append(each)
+    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.key[1].copied), []).append(each)
     axes = plan.mesh.flat.axes
     made = []
     for number, own in enumerate(found.values()):
@@ -124,5 +117,5 @@ def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
         pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
         made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces),
                            tuple(k for k in pieces if axes[k].strategy.stored > 2), own[0].stages,
-                           own[0].copied))
+                           own[0].key[1].copied))
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -25,6 +25,7 @@ from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
 from opmatrix.training.pullback import PassPhase, pullback
 
 BACKWARD: tuple[PassPhase, ...] = ("kept", "again", "backward")
+GradientBucket: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, Cut], ...]]      # partial, and copied
 
 
 class BackwardBooked(Booked):
@@ -87,10 +88,10 @@ class BackwardBooked(Booked):
             found[unit] = found.get(unit, NONE) + sympy.nsimplify(size) * held
         return found
 
-    def buckets(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr]:
-        """Numbers of gradients by the axes over which ranks have parts of them, and by those over which several have
-        what their heads give to a copy: each bucket is summed at once."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr] = {}
+    def buckets(self) -> dict[GradientBucket, sympy.Expr]:
+        """Numbers of gradients by the axes over which ranks have parts of them, and by how those are cut over which
+        several have what their heads give to a copy: each bucket is summed at once."""
+        found: dict[GradientBucket, sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
             lies = self.steps[at].placement
@@ -98,16 +99,11 @@ class BackwardBooked(Booked):
             found[key] = found.get(key, NONE) + self.held_dims[at].numbers
         return found
 
-    def copies(self, k: int) -> Cut:
-        """The cut of what ranks of an axis copy."""
-        cuts = (self.steps[at].placement.on(k) for at in self.split.places.values())
-        return next(each for each in cuts if isinstance(each, Cut) and each.copied)
-
     def reductions(self) -> Iterator[Crossing]:
         """How gradients are summed over ranks: as pieces where an axis stores the optimiser's state once, whose new
         weights are then gathered, unless weights are stored in pieces, too."""
         for (parts, copied), numbers in self.buckets().items():
-            for k in copied: yield among_copies(self.mesh.axes[k], self.copies(k), numbers)
+            for k, state in copied: yield among_copies(self.mesh.axes[k], state, numbers)
             for k in parts: yield from self.reduced(k, numbers)
 
     def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
