@@ -82,28 +82,29 @@ def placement_words(placement: Placement, chunk: StageChunk) -> str:
     return ", ".join(f"{state} over {chunk.split.mesh.axes[k].name}" for k, state in placement.cuts) or "whole"
 
 
-def learned_arrays(plan: Partition, stages: Mapping[int, Sequence[StageChunk]], stage: int) -> list[LearnedArray]:
-    """What a stage learns; `stages` are the chunks of those that may share arrays with it."""
-    by_stage = {at: {} for at in stages}                    # type: dict[int, dict[StoredKey, tuple[Data, list[GradientUse]]]]
+def learned_arrays(stages: Mapping[int, Sequence[StageChunk]]) -> dict[int, list[LearnedArray]]:
+    """What each stage learns, by the chunks of all: any may share arrays. Raises InputError for an array that lies in
+    two ways."""
+    by_stage: dict[int, dict[StoredKey, tuple[Data, list[GradientUse]]]] = {at: {} for at in stages}
     for at, chunks in stages.items():
         for number, chunk in enumerate(chunks):
             for key, data, use in placed_gradients(chunk, number):
                 by_stage[at].setdefault(key, (data, []))[1].append(use)
-    found = []
-    for key, (data, uses) in by_stage[stage].items():
-        others = tuple(at for at, own in by_stage.items() if key in own)
-        found.append(LearnedArray(key, data, tuple(uses), others if len(others) > 1 else ()))
-    check_alike(found, by_stage)
+    found: dict[int, list[LearnedArray]] = {at: [] for at in stages}
+    for at, arrays in by_stage.items():
+        for key, (data, uses) in arrays.items():
+            sharing = tuple(other for other, own in by_stage.items() if key in own)
+            found[at].append(LearnedArray(key, data, tuple(uses), sharing if len(sharing) > 1 else ()))
+    check_alike([each for arrays in found.values() for each in arrays])
     return found
 
 
-def check_alike(found: Sequence[LearnedArray], by_stage: Mapping[int, Mapping[StoredKey, object]]) -> None:
+def check_alike(found: Sequence[LearnedArray]) -> None:
     """Raises InputError for an array that lies in two ways, or of which a part is another's, too."""
     lies: dict[str, StoredKey] = {}
-    for key in [*(each.key for each in found), *(key for own in by_stage.values() for key in own)]:
-        if lies.setdefault(key[0], key) != key:
-            name = next((each.name for each in found if each.key[0] == key[0]), key[0])
-            raise InputError(f"training: {name}: it lies in two ways, and learns in one: cut both alike")
+    for each in found:
+        if lies.setdefault(each.key[0], each.key) != each.key:
+            raise InputError(f"training: {each.name}: it lies in two ways, and learns in one: cut both alike")
 
 
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
