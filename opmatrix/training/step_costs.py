@@ -203,14 +203,23 @@ def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropou
             last, split = hi == len(plan.chain), plan.splits[lo]
             key = (tuple(each.signature for each in plan.chain[lo:hi]), split.x, split.selects, last, str(policy))
             if key not in known:
-                term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
-                pulled = pullback(term, keep=policy, dropout=dropout if layer is not None else 0,
-                                  tokens=split.selects, x=split.x, sizes=sizes, routed=plan.mesh.sends_to_experts)
-                known[key] = BackwardBooked(BackwardSplit(pulled, split.mesh, plan.sizes, selects=split.selects,
-                                                          cuts=split.cuts, last=last))
+                known[key] = BackwardBooked(split_both_ways(plan, lo, hi, policy, dropout if layer is not None else 0,
+                                                            sizes))
             groups[key] = groups.get(key, 0) + 1
         made.append([Chunk(known[key], count) for key, count in groups.items()])
     return TrainingStep(plan, made)
+
+
+def split_both_ways(plan: Partition, lo: int, hi: int, keep: Keep, dropout: float = 0,
+                    sizes: Mapping[str, int] | None = None) -> BackwardSplit:
+    """Some factors of a partition, one after the other, forward and back. Raises InputError for what has no
+    pullback."""
+    known = plan.splits[lo]
+    term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
+    pulled = pullback(term, keep=keep, dropout=dropout, tokens=known.selects, x=known.x, sizes=sizes,
+                      routed=plan.mesh.sends_to_experts)
+    return BackwardSplit(pulled, known.mesh, plan.sizes, selects=known.selects, cuts=known.cuts,
+                         last=hi == len(plan.chain))
 
 
 def by_layer(keep: Any) -> bool:
