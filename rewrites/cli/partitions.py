@@ -7,7 +7,6 @@ from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
-from opmatrix.display.timeline import check_timeline
 from opmatrix.files.checkpoint import open_model
 from opmatrix.launching.dtensor import placements_text
 from opmatrix.launching.workflow import workflow_of
@@ -214,7 +213,6 @@ def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, 
     check_among("--state", state, [*STATES])
     if timeline is not None and batch is None:
         raise InputError("--timeline: it is drawn at numbers: give --batch and --tokens")
-    if timeline is not None: check_timeline(timeline)
     return TrainWish(pipeline_kind(schedule), micro_batches, recompute, dropout, state, timeline)
 
 
