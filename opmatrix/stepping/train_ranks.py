@@ -20,7 +20,7 @@ from opmatrix.partitions.booked import StoredKey, stored_arrays, stored_dims
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import STEPS, assembled, drive, with_mesh_axes
+from opmatrix.partitions.virtual import STEPS, assembled, drive, last_stage, with_mesh_axes
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.placement import Coordinates, copy_holders, found_at
 from opmatrix.split.traced import sliced_at
@@ -96,10 +96,8 @@ class TrainPlan:
 
     def losses(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
         """The loss of each row of each micro-batch, of what the ranks of the last stage have of them."""
-        last = self.stages - 1
-        chunk, mesh = self.chunks[last][-1], self.plan.mesh.flat
-        ends = {self.plan.flat(place): each for place, each in results.items() if self.plan.stage(place) == last}
-        step = chunk.steps[chunk.out]
+        chunk, mesh = self.chunks[self.stages - 1][-1], self.plan.mesh.flat
+        step, ends = chunk.steps[chunk.out], last_stage(self.plan, results)
         return np.stack([assembled(step, {place: each[m] for place, each in ends.items()}, mesh)
                          for m in range(self.asked.micro_batches)])
 
