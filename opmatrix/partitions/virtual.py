@@ -106,7 +106,6 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
     """Lets ranks run until each is done; a group goes on when all of it hand over the same thing."""
     results: dict[Coordinates, Numeric] = {}
     waits: dict[Coordinates, Message] = {}
-
     mail: dict[object, deque[Carriers]] = defaultdict(deque)
 
     def advance(place: Coordinates, value: Any) -> None:
@@ -120,7 +119,7 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
         except StopIteration as end: results[place] = end.value
     for place in running: advance(place, None)
     while waits:
-        taking = [place for place, message in waits.items() if mail[place, message.op, message.at]]
+        taking = [place for place, message in waits.items() if mail.get((place, message.op, message.at))]
         for place in taking:
             taken = waits.pop(place)
             advance(place, mail[place, taken.op, taken.at].popleft())
