@@ -72,13 +72,10 @@ def plan_model(
 
 def planned_config(model: str) -> Settings:
     """The configuration of a MODEL that is planned. Raises InputError for a name that there is not."""
-    from opmatrix.files.checkpoint import open_model
     from rewrites.cli.partitions import config_of
-    from rewrites.cli.predict import open_promised
+    from rewrites.cli.predict import open_known
     found = config_of(model)
-    if found is not None: return found
-    open_promised(model)                                    # refuses what is none, with the names like it
-    return open_model(model).config
+    return open_known(model).config if found is None else found
 
 
 def partition_model(
