@@ -23,7 +23,6 @@ from opmatrix.training.step_costs import training_step
 
 SPEAKING = "gpt2", "llama"                                  # families of whose configurations the head is known
 POLICIES = "units", "selective", "full", "least", "reads"
-COPIED = "would copy"                                       # keys of fewer heads than ranks: no pullback yet
 
 
 def given(term, sequences, tokens):
@@ -87,8 +86,7 @@ def has_pullback(strategy):
 
 def random_training_case(seed):
     """A model of any family of random sizes, a mesh of up to 8 ranks and 3 axes, a batch, a policy, a third with
-    dropout, half with a loss. Where a mesh is refused, what the refusal advises is done; where keys would be copied,
-    another is drawn."""
+    dropout, half with a loss. Where a mesh is refused, what the refusal advises is done."""
     rng = np.random.default_rng(seed)
     config, sequences, tokens = random_config(rng), int(rng.integers(2, 7)), int(rng.integers(3, 12))
     keep, dropout = str(rng.choice(POLICIES)), 0.25 * float(rng.integers(3) == 0)
@@ -99,7 +97,7 @@ def random_training_case(seed):
         try: check(case)
         except InputError as refused:
             said += 1
-            axes = random_axes(rng, has_pullback) if COPIED in str(refused) else advised(axes, str(refused))
+            axes = advised(axes, str(refused))
         else: return case
 
 

@@ -69,10 +69,10 @@ class Crossings:
             self.meter.sent((name, self.mesh.axes[message.axis].name), message.numbers, wire, messages)
         return found
 
-    def meet(self, message: Message, sends: Sequence[int], takes: Sequence[int]) -> tuple[dict[int, Heading], Numeric]:
+    def meet(self, message: Message, own: Heading, sends: Sequence[int],
+             takes: Sequence[int]) -> tuple[dict[int, Heading], Numeric]:
         """What other ranks say of a crossing, and what is to go before the numbers: nothing where it went already."""
-        own, at = Heading.of(message), message.at
-        vector = own.vector(self.length)
+        at, vector = message.at, own.vector(self.length)
         key = at, self.times.get(at, 0)
         self.times[at] = key[1] + 1
         if key in self.known: return self.known[key], vector
@@ -87,7 +87,7 @@ class Crossings:
 class RankCrossing:
     """One crossing of one rank: its group in order, and where this rank is in it."""
     def __init__(self, line: Crossings, message: Message) -> None:
-        self.line, self.message = line, message
+        self.line, self.message, self.heading = line, message, Heading.of(message)
         self.group = [line.ranks[each] for each in group_of(line.place, message, line.mesh)]
         self.own, self.n = self.group.index(line.here), len(self.group)
         self.others = [q for q in range(self.n) if q != self.own]
@@ -95,9 +95,9 @@ class RankCrossing:
     def opened(self, sends: Sequence[int], takes: Sequence[int]) -> None:
         """Makes sure that the ranks of the group at these places are in this crossing."""
         to, of = [self.group[q] for q in sends], [self.group[q] for q in takes]
-        said, self.front = self.line.meet(self.message, to, of)
+        said, self.front = self.line.meet(self.message, self.heading, to, of)
         self.shapes = {q: said[self.group[q]].shapes for q in takes}
-        self.shapes[self.own] = Heading.of(self.message).shapes
+        self.shapes[self.own] = self.heading.shapes
 
     def swap(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
         """Vectors by place in the group. What comes behind a heading is checked by it."""
@@ -108,7 +108,7 @@ class RankCrossing:
         if front:
             said = {rank: Heading.read(each[:front]) for rank, each in came.items()
                     if not np.array_equal(each[:front], self.front)}    # who says the same is in the same crossing
-            if said: self.line.checking.demand(self.message, Heading.of(self.message), said)
+            if said: self.line.checking.demand(self.message, self.heading, said)
         self.front = NOTHING
         return {q: came[self.group[q]][front:] for q in takes}
 

@@ -19,7 +19,7 @@ from opmatrix.launching.train_runs import decode_plan, made_tokens, mean_losses,
 from opmatrix.partitions.plan import Partition, partition
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.train_ranks import train_virtual
+from opmatrix.stepping.train_ranks import TrainPlan, train_virtual
 
 RunVerdict: TypeAlias = tuple[list[Tally], float | None, list[str]]         # counts, how far from one rank, lines
 Judge: TypeAlias = Callable[[Launched, bool], RunVerdict]
@@ -27,7 +27,7 @@ Judge: TypeAlias = Callable[[Launched, bool], RunVerdict]
 
 def judge_of(job: Job, plan: Partition, term: Operator) -> Judge:
     """How what a job gives is judged. Raises InputError for what cannot run, before a process starts."""
-    if job.train is not None: return judged_training(job, term)
+    if job.learns is not None: return judged_training(job, TrainPlan(plan, job.learns), term)
     return judged_decoding(job, term) if job.decode else judged_forward(job, plan, term)
 
 
@@ -60,20 +60,19 @@ def judged_decoding(job: Job, term: Operator) -> Judge:
     return judge
 
 
-def judged_training(job: Job, term: Operator) -> Judge:
+def judged_training(job: Job, train: TrainPlan, term: Operator) -> Judge:
     """Counts of the last step beside formulas, and the loss of every step beside one rank's. Raises InputError for what
     has no pullback."""
-    train = train_plan(job, term)
     assert train.buckets                                    # what is refused is refused before a process starts
 
     def judge(ran: Launched, compare: bool) -> RunVerdict:
         losses = mean_losses(train, ran.values)
+        lines = [f"step {k}: loss {loss:.12g}" for k, loss in enumerate(losses, 1)]
+        counts = train_tallies(train, ran.meters)
+        if not compare: return counts, None, lines
         alone = train_virtual(train_plan(replace(job, axes={}, stages=None), term), job.feed, job.steps).losses
-        far = max(abs(a - b) for a, b in zip(losses, alone, strict=True)) / max(map(abs, alone)) if compare else None
-        beside = [f", one rank's {each:.12g}" if compare else "" for each in alone]
-        lines = [f"step {k}: loss {loss:.12g}{one}"
-                 for k, (loss, one) in enumerate(zip(losses, beside, strict=True), 1)]
-        return train_tallies(train, ran.meters), far, lines
+        far = max(abs(a - b) for a, b in zip(losses, alone, strict=True)) / max(map(abs, alone))
+        return counts, far, [f"{line}, one rank's {each:.12g}" for line, each in zip(lines, alone, strict=True)]
     return judge
 
 

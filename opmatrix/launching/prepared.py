@@ -14,7 +14,7 @@ from opmatrix.launching.jobs import Job
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import Ran, assembled, factor_by_factor, rank, run_ranks
+from opmatrix.partitions.virtual import Ran, assembled, factor_by_factor, last_stage, rank, run_ranks
 from opmatrix.split.placement import Coordinates
 
 
@@ -50,9 +50,8 @@ class Prepared:
 
     def assembled(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
         """The whole value of what the ranks of the last stage give."""
-        final, last = self.splits[len(self.plan.chain) - 1], len(self.plan.stages) - 1
-        ends = {self.plan.flat(place): each for place, each in results.items() if self.plan.stage(place) == last}
-        return assembled(final.steps[final.out], ends, self.plan.mesh.flat)
+        final = self.splits[len(self.plan.chain) - 1]
+        return assembled(final.steps[final.out], last_stage(self.plan, results), self.plan.mesh.flat)
 
 
 class PreparedRun:

@@ -1,18 +1,19 @@
 """What ranks counted beside what formulas say: operations, and payload at the wire by collective and axis."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import sympy
 
+from opmatrix.partitions.booked import Crossing
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
-from opmatrix.stepping.train_formulas import step_counts, step_flops
+from opmatrix.stepping.train_formulas import step_crossings, step_flops
 from opmatrix.stepping.train_ranks import TrainPlan
 
-SaidCrossings: TypeAlias = Callable[[Coordinates, str], Mapping[tuple[str, str], int]]    # of a place and a table
+StageCrossings: TypeAlias = Callable[[int], Iterable[tuple[int, Crossing]]]      # how often, and what, of a stage
 NUMBER_BYTES = 8                                            # bytes of a float64
 
 
@@ -32,7 +33,7 @@ def tallies(plan: Partition, meters: Mapping[Coordinates, Meter]) -> list[Tally]
     """Operations, payload, bytes on the wire, messages, stored numbers and the largest peak, rank by rank."""
     found = [compare("operations", "flop", {p: m.flops for p, m in meters.items()},
                      {p: value_on(plan, plan.flops(plan.stage(p)), p) for p in meters}),
-             *crossing_tallies(meters, lambda place, table: crossing(plan, place, table))]
+             *crossing_tallies(plan, meters, plan.crossings)]
     found.append(compare("weights stored", "B", {p: NUMBER_BYTES * m.stored for p, m in meters.items()},
                          {p: NUMBER_BYTES * value_on(plan, plan.state(plan.stage(p), weights=1), p) for p in meters}))
     found.append(compare("values held at most", "B", {p: NUMBER_BYTES * m.peak for p, m in meters.items()},
@@ -43,16 +44,19 @@ def tallies(plan: Partition, meters: Mapping[Coordinates, Meter]) -> list[Tally]
 def train_tallies(train: TrainPlan, meters: Mapping[Coordinates, Meter]) -> list[Tally]:
     """Operations, payload, bytes on the wire and messages of a step of training, rank by rank."""
     plan = train.plan
-    said = {p: value_on(plan, step_flops(train, plan.stage(p)), p) for p in meters}
+    flops = [step_flops(train, stage) for stage in range(train.stages)]
+    said = {p: value_on(plan, flops[plan.stage(p)], p) for p in meters}
     return [compare("operations", "flop", {p: m.flops for p, m in meters.items()}, said),
-            *crossing_tallies(meters, lambda place, table: step_counts(train, place, table))]
+            *crossing_tallies(plan, meters, lambda stage: step_crossings(train, stage))]
 
 
-def crossing_tallies(meters: Mapping[Coordinates, Meter], said_of: SaidCrossings) -> Iterator[Tally]:
+def crossing_tallies(plan: Partition, meters: Mapping[Coordinates, Meter],
+                     crossings: StageCrossings) -> Iterator[Tally]:
     """What crossed, by operation, axis and table."""
+    formulas = [[*crossings(stage)] for stage in range(len(plan.stages))]
     for table, factor, unit in (("payload", NUMBER_BYTES, "B"), ("wire", NUMBER_BYTES, "B"), ("messages", 1, "")):
         counted = {p: getattr(m, table) for p, m in meters.items()}
-        said = {p: said_of(p, table) for p in meters}
+        said = {p: counts_on(plan, formulas[plan.stage(p)], p, table) for p in meters}
         for key in sorted({key for each in (*counted.values(), *said.values()) for key in each}):
             op, axis = key
             yield compare(f"{op} over {axis}, {table}", unit,
@@ -72,10 +76,11 @@ def value_on(plan: Partition, formula: sympy.Expr, place: Coordinates) -> int:
     return int(plan.on(sympy.sympify(formula), place))
 
 
-def crossing(plan: Partition, place: Coordinates, table: str) -> dict[tuple[str, str], int]:
-    """What crosses of a rank by its formulas, in numbers, by operation and axis."""
+def counts_on(plan: Partition, crossings: Iterable[tuple[int, Crossing]], place: Coordinates,
+              table: str) -> dict[tuple[str, str], int]:
+    """What crosses of a rank by formulas of its stage, in numbers, by operation and axis."""
     found: dict[tuple[str, str], int] = {}
-    for times, each in plan.crossings(plan.stage(place)):
+    for times, each in crossings:
         key = each.op, each.axis
         found[key] = found.get(key, 0) + times * value_on(plan, getattr(each, table), place)
     return found

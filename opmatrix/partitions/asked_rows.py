@@ -69,11 +69,11 @@ class AskedRows:
         folded = [self.mesh.axes[k] for k in self.mesh.folded]
         if not whole.atoms(Coordinate) or not all(isinstance(n, int) for n in (count, *(a.ranks for a in folded))):
             return even(whole) * count
-        places = range(sympy.prod([axis.ranks for axis in folded]))
         origin = (0,) * len(self.mesh.devices)
-        each = [whole.xreplace({self.mesh.axes[k].at: sympy.Integer(self.mesh.placed(origin, at)[k])
-                                for k in self.mesh.folded}) for at in places]
-        groups = [sum(each[at - at % count:at - at % count + count], ZERO_SUM) for at in places]
+        places = [self.mesh.placed(origin, at) for at in range(sympy.prod([axis.ranks for axis in folded]))]
+        each = [whole.xreplace({self.mesh.axes[k].at: sympy.Integer(place[k]) for k in self.mesh.folded})
+                for place in places]
+        groups = [sum(each[at - at % count:at - at % count + count], ZERO_SUM) for at in range(len(places))]
         for axis in reversed(folded):
             groups = [self.by_rank(axis.at, *groups[at:at + axis.count]) for at in range(0, len(groups), axis.count)]
         return groups[0]

@@ -113,10 +113,14 @@ class Partition:
             if part.stored and self.mesh.offload > 2:
                 own = add_up(self.share(each, 3) for each in arrays) + experts
                 yield part.count, Crossing("fetch", HOST, own, own, own, sympy.Integer(1), sympy.Integer(0), "weights")
-        if stage < len(self.stages) - 1:
-            sent, along = self.handed(stage), self.mesh.stages
-            assert along is not None
-            yield 1, Crossing("send", along.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1), "stage")
+        for found in self.handing(stage): yield 1, found
+
+    def handing(self, stage: int) -> Iterator[Crossing]:
+        """What a rank of a stage hands to the next one, or gets back from it; nothing where there is none of both."""
+        along = self.mesh.stages
+        if along is None or not 0 <= stage < len(self.stages) - 1: return
+        sent, one = self.handed(stage), sympy.Integer(1)
+        yield Crossing("send", along.name, sent, sent, sent, one, one, "stage")
 
     def handed(self, stage: int) -> sympy.Expr:
         """Numbers that a rank hands to the next stage."""

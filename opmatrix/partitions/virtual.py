@@ -58,9 +58,13 @@ def run_ranks(plan: Partition, body: RankBody, result: RankStep) -> Ran:
     the last one."""
     meters = {place: Meter() for place in plan.mesh.places()}
     running = {place: rank(plan, place, body, meter) for place, meter in meters.items()}
-    results, last = drive(running, plan.mesh, meters), len(plan.stages) - 1
-    ends = {plan.flat(place): value for place, value in results.items() if plan.stage(place) == last}
-    return Ran(assembled(result, ends, plan.mesh.flat), meters)
+    return Ran(assembled(result, last_stage(plan, drive(running, plan.mesh, meters)), plan.mesh.flat), meters)
+
+
+def last_stage(plan: Partition, results: Mapping[Coordinates, Numeric]) -> dict[Coordinates, Numeric]:
+    """What the ranks of the last stage gave, by their coordinates within it."""
+    last = len(plan.stages) - 1
+    return {plan.flat(place): value for place, value in results.items() if plan.stage(place) == last}
 
 
 def rank(plan: Partition, place: Coordinates, body: RankBody,
@@ -102,7 +106,6 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
     """Lets ranks run until each is done; a group goes on when all of it hand over the same thing."""
     results: dict[Coordinates, Numeric] = {}
     waits: dict[Coordinates, Message] = {}
-
     mail: dict[object, deque[Carriers]] = defaultdict(deque)
 
     def advance(place: Coordinates, value: Any) -> None:
@@ -116,7 +119,7 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
         except StopIteration as end: results[place] = end.value
     for place in running: advance(place, None)
     while waits:
-        taking = [place for place, message in waits.items() if mail[place, message.op, message.at]]
+        taking = [place for place, message in waits.items() if mail.get((place, message.op, message.at))]
         for place in taking:
             taken = waits.pop(place)
             advance(place, mail[place, taken.op, taken.at].popleft())

@@ -201,8 +201,7 @@ class Ground:
         before = self.steps[step.args[0]]
         if role_of(own) == "heads": return False
         if not (isinstance(state, Cut) and state.role == "heads"): return True
-        copied = any(isinstance(s, Cut) and s.copied for _, s in before.placement.cuts)
-        return not copied and state.units == before.dims.heads
+        return not before.placement.copied and state.units == before.dims.heads
 
 
 def last_reads(steps: Sequence[RankStep], *results: int) -> list[int]:

@@ -25,9 +25,9 @@ class Placement(NamedTuple):
         return tuple(k for k, state in self.cuts if isinstance(state, Partial))
 
     @property
-    def copied(self) -> tuple[int, ...]:
-        """The axes over which several ranks have the same piece."""
-        return tuple(k for k, state in self.cuts if isinstance(state, Cut) and state.copied)
+    def copied(self) -> tuple[tuple[int, Cut], ...]:
+        """How a value is cut over axes of which several ranks have the same piece."""
+        return tuple((k, state) for k, state in self.cuts if isinstance(state, Cut) and state.copied)
 
     def but(self, axis: int, state: AxisState) -> Placement:
         """With that state on an axis: in its place where one of the same dimension was there, else as the innermost."""

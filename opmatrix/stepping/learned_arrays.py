@@ -14,6 +14,7 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.split.axis_states import Cut, Dims, Partial
 from opmatrix.split.placement import Placement
 from opmatrix.stepping.stage_chunks import StageChunk
+from opmatrix.training.pullback import name_of_array
 
 
 class GradientUse(NamedTuple):
@@ -33,10 +34,7 @@ class LearnedArray:
     stages: tuple[int, ...]
 
     @property
-    def name(self) -> str:
-        whole = self.data.cut_of or self.data
-        return str((whole.base or whole).name or self.data)
-
+    def name(self) -> str: return name_of_array(self.data)
     @property
     def chunks(self) -> tuple[int, ...]: return tuple(dict.fromkeys(use.chunk for use in self.uses))
 
@@ -47,11 +45,6 @@ class LearnedArray:
 
     @property
     def dims(self) -> Dims: return stored_dims(self.data)
-
-    @property
-    def copied(self) -> tuple[tuple[int, Cut], ...]:
-        """How it is cut over axes of which several ranks have a copy of it."""
-        return tuple((k, state) for k, state in self.key[1].cuts if isinstance(state, Cut) and state.copied)
 
 
 @dataclass(frozen=True)
@@ -89,34 +82,35 @@ def placement_words(placement: Placement, chunk: StageChunk) -> str:
     return ", ".join(f"{state} over {chunk.split.mesh.axes[k].name}" for k, state in placement.cuts) or "whole"
 
 
-def learned_arrays(plan: Partition, stages: Mapping[int, Sequence[StageChunk]], stage: int) -> list[LearnedArray]:
-    """What a stage learns; `stages` are the chunks of those that may share arrays with it."""
-    by_stage = {at: {} for at in stages}                    # type: dict[int, dict[StoredKey, tuple[Data, list[GradientUse]]]]
+def learned_arrays(stages: Mapping[int, Sequence[StageChunk]]) -> dict[int, list[LearnedArray]]:
+    """What each stage learns, by the chunks of all: any may share arrays. Raises InputError for an array that lies in
+    two ways."""
+    by_stage: dict[int, dict[StoredKey, tuple[Data, list[GradientUse]]]] = {at: {} for at in stages}
     for at, chunks in stages.items():
         for number, chunk in enumerate(chunks):
             for key, data, use in placed_gradients(chunk, number):
                 by_stage[at].setdefault(key, (data, []))[1].append(use)
-    found = []
-    for key, (data, uses) in by_stage[stage].items():
-        others = tuple(at for at, own in by_stage.items() if key in own)
-        found.append(LearnedArray(key, data, tuple(uses), others if len(others) > 1 else ()))
-    check_alike(found, by_stage)
+    found: dict[int, list[LearnedArray]] = {at: [] for at in stages}
+    for at, arrays in by_stage.items():
+        for key, (data, uses) in arrays.items():
+            sharing = tuple(other for other, own in by_stage.items() if key in own)
+            found[at].append(LearnedArray(key, data, tuple(uses), sharing if len(sharing) > 1 else ()))
+    check_alike([each for arrays in found.values() for each in arrays])
     return found
 
 
-def check_alike(found: Sequence[LearnedArray], by_stage: Mapping[int, Mapping[StoredKey, object]]) -> None:
+def check_alike(found: Sequence[LearnedArray]) -> None:
     """Raises InputError for an array that lies in two ways, or of which a part is another's, too."""
     lies: dict[str, StoredKey] = {}
-    for key in [*(each.key for each in found), *(key for own in by_stage.values() for key in own)]:
-        if lies.setdefault(key[0], key) != key:
-            name = next((each.name for each in found if each.key[0] == key[0]), key[0])
-            raise InputError(f"training: {name}: it lies in two ways, and learns in one: cut both alike")
+    for each in found:
+        if lies.setdefault(each.key[0], each.key) != each.key:
+            raise InputError(f"training: {each.name}: it lies in two ways, and learns in one: cut both alike")
 
 
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
     """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket apart."""
     found: dict[tuple[object, ...], list[LearnedArray]] = {}
-    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.copied), []).append(each)
+    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.key[1].copied), []).append(each)
     axes = plan.mesh.flat.axes
     made = []
     for number, own in enumerate(found.values()):
@@ -124,5 +118,5 @@ def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
         pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
         made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces),
                            tuple(k for k in pieces if axes[k].strategy.stored > 2), own[0].stages,
-                           own[0].copied))
+                           own[0].key[1].copied))
     return made

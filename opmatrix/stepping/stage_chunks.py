@@ -2,17 +2,15 @@
 over its own arrays."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from opmatrix.partitions.factor_chain import joined, layers
+from opmatrix.partitions.factor_chain import layers
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.moving import RankStep
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import Keep
-from opmatrix.training.pullback import pullback
-from opmatrix.training.step_costs import BackwardBooked, spans
+from opmatrix.training.step_costs import BackwardBooked, spans, split_both_ways
 
 
 @dataclass(frozen=True)
@@ -66,18 +64,5 @@ class StageChunk:
 
 def stage_chunks(plan: Partition, stage: int, keep: Keep = "units") -> list[StageChunk]:
     """The chunks of a stage, in order. Raises InputError for what has no pullback."""
-    return [chunk_of(plan, lo, hi, keep) for lo, hi in chunk_spans(plan, stage)]
-
-
-def chunk_spans(plan: Partition, stage: int) -> Iterator[tuple[int, int]]:
-    """From which factor to which each chunk of a stage is."""
-    yield from spans(*plan.cuts[stage], layers(plan.chain))
-
-
-def chunk_of(plan: Partition, lo: int, hi: int, keep: Keep) -> StageChunk:
-    known = plan.splits[lo]
-    term = plan.chain[lo].term if hi == lo + 1 else joined(plan.chain[lo:hi]).term
-    pulled = pullback(term, keep=keep, tokens=known.selects, x=known.x,
-                      routed=plan.mesh.sends_to_experts)
-    return StageChunk(lo, hi, BackwardSplit(pulled, known.mesh, plan.sizes, selects=known.selects, cuts=known.cuts,
-                                            last=hi == len(plan.chain)))
+    return [StageChunk(lo, hi, split_both_ways(plan, lo, hi, keep))
+            for lo, hi in spans(*plan.cuts[stage], layers(plan.chain))]

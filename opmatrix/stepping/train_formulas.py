@@ -7,15 +7,13 @@ from typing import TypeAlias
 
 import sympy
 
-from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import Crossing, add_up
+from opmatrix.partitions.booked import Crossing, add_up, gathers
 from opmatrix.split.axis_states import piece
-from opmatrix.split.mesh import Axis
 from opmatrix.split.placement import local
 from opmatrix.stepping.learned_arrays import Bucket
 from opmatrix.stepping.train_ranks import TrainPlan
 from opmatrix.training.pullback import PassPhase
-from opmatrix.training.step_costs import among_copies
+from opmatrix.training.step_costs import among_copies, summed_in_pieces, summed_whole
 
 PHASES: tuple[PassPhase, ...] = ("forward", "kept", "again", "backward")
 OftenCrossed: TypeAlias = tuple[int, Crossing]              # how often, and what
@@ -34,54 +32,32 @@ def step_crossings(train: TrainPlan, stage: int) -> Iterator[OftenCrossed]:
         for bucket in buckets:
             if number not in bucket.chunks: continue
             for k in bucket.stored: yield 2 * often, gathered(train, bucket, k)
-    yield from ((often, sent) for sent in between_stages(train, stage))
+    for neighbour in (stage, stage - 1): yield from ((often, sent) for sent in train.plan.handing(neighbour))
     for bucket in buckets: yield from ((1, found) for found in learned(train, bucket))
-
-
-def between_stages(train: TrainPlan, stage: int) -> Iterator[Crossing]:
-    """What a stage hands to the next one, and back to the one before."""
-    along = train.plan.mesh.stages
-    if along is None: return
-    one = sympy.Integer(1)
-    for neighbour in ([stage] if stage < train.stages - 1 else []) + ([stage - 1] if stage else []):
-        sent = train.plan.handed(neighbour)
-        yield Crossing("send", along.name, sent, sent, sent, one, one, "stage")
 
 
 def level_sizes(train: TrainPlan, bucket: Bucket) -> list[sympy.Expr]:
     """Numbers of a bucket whole, and as a rank has them behind each axis that stores a piece of them."""
     mesh = train.plan.mesh.flat
     found = [add_up(local(each.dims, each.key[1], mesh).numbers for each in bucket.arrays)]
-    for k in bucket.pieces: found.append(share_of(found[-1], mesh.axes[k]))
+    for axis in (mesh.axes[k] for k in bucket.pieces):
+        found.append(sympy.sympify(piece(found[-1], axis.ranks, axis.at)))
     return found
-
-
-def share_of(numbers: LiveSize, axis: Axis) -> sympy.Expr: return sympy.sympify(piece(numbers, axis.ranks, axis.at))
 
 
 def gathered(train: TrainPlan, bucket: Bucket, k: int) -> Crossing:
     """The pieces of a bucket that an axis stores, gathered."""
-    sizes, level = level_sizes(train, bucket), bucket.pieces.index(k)
-    axis, whole, own = train.plan.mesh.flat.axes[k], sizes[level], sizes[level + 1]
-    return Crossing("all_gather", axis.name, own, whole - own, whole, sympy.sympify(axis.ranks) - 1, sympy.Integer(1),
-                    "weights")
-
-
-def sum_crossing(numbers: sympy.Expr, axis: Axis, ranks: LiveSize, own: sympy.Expr) -> Crossing:
-    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
-                    sympy.Integer(2), "weights")
+    whole = level_sizes(train, bucket)[bucket.pieces.index(k)]
+    [found] = gathers([whole], [train.plan.mesh.flat.axes[k]])
+    return found
 
 
 def learned(train: TrainPlan, bucket: Bucket) -> Iterator[Crossing]:
     """How the gradients of a bucket are summed, and its new numbers gathered."""
     mesh, sizes = train.plan.mesh.flat, level_sizes(train, bucket)
     for k, state in bucket.copied: yield among_copies(mesh.axes[k], state, sizes[0])
-    for axis in (mesh.axes[k] for k in bucket.summed):
-        yield sum_crossing(sizes[0], axis, axis.ranks, share_of(sizes[0], axis))
-    for k, whole, own in zip(bucket.pieces, sizes, sizes[1:], strict=False):
-        axis = mesh.axes[k]
-        yield Crossing("reduce_scatter", axis.name, whole, whole - own, whole, sympy.sympify(axis.ranks) - 1,
-                       sympy.Integer(1), "weights")
+    for axis in (mesh.axes[k] for k in bucket.summed): yield summed_whole(axis, sizes[0], axis.ranks, axis.at)
+    for k, whole in zip(bucket.pieces, sizes, strict=False): yield summed_in_pieces(mesh.axes[k], whole)
     if bucket.stages: yield between_sharing(train, bucket.stages, sizes[-1])
     for k in bucket.pieces:
         if k not in bucket.stored: yield gathered(train, bucket, k)
@@ -93,19 +69,4 @@ def between_sharing(train: TrainPlan, stages: Sequence[int], numbers: sympy.Expr
     assert along is not None
     n, place = len(stages), sympy.Piecewise(*((sympy.Integer(r), sympy.Eq(along.at, at))
                                               for r, at in enumerate(stages)), (sympy.Integer(0), True))
-    return sum_crossing(numbers, along, n, sympy.sympify(piece(numbers, n, place)))
-
-
-def at_stage(train: TrainPlan, e: sympy.Expr, place: Sequence[int]) -> int:
-    """A formula at the coordinates of a rank."""
-    return int(train.plan.on(sympy.sympify(e), place))
-
-
-def step_counts(train: TrainPlan, place: Sequence[int], table: str) -> dict[tuple[str, str], int]:
-    """What crosses of a rank in a step by the formulas, in numbers, by operation and axis; `table` is payload, wire or
-    messages."""
-    found: dict[tuple[str, str], int] = {}
-    for times, each in step_crossings(train, train.plan.stage(place)):
-        key = each.op, each.axis
-        found[key] = found.get(key, 0) + times * at_stage(train, getattr(each, table), place)
-    return found
+    return summed_whole(along, numbers, n, place)

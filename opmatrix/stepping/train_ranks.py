@@ -3,9 +3,10 @@ have parts of them, a step of Adam on what this rank stores of the optimiser, ne
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +17,15 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.microbatches.named import pipeline_kind
 from opmatrix.microbatches.tasks import Task
 from opmatrix.partitions.booked import StoredKey, stored_arrays, stored_dims
-from opmatrix.partitions.feeds import Feed, window
+from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import STEPS, assembled, drive, with_mesh_axes
-from opmatrix.split.axis_states import Cut
+from opmatrix.partitions.virtual import STEPS, assembled, drive, last_stage, with_mesh_axes
+from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.placement import Coordinates, copy_holders, found_at
 from opmatrix.split.traced import sliced_at
 from opmatrix.stepping.chunk_passes import NO_NUMBERS, ChunkPass
-from opmatrix.stepping.learned_arrays import Bucket, LearnedArray, buckets_of, learned_arrays
+from opmatrix.stepping.learned_arrays import Bucket, buckets_of, learned_arrays
 from opmatrix.stepping.stage_chunks import StageChunk, stage_chunks
 from opmatrix.training.learning import Adam
 
@@ -75,8 +76,7 @@ class TrainPlan:
 
     @cached_property
     def buckets(self) -> dict[int, list[Bucket]]:
-        return {stage: buckets_of(self.plan, learned_arrays(self.plan, self.chunks, stage))
-                for stage in range(self.stages)}
+        return {stage: buckets_of(self.plan, arrays) for stage, arrays in learned_arrays(self.chunks).items()}
 
     @cached_property
     def order(self) -> list[list[Task]]:
@@ -96,10 +96,8 @@ class TrainPlan:
 
     def losses(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
         """The loss of each row of each micro-batch, of what the ranks of the last stage have of them."""
-        last = self.stages - 1
-        chunk, mesh = self.chunks[last][-1], self.plan.mesh.flat
-        ends = {self.plan.flat(place): each for place, each in results.items() if self.plan.stage(place) == last}
-        step = chunk.steps[chunk.out]
+        chunk, mesh = self.chunks[self.stages - 1][-1], self.plan.mesh.flat
+        step, ends = chunk.steps[chunk.out], last_stage(self.plan, results)
         return np.stack([assembled(step, {place: each[m] for place, each in ends.items()}, mesh)
                          for m in range(self.asked.micro_batches)])
 
@@ -107,10 +105,13 @@ class TrainPlan:
 @dataclass
 class Shard:
     """What a rank stores of a bucket: its numbers, a piece where an axis stores weights once, and the optimiser's for
-    those of which it has them."""
+    those of which it has them. `shapes`: of its arrays on this rank, whole where they are stored in pieces; `sizes`:
+    their numbers in all, and behind each axis that stores a piece of them."""
     bucket: Bucket
     flat: Numeric
-    adam: Adam = field(default_factory=Adam)
+    shapes: Sequence[tuple[int, ...]]
+    sizes: Sequence[int]
+    adam: Adam
 
 
 class TrainingRank:
@@ -132,15 +133,19 @@ class TrainingRank:
         return sliced_at(base, found_at(stored_dims(base), key[1], self.mesh, self.flat_place))
 
     def beginning(self, bucket: Bucket) -> Shard:
-        flat = np.concatenate([self.arrays[each.key].array.ravel() for each in bucket.arrays]).astype(np.float64)
-        for k in bucket.stored: flat = flat[self.own_piece(k, len(flat))]
-        found = Shard(bucket, flat, Adam(self.train.asked.rate))
+        arrays = [self.arrays[each.key].array for each in bucket.arrays]
+        flat = np.concatenate([each.ravel() for each in arrays]).astype(np.float64)
+        sizes = [len(flat)]
+        for k in bucket.pieces:
+            own = self.own_piece(k, sizes[-1])
+            sizes.append(own.stop - own.start)
+            if k in bucket.stored: flat = flat[own]
+        found = Shard(bucket, flat, [each.shape for each in arrays], sizes, Adam(self.train.asked.rate))
         if bucket.stored: self.drop(bucket)
         return found
 
     def own_piece(self, k: int, size: int) -> slice:
-        lo, hi = Cut("batch", size).bounds(self.mesh.axes[k].count, self.flat_place[k], size)
-        return slice(lo, hi)
+        return slice(*bounds(size, self.mesh.axes[k].count, self.flat_place[k]))
 
     # One step.
 
@@ -209,8 +214,8 @@ class TrainingRank:
         for shard in self.shards:
             if not shard.bucket.stored or number not in shard.bucket.chunks: continue
             flat = shard.flat
-            for k in reversed(shard.bucket.stored): flat = yield from self.whole(shard.bucket, flat, k, GATHERING)
-            self.put(shard.bucket, flat)
+            for k in reversed(shard.bucket.stored): flat = yield from self.whole(shard, flat, k, GATHERING)
+            self.put(shard, flat)
 
     def leave(self, number: int) -> None:
         for shard in self.shards:
@@ -219,40 +224,23 @@ class TrainingRank:
     def drop(self, bucket: Bucket) -> None:
         for each in bucket.arrays: self.arrays.pop(each.key, None)
 
-    def whole(self, bucket: Bucket, own: Numeric, k: int, after: int) -> Generator[Message, Any, Numeric]:
+    def whole(self, shard: Shard, own: Numeric, k: int, after: int) -> Generator[Message, Any, Numeric]:
         """A bucket, as it is before an axis stores pieces of it, of the pieces of all."""
-        sizes = self.sizes(bucket)
-        whole = sizes[bucket.pieces.index(k)]
-        found: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(bucket, after), None,
+        whole = shard.sizes[shard.bucket.pieces.index(k)]
+        found: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(shard.bucket, after), None,
                                        Cut("batch", whole), units=whole)
         return found
-
-    def sizes(self, bucket: Bucket) -> list[int]:
-        """Numbers of a bucket whole, and behind each axis that stores a piece of it."""
-        found = [sum(self.size(each) for each in bucket.arrays)]
-        for k in bucket.pieces:
-            own = self.own_piece(k, found[-1])
-            found.append(own.stop - own.start)
-        return found
-
-    def size(self, each: LearnedArray) -> int: return int(np.prod(self.shape(each), dtype=np.int64))
-
-    def shape(self, each: LearnedArray) -> tuple[int, ...]:
-        """What this rank has of an array, whole where it is stored in pieces."""
-        at = found_at(each.dims, each.key[1], self.mesh, self.flat_place)
-        own = window(each.dims, at)[-len(each.data.shape):]
-        return tuple(each.stop - each.start for each in own)
 
     def named(self, bucket: Bucket, after: int) -> int:
         """Where a crossing of a bucket is: by its first chunk."""
         return self.chunks[min(bucket.chunks)].lo * STEPS + after + bucket.number
 
-    def put(self, bucket: Bucket, flat: Numeric) -> None:
+    def put(self, shard: Shard, flat: Numeric) -> None:
         """The arrays of a bucket are these numbers now."""
         at = 0
-        for each in bucket.arrays:
-            size = self.size(each)
-            made = Data(flat[at:at + size].reshape(self.shape(each)))
+        for each, shape in zip(shard.bucket.arrays, shard.shapes, strict=True):
+            size = prod(shape)
+            made = Data(flat[at:at + size].reshape(shape))
             made.key = f"{each.key[0]} version {next(VERSIONS)}"
             made.T.key = f"{made.key}.T"
             self.arrays[each.key], at = made, at + size
@@ -278,9 +266,9 @@ class TrainingRank:
         own, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
         for k in apart: own = own[self.own_piece(k, len(own))]
         new = shard.adam.step({"": own}, {"": flat})[""]
-        for k in reversed(apart): new = yield from self.whole(bucket, new, k, RENEWING)
+        for k in reversed(apart): new = yield from self.whole(shard, new, k, RENEWING)
         shard.flat = new
-        if not bucket.stored: self.put(bucket, new)
+        if not bucket.stored: self.put(shard, new)
 
     def shared_at(self, bucket: Bucket) -> int:
         """Where a sum between stages is, which all of them must call alike."""

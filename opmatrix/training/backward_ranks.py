@@ -29,7 +29,7 @@ from opmatrix.training.expert_gradients import ExpertGradients
 from opmatrix.training.keeping import Keep
 from opmatrix.training.line_readings import COTANGENT
 from opmatrix.training.pullback import assembled_gradients, pullback
-from opmatrix.training.step_costs import BACKWARD, BackwardBooked
+from opmatrix.training.step_costs import BACKWARD, BackwardBooked, GradientBucket
 from opmatrix.visibility import shares_of
 
 REDUCTIONS = 1_000_000                                      # of gradients, told from the steps of values
@@ -91,26 +91,20 @@ class BackwardRank(Rank, ExpertGradients):
             self.meter.peak = max(self.meter.peak, sum(map(count_held, self.values.values())))
             for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
         found = {-1: self.array(self.out)}
-        buckets: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        buckets: dict[GradientBucket, list[int]] = {}
         for line, at in self.asked.items():
             lies = self.steps[at].placement
             buckets.setdefault((lies.partial, lies.copied), []).append(line)
         for number, ((parts, copied), lines) in enumerate(buckets.items()):
             arrays = [self.array(self.asked[line]) for line in lines]
             flat = np.concatenate([each.ravel() for each in arrays])
-            for k in copied:
-                holders = copy_holders(self.copy_of(lines[0], k), self.mesh.axes[k].count, self.place[k])
+            for k, state in copied:
+                holders = copy_holders(state, self.mesh.axes[k].count, self.place[k])
                 flat = yield Message("all_reduce", k, (flat,), REDUCTIONS + number, monoids.sum, among=holders)
             for k in parts: flat = yield from self.reduced(flat, k, REDUCTIONS + number)
             ends = np.cumsum([each.size for each in arrays])[:-1]
             found |= {line: part.reshape(each.shape)
                       for line, part, each in zip(lines, np.split(flat, ends), arrays, strict=True)}
-        return found
-
-    def copy_of(self, line: int, k: int) -> Cut:
-        """How a gradient is cut on an axis whose ranks copy its array."""
-        found = self.steps[self.asked[line]].placement.on(k)
-        assert isinstance(found, Cut)
         return found
 
     def reduced(self, flat: Numeric, k: int, at: int) -> Generator[Message, Any, Numeric]:

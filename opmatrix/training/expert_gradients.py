@@ -116,9 +116,9 @@ def back_through(body: Sequence[RankStep], narrowed: Sequence[Operator | None], 
     """Cotangents of rows and of gates that came to experts, and the gradient of each stack that learns. `sizes`: how
     many experts are here, and the columns of a row."""
     here, wide = sizes
-    learning = [at for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True))
-                if step.op == "act" and matrix is not None and teaches(step.more[0]) is not None]
-    found = {at: np.zeros(stack.shape) for at in learning if (stack := stack_of(narrowed[at])) is not None}
+    found: FoundGradients = {at: np.zeros(matrix.args[0].array.shape)
+                             for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True))
+                             if matrix is not None and teaches(step.more[0]) is not None}
     answers = []
     for place, block in enumerate(came):
         own = [expert_of(matrix, place % here) if matrix else None for matrix in narrowed]
@@ -129,14 +129,7 @@ def back_through(body: Sequence[RankStep], narrowed: Sequence[Operator | None], 
         for at in range(len(body) - 1, 0, -1):
             if at in back: one_back(at, body[at], own[at], values, back, found, place % here, count)
         answers.append(np.concatenate([back[0], (g * values[-1]).sum(-1, keepdims=True)], -1))
-    return tuple(answers), [found[at] for at in learning]
-
-
-def stack_of(matrix: Operator | None) -> Numeric | None:
-    """The numbers of a stack of matrices."""
-    if matrix is None: return None
-    found: Numeric = matrix.args[0].array
-    return found
+    return tuple(answers), [*found.values()]
 
 
 def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[Numeric], back: FoundGradients,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -25,6 +25,7 @@ from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
 from opmatrix.training.pullback import PassPhase, pullback
 
 BACKWARD: tuple[PassPhase, ...] = ("kept", "again", "backward")
+GradientBucket: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, Cut], ...]]      # partial, and copied
 
 
 class BackwardBooked(Booked):
@@ -87,10 +88,10 @@ class BackwardBooked(Booked):
             found[unit] = found.get(unit, NONE) + sympy.nsimplify(size) * held
         return found
 
-    def buckets(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr]:
-        """Numbers of gradients by the axes over which ranks have parts of them, and by those over which several have
-        what their heads give to a copy: each bucket is summed at once."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], sympy.Expr] = {}
+    def buckets(self) -> dict[GradientBucket, sympy.Expr]:
+        """Numbers of gradients by the axes over which ranks have parts of them, and by how those are cut over which
+        several have what their heads give to a copy: each bucket is summed at once."""
+        found: dict[GradientBucket, sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
             lies = self.steps[at].placement
@@ -98,37 +99,41 @@ class BackwardBooked(Booked):
             found[key] = found.get(key, NONE) + self.held_dims[at].numbers
         return found
 
-    def copies(self, k: int) -> Cut:
-        """The cut of what ranks of an axis copy."""
-        cuts = (self.steps[at].placement.on(k) for at in self.split.places.values())
-        return next(each for each in cuts if isinstance(each, Cut) and each.copied)
-
     def reductions(self) -> Iterator[Crossing]:
         """How gradients are summed over ranks: as pieces where an axis stores the optimiser's state once, whose new
         weights are then gathered, unless weights are stored in pieces, too."""
         for (parts, copied), numbers in self.buckets().items():
-            for k in copied: yield among_copies(self.mesh.axes[k], self.copies(k), numbers)
+            for k, state in copied: yield among_copies(self.mesh.axes[k], state, numbers)
             for k in parts: yield from self.reduced(k, numbers)
 
     def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
         """The sum of a bucket over an axis."""
-        axis, one = self.mesh.axes[k], sympy.Integer(1)
-        n, stored = sympy.sympify(axis.ranks), axis.strategy.stored
-        own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
-        if not stored:
-            wire = 2 * (numbers - own)
-            yield Crossing("all_reduce", axis.name, numbers, wire, numbers, 2 * (n - 1), 2 * one, "weights")
+        axis = self.mesh.axes[k]
+        if not axis.strategy.stored:
+            yield summed_whole(axis, numbers, axis.ranks, axis.at)
             return
-        yield Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, n - 1, one, "weights")
-        if stored < 3: yield Crossing("all_gather", axis.name, own, numbers - own, numbers, n - 1, one, "weights")
+        yield summed_in_pieces(axis, numbers)
+        if axis.strategy.stored < 3: yield from gathers([numbers], [axis])
+
+
+def summed_whole(axis: Axis, numbers: sympy.Expr, ranks: LiveSize, at: LiveSize) -> Crossing:
+    """The sum of gradients among so many ranks of an axis, of which the one `at` merges a piece: all have it whole."""
+    own = sympy.sympify(piece(numbers, ranks, at))
+    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
+                    sympy.Integer(2), "weights")
+
+
+def summed_in_pieces(axis: Axis, numbers: sympy.Expr) -> Crossing:
+    """The sum of gradients over an axis, of which each rank has a piece."""
+    own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
+    return Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, sympy.sympify(axis.ranks) - 1,
+                    sympy.Integer(1), "weights")
 
 
 def among_copies(axis: Axis, state: Cut, numbers: sympy.Expr) -> Crossing:
     """The sum of what ranks that have the same copy give it."""
     n = sympy.sympify(axis.ranks) / state.units
-    own = sympy.sympify(piece(numbers, n, sympy.Mod(axis.at, n)))
-    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (n - 1), sympy.Integer(2),
-                    "weights")
+    return summed_whole(axis, numbers, n, sympy.Mod(axis.at, n))
 
 
 @dataclass(frozen=True)
@@ -171,10 +176,7 @@ class TrainingStep:
             for found in chunk.booked.crossings_of(*BACKWARD): yield chunk.count, found
         for count, found in self.plan.crossings(stage):
             if found.of == "weights": yield count, found    # stored in pieces: they are gathered again
-        if stage and self.plan.mesh.stages is not None:
-            sent = self.plan.handed(stage - 1)
-            yield 1, Crossing("send", self.plan.mesh.stages.name, sent, sent, sent, sympy.Integer(1), sympy.Integer(1),
-                              "stage")
+        for found in self.plan.handing(stage - 1): yield 1, found
 
     def gradients(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
         """How gradients are summed over ranks, once a step, and how often."""
@@ -201,14 +203,23 @@ def training_step(plan: Partition, keep: Keep | Sequence[Keep] = "units", dropou
             last, split = hi == len(plan.chain), plan.splits[lo]
             key = (tuple(each.signature for each in plan.chain[lo:hi]), split.x, split.selects, last, str(policy))
             if key not in known:
-                term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
-                pulled = pullback(term, keep=policy, dropout=dropout if layer is not None else 0,
-                                  tokens=split.selects, x=split.x, sizes=sizes, routed=plan.mesh.sends_to_experts)
-                known[key] = BackwardBooked(BackwardSplit(pulled, split.mesh, plan.sizes, selects=split.selects,
-                                                          cuts=split.cuts, last=last))
+                known[key] = BackwardBooked(split_both_ways(plan, lo, hi, policy, dropout if layer is not None else 0,
+                                                            sizes))
             groups[key] = groups.get(key, 0) + 1
         made.append([Chunk(known[key], count) for key, count in groups.items()])
     return TrainingStep(plan, made)
+
+
+def split_both_ways(plan: Partition, lo: int, hi: int, keep: Keep, dropout: float = 0,
+                    sizes: Mapping[str, int] | None = None) -> BackwardSplit:
+    """Some factors of a partition, one after the other, forward and back. Raises InputError for what has no
+    pullback."""
+    known = plan.splits[lo]
+    term = joined(plan.chain[lo:hi]).term if hi > lo + 1 else plan.chain[lo].term
+    pulled = pullback(term, keep=keep, dropout=dropout, tokens=known.selects, x=known.x, sizes=sizes,
+                      routed=plan.mesh.sends_to_experts)
+    return BackwardSplit(pulled, known.mesh, plan.sizes, selects=known.selects, cuts=known.cuts,
+                         last=hi == len(plan.chain))
 
 
 def by_layer(keep: Any) -> bool:

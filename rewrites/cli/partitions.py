@@ -7,7 +7,6 @@ from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
-from opmatrix.display.timeline import check_timeline
 from opmatrix.files.checkpoint import open_model
 from opmatrix.launching.dtensor import placements_text
 from opmatrix.launching.workflow import workflow_of
@@ -208,15 +207,19 @@ def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, 
     own = {"--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1), "--recompute": (recompute, "none"),
            "--dropout": (dropout, 0), "--state": (state, "16"), "--timeline": (timeline, None)}
     if not train:
-        for option, (given, usual) in own.items():
-            if given != usual: raise InputError(f"{option} {given}: it is of a step of training: give --train, too")
+        check_left_out(own, "a step of training")
         return None
     check_among("--recompute", recompute, [*RECOMPUTED])
     check_among("--state", state, [*STATES])
     if timeline is not None and batch is None:
         raise InputError("--timeline: it is drawn at numbers: give --batch and --tokens")
-    if timeline is not None: check_timeline(timeline)
     return TrainWish(pipeline_kind(schedule), micro_batches, recompute, dropout, state, timeline)
+
+
+def check_left_out(own: Mapping[str, tuple[object, object]], what: str) -> None:
+    """Raises InputError for an option that is not as usual, where there is no training that it is of."""
+    for option, (given, usual) in own.items():
+        if given != usual: raise InputError(f"{option} {given}: it is of {what}: give --train, too")
 
 
 def told_training(plan: Partition, exact: Partition | None, ask: PartitionWish, train: TrainWish) -> str:

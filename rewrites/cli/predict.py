@@ -8,7 +8,7 @@ from formats.machine.datasheets import Datasheet
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes, table
 from opmatrix.extents import Extents, counted, patterns
-from opmatrix.files.checkpoint import open_model
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.fetch import MODELS
 from opmatrix.models.known import find_known
 from opmatrix.pricing import datasheet
@@ -42,9 +42,14 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
 def open_promised(model: str) -> Operator:
     """The operator of a MODEL where nothing is run: of a checkpoint, of a configuration alone, or of a well-known
     model. Raises InputError for a name that there is not; for one that is no path, with the well-known ones."""
-    if weightless(model): return shapes(model)
+    return shapes(model) if weightless(model) else open_known(model).operator()
+
+
+def open_known(model: str) -> Checkpoint:
+    """A MODEL that has weights. Raises InputError for a name that there is not; for one that is no path, with the
+    well-known ones."""
     if not (os.path.exists(model) or model in MODELS or os.sep in model): find_known(model)
-    return open_model(model).operator()
+    return open_model(model)
 
 
 def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:

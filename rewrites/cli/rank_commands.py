@@ -72,13 +72,10 @@ def plan_model(
 
 def planned_config(model: str) -> Settings:
     """The configuration of a MODEL that is planned. Raises InputError for a name that there is not."""
-    from opmatrix.files.checkpoint import open_model
     from rewrites.cli.partitions import config_of
-    from rewrites.cli.predict import open_promised
+    from rewrites.cli.predict import open_known
     found = config_of(model)
-    if found is not None: return found
-    open_promised(model)                                    # refuses what is none, with the names like it
-    return open_model(model).config
+    return open_known(model).config if found is None else found
 
 
 def partition_model(
@@ -253,13 +250,12 @@ def check_steps(train: bool, rate: float, schedule: str, micro_batches: int,
     there is, and for one without `--train`."""
     from opmatrix.stepping.train_ranks import TrainAsked, check_train_asked
     from opmatrix.training.timed_step import RECOMPUTED
-    from rewrites.cli.partitions import check_among
+    from rewrites.cli.partitions import check_among, check_left_out
     own = {"--rate": (rate, 1e-3), "--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1),
            "--recompute": (recompute, "none")}
-    for option, (given, usual) in own.items():
-        if not train and given != usual:
-            raise InputError(f"{option} {given}: it is of steps of training: give --train, too")
-    if not train: return None
+    if not train:
+        check_left_out(own, "steps of training")
+        return None
     check_among("--recompute", recompute, [*RECOMPUTED])
     asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute])
     check_train_asked(asked)
