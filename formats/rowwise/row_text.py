@@ -37,7 +37,6 @@ class RowText:
     def __post_init__(self) -> None:
         self.loops = Loops(self.root)
         self.kept = self.loops.number
-        self.widths = [each.heads * each.cols for each in self.loops.nodes]
         for number, item in enumerate(self.loops.items): self.reserve(number, item.node)
         for loop in self.loops.loops: self.write_loop(loop)
 
@@ -136,12 +135,7 @@ class RowText:
 
     def graph(self, graph: NumberGraph, inputs: list[str]) -> list[str]:
         """The outputs of a graph of numbers, of variables."""
-        made: dict[int, str] = {}
-        for node in graph.walk():
-            if node.op == "input": made[id(node)] = inputs[int(node.value)]
-            elif node.op == "literal": made[id(node)] = self.literal(node.value)
-            else: made[id(node)] = self.operation(node.op, [made[id(each)] for each in node.args])
-        return [made[id(each)] for each in graph.outputs]
+        return graph.fill(inputs, self.literal, lambda node, args: self.operation(node.op, args))
 
     # ---- loops
 
