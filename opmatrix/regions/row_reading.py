@@ -93,7 +93,9 @@ class RowReading:
                 return x if (lo, hi) == (0, x.cols) else RowValue("cols", x.heads, hi - lo, x, extra=lo)
             case "place": return RowValue("place", x.heads, args[1], x, extra=args[0])
             case "over": return put_beside(self.merged(*args))
-        if term.entrywise: return graphed(traced_function(term.kind.body(0, 0, *args)), x)[0]
+        if term.entrywise:
+            [made] = graphed(traced_function(term.kind.body(0, 0, *args)), x)
+            return RowValue("wide", x.heads, x.cols, made) if made.op == "literal" else made
         raise NotByRows(f"{term.kind} has no code by rows")
 
     def array(self, data: Data) -> RowValue:
