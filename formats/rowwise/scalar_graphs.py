@@ -65,8 +65,9 @@ def name_graph(graph: NumberGraph) -> str:
     return hashlib.blake2b(f"{graph.inputs} {words} {outputs}".encode(), digest_size=8).hexdigest()
 
 
-def check_traced(graph: NumberGraph, function: Callable[..., Any]) -> None:
-    """Raises Untraceable where a graph is not its function: at random numbers, and at the edges of what numbers are."""
+def check_traced(graph: NumberGraph, function: Callable[..., Any], own: Callable[..., Any] | None = None) -> None:
+    """Raises Untraceable where a graph is not its function: at random numbers, and at the edges of what numbers are. It
+    names the place of the function that a person wrote, which is `own` where another calls it."""
     rng = np.random.default_rng(0)
     draws = [np.concatenate([rng.normal(size=TRIED_DRAWS) * 3, rng.permutation(np.array(EDGES * 3))])
              for _ in range(graph.inputs)]
@@ -77,7 +78,7 @@ def check_traced(graph: NumberGraph, function: Callable[..., Any]) -> None:
                     (found, other))
         if not equal_numbers(one, two):
             said = "what it does to single numbers is not what it does to arrays"
-            raise Untraceable(f"{find_place(function, None)}: {said}")
+            raise Untraceable(f"{find_place(own or function, None)}: {said}")
 
 
 def equal_numbers(one: Reals, two: Reals) -> bool:

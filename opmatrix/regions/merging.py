@@ -46,7 +46,7 @@ def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
 def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> NumberGraph:
     """The graph of a function, held against it; what is wrong is said of the function that a person wrote."""
     graph = trace_numbers(function, inputs)
-    check_traced(graph, function)
+    check_traced(graph, function, own)
     return graph
 
 
