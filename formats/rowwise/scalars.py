@@ -168,14 +168,14 @@ def applied(name: str, *given: Any) -> StandIn:
     raise Untraceable(f"{name} is not among the functions that have code here")
 
 
-class MadeOf(Protocol):
+class HasArgs(Protocol):
     """What is made of others."""
     @property
     def args(self) -> tuple[Self, ...]: ...
 
 
-Made = TypeVar("Made", bound=MadeOf)
-Item = TypeVar("Item")
+Made = TypeVar("Made", bound=HasArgs)
+Filled = TypeVar("Filled")
 
 
 def walk_made(ends: Iterable[Made]) -> Iterator[Made]:
@@ -200,10 +200,10 @@ class NumberGraph(NamedTuple):
         """Every number once, those that others are made of first."""
         return walk_made(self.outputs)
 
-    def fill(self, given: Sequence[Item], literal: Callable[[float], Item],
-             make: Callable[[StandIn, list[Item]], Item]) -> list[Item]:
+    def fill(self, given: Sequence[Filled], literal: Callable[[float], Filled],
+             make: Callable[[StandIn, list[Filled]], Filled]) -> list[Filled]:
         """The outputs, where inputs are given: its numbers are made one after another."""
-        made: dict[int, Item] = {}
+        made: dict[int, Filled] = {}
         for node in self.walk():
             if node.op == "input": made[id(node)] = given[int(node.value)]
             elif node.op == "literal": made[id(node)] = literal(node.value)
