@@ -18,8 +18,7 @@ from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
-from opmatrix.runtime.arguments import Arguments, Doubles
-from opmatrix.runtime.kernels.row_term import split_operands
+from opmatrix.runtime.arguments import Arguments, Doubles, split_operands
 from opmatrix.runtime.terms import measured, parse_operator
 from opmatrix.visibility import needed
 

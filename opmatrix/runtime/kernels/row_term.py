@@ -12,7 +12,7 @@ from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.extents import Extents
-from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
@@ -21,19 +21,8 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-MAX_VALUES = 64                                             # values of a step, and arrays
-VALUE_NAMES, ARRAY_NAMES = (tuple(f"{letter}{k}" for k in range(MAX_VALUES)) for letter in "xc")
 moved, simple, slow = map(size, ("moved", "simple", "slow"))
 SLOW = 8                                                    # operations that a division or a root is taken to be
-TermOperands = tuple[list[Any], list[Any]]
-
-
-def split_operands(given: Any) -> TermOperands:
-    """The values and the arrays of a step, those that it has, in order."""
-    held = given if isinstance(given, dict) else vars(given)
-    values, arrays = ([held[name] for name in names if held.get(name) is not None]
-                      for names in (VALUE_NAMES, ARRAY_NAMES))
-    return values, arrays
 
 
 def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
