@@ -20,7 +20,7 @@ from statistics import median
 from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, folder, say, spread, tabled, takes
 from lib.generated_texts import beside_transformers, long_texts
-from lib.generators import PEERS, Ours, Torch, find_program, perplexity, rounded, why_absent
+from lib.generators import PEERS, Ours, Torch, perplexity, rounded, why_absent
 
 import numpy as np
 
@@ -31,7 +31,9 @@ from opmatrix.measure import seconds
 from opmatrix.pipelines.text import sentences
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
+from rewrites.find_exact import find_exact
 from rewrites.lower.phased import Generation, later_step, prefill
+from rewrites.phases import Report
 from rewrites.workload.decoded import predict_step
 
 COLUMNS = ("engine", "version", "sequences", "context", "first_ms", "predicted", "token_ms", "predicted", "tokens_s",
@@ -57,7 +59,7 @@ def main() -> None:
     if given.long or given.greedy: return beyond_seconds(given)
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))
     checkpoint, figures = open_model(given.model), list[Figure]()
-    exact = Program.load(given.program) if given.program else find_program(checkpoint, Generation(given.prompt, 128))
+    exact = exact_program(given, checkpoint)
     engines = [Ours("opmatrix, exact", exact), Ours("opmatrix, x rounded", rounded(exact))]
     for peer in PEERS:
         if why := "left out" if given.no_peers else why_absent(peer, checkpoint):
@@ -73,11 +75,17 @@ def main() -> None:
     concluded(given, figures)
 
 
+def exact_program(given, checkpoint):
+    """The saved one, or what a search finds for the request."""
+    if given.program: return Program.load(given.program)
+    return find_exact(checkpoint, Report(quiet=True), Generation(given.prompt, 128))
+
+
 def beyond_seconds(given):
     """Long texts, and transformers' tokens, by the exact program."""
     checkpoint, figures = open_model(given.model), list[Figure]()
     takes(60 + 0.012 * (given.long or 0) + 60 * given.greedy)
-    exact = Program.load(given.program) if given.program else find_program(checkpoint, Generation(given.prompt, 128))
+    exact = exact_program(given, checkpoint)
     if given.long: figures += long_texts(exact, given.long, given.at_once)
     if given.greedy:
         if why := why_absent(Torch, checkpoint): figures.append(Figure("greedy tokens", None, why=why))

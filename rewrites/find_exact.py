@@ -13,12 +13,13 @@ __all__ = ["find_exact", "open_model"]
 TIMED = Generation(128, 128)                                # what a program is made cheapest for
 
 
-def find_exact(checkpoint: Checkpoint, report: Report) -> Program:
-    """The cheapest program that equals a language model, as the search predicts it: nothing is approximated, judged or
-    compared."""
+def find_exact(checkpoint: Checkpoint, report: Report, asked: Generation | None = None) -> Program:
+    """The cheapest program that equals a language model, as the search predicts it for a request: nothing is
+    approximated, judged or compared."""
     with report.phase("weights"): operator = checkpoint.operator(pooled=True)
-    half = max(1, checkpoint.positions // 2)
-    asked = Generation(min(TIMED.prompt, half), min(TIMED.answer, half))
+    if asked is None:
+        half = max(1, checkpoint.positions // 2)
+        asked = Generation(min(TIMED.prompt, half), min(TIMED.answer, half))
     workload, meta = draw_workload(asked, operator), source(checkpoint)
     with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
     with report.phase("search"), silence_stdout():

@@ -11,7 +11,6 @@ from opmatrix.algebra.operators import (
     magnitude,
     ones,
     over,
-    reciprocal,
     relu,
     row,
     rsqrt,
@@ -67,6 +66,3 @@ def random_term(rng, cols):
 
 def rsqrt_of_more(): return (I + const(1e-3)) @ rsqrt
 def over_of(monoid): return monoid if monoid is ones else over(ones, monoid)
-
-
-def soften(x): return x * ((x @ magnitude @ ones + const(1.0)) @ reciprocal)

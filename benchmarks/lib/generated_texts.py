@@ -1,35 +1,23 @@
 """What generated text is held against beside seconds: memory and steps over many tokens, transformers' text."""
 import gc
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
 
 from lib.command import Figure, say
 
 import numpy as np
-from transformed import llama_of
+from transformed import EQUAL, PROMPTS, TOKENS, replies_beside
 
 from formats.machine.peaks import bandwidth, memory_levels
 from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.launching.worker import resident
 from opmatrix.measure import seconds
 from opmatrix.pipelines.generation import decodable
 from opmatrix.program import Program
 
 FLAT = 0.01                                                 # that memory may grow by, as a share
 PARTS = 10                                                  # of all steps, of each of which the median counts
-TOKENS, EQUAL = 64, 1e-3                                    # of a reply; two scores as good as equal
-PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):", "2 + 2 =", "Water boils at",
-           "The opposite of hot is", "My favourite colour is", "In 1969, people", "The largest planet is", "Dear Sir,",
-           "A haiku about rain:", "To make bread you need", "The three laws of motion", "Bonjour, je",
-           "SELECT name FROM", "The history of mathematics", "She opened the door and", "An atom consists of",
-           "1, 2, 3, 4,", "The moon is"]
-
-
-def resident() -> int:
-    """Bytes of this process that lie in memory."""
-    gc.collect()
-    with open("/proc/self/statm") as file: return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def long_texts(program: Program, tokens: int, sequences: int) -> Iterator[Figure]:
@@ -45,6 +33,7 @@ def long_texts(program: Program, tokens: int, sequences: int) -> Iterator[Figure
     for at in range(length - 1):
         taken.append(seconds(session.step, {each: [(7 * at + i) % 1000] for i, each in enumerate(held)}))
         if at % (length // PARTS) == length // PARTS - 1:
+            gc.collect()
             memory.append(resident())
             say(f"{sequences * (at + 2)} tokens: {1e3 * median(taken[-length // PARTS:]):.2f} ms a step, "
                 f"{memory[-1] / 1e6:.1f} MB resident")
@@ -59,19 +48,14 @@ def long_texts(program: Program, tokens: int, sequences: int) -> Iterator[Figure
     yield Figure("growth in the second half over the first", float(second / first), "x", least=0.5, most=1.5)
 
 
-def beside_transformers(checkpoint: Checkpoint, program: Program, prompts: Sequence[str] = PROMPTS) -> Iterator[Figure]:
+def beside_transformers(checkpoint: Checkpoint, program: Program) -> Iterator[Figure]:
     """Greedy replies beside transformers' scores of the same tokens: where a token is not their likeliest, and they
     have one by more than what float32 rounds. Each prompt is told, with the first tie."""
-    import torch
-    model, wrong, compared = llama_of(checkpoint), 0, 0
-    for reply in program.replace(ends=[]).generate(prompts, max_tokens=TOKENS):
-        ids = [*reply.prompt, *reply.ids]
-        with torch.no_grad(): scores = model(torch.tensor([ids])).logits[0, len(reply.prompt) - 1:-1].numpy()
-        best = np.sort(scores, 1)[:, -2:]
-        near = np.flatnonzero(best[:, 1] - best[:, 0] < EQUAL)
-        until = int(near[0]) if len(near) else TOKENS
-        off = [at for at in range(until) if reply.ids[at] != scores[at].argmax()]
-        wrong, compared = wrong + len(off), compared + until
-        tie = f", then two scores within {EQUAL:g}" if until < TOKENS else ""
-        say(f"{prompts[reply.number]!r}: " + (f"token {off[0]} differs" if off else f"{until} tokens equal{tie}"))
+    wrong = compared = 0
+    for reply, likeliest in replies_beside(checkpoint, program):
+        off = [at for at, token in enumerate(likeliest) if reply.ids[at] != token]
+        wrong, compared = wrong + len(off), compared + len(likeliest)
+        tie = f", then two scores within {EQUAL:g}" if len(likeliest) < TOKENS else ""
+        said = f"token {off[0]} differs" if off else f"{len(likeliest)} tokens equal{tie}"
+        say(f"{PROMPTS[reply.number]!r}: {said}")
     yield Figure(f"of {compared} greedy tokens, that are not transformers'", float(wrong), "", most=0)

@@ -17,15 +17,9 @@ import numpy as np
 from transformed import llama_of
 
 from formats import FORMATS
-from opmatrix.display.progress import unheard
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.pipelines.generation import decodable
 from opmatrix.program import Program
-from rewrites.laws import EXACT_LAWS
-from rewrites.lower.phased import Generation
-from rewrites.opened import Opened
-from rewrites.workload.resolve import calibrated, source
-from rewrites.workload.workload import draw_workload
 
 ROUNDED = {"q4_1": "q4_1int8", "q8_0": "q8_0int8"}
 BYTECODE = tempfile.TemporaryDirectory()                  # of processes that are timed
@@ -35,14 +29,6 @@ import sys, llama_cpp
 model = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_threads={0}, n_threads_batch={0}, verbose=False)
 print(model(sys.argv[2], max_tokens=1, temperature=0.0)["choices"][0]["text"])
 """
-
-
-def find_program(checkpoint: Checkpoint, asked: Generation) -> Program:
-    """The exact program that a search finds for a request."""
-    operator = checkpoint.operator(pooled=True)
-    workload, meta = draw_workload(asked, operator), source(checkpoint)
-    machine = calibrated(unheard, *workload.lengths_run)
-    return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]
 
 
 def rounded(program: Program) -> Program:

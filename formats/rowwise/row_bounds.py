@@ -6,7 +6,7 @@ import numpy as np
 
 from formats.rowwise.row_values import ABREAST, Merging, RowValue
 from formats.rowwise.scalar_functions import HALF_UNIT, VANISHED
-from formats.rowwise.scalar_graphs import NumberPair, bound_graph, spread_by
+from formats.rowwise.scalar_graphs import NumberPair, bound_graph, lost, spread_by
 
 
 def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> NumberPair:
@@ -60,7 +60,6 @@ def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: S
 
 def certain(y: Any) -> NumberPair: return y, np.zeros(y.shape)
 def heads_second(y: Any) -> Any: return y[:, None] if y.ndim == 2 else y
-def lost(value: float) -> float: return abs(value - float(np.float32(value))) if np.isfinite(value) else 0.0
 def sum_sizes(y: Any, axis: int) -> Any: return abs(y).sum(axis, keepdims=True)
 def rounding(count: int, size: Any) -> Any: return count * HALF_UNIT * size * 1.01 + count * VANISHED
 

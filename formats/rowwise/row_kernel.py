@@ -48,25 +48,29 @@ class RowKernel:
         FUNCTIONS[found.name] = found
         return found
 
+    @cached_property
+    def operands(self) -> dict[tuple[str, int], RowValue]:
+        """The values and arrays that it reads, by what they are and their number."""
+        return {(node.op, node.extra): node for node in self.root.walk() if node.op in ("value", "const")}
+
     def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
         """out (T, columns), or (T, heads, columns), of values with as many rows. ValueError for what does not fit."""
         T, wanted = len(out), (self.root.heads, self.root.cols)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != wanted:
             raise ValueError(f"out: {out.shape} is not (rows, {wanted[0]}, {wanted[1]})")
         writable("out", out)
-        given = {node.extra: node for node in self.root.walk() if node.op == "value"}
-        stored = {node.extra: node for node in self.root.walk() if node.op == "const"}
         places: list[int] = []
         for k, value in enumerate(values):
-            node = given.get(k)
+            node = self.operands.get(("value", k))
             if node is not None and value.shape not in ((T, node.cols), (T, node.heads, node.cols)):
                 raise ValueError(f"x{k}: {value.shape} is not ({T}, {node.heads}, {node.cols})")
             places += locate_rows(f"x{k}", value, T)
             separate(out, over=False, **{f"x{k}": value})
         for k, array in enumerate(arrays):
             readable(f"c{k}", array, array.shape)
-            if k in stored and array.size != stored[k].heads * stored[k].cols:
-                raise ValueError(f"c{k}: {array.shape} is not ({stored[k].heads}, {stored[k].cols})")
+            node = self.operands.get(("const", k))
+            if node is not None and array.size != node.heads * node.cols:
+                raise ValueError(f"c{k}: {array.shape} is not ({node.heads}, {node.cols})")
             if not array.flags.c_contiguous: raise ValueError(f"c{k}: its numbers do not lie side by side")
         if not out.size: return out
         workers = threads()

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from formats.rowwise.row_values import RowValue
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 
-LOOPED = "fold", "beside", "place", "total", "times"          # what takes a loop of its own
+IN_PLACE_OPS = "beside", "place", "total", "times"          # what writes its numbers where they lie, one of them too
+LOOPED = "fold", *IN_PLACE_OPS                              # what takes a loop of its own
 VIEWS = "cols", "split"                                     # of one column of several, read as a number in a wider loop
 WORTH = 6.0                                                 # operations of what is computed once rather than twice
 SLOW = 8.0                                                  # of them that a division or a root is worth

@@ -8,15 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from formats.rowwise.row_loops import Loop, Loops
+from formats.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.rowwise.scalars import NumberGraph
 
 IN_TEXT = 8                                                 # sizes up to it stand in the text
-LANE_STEPS = 1, 2, 4, 8                                         # of lanes that are merged, one after another
+LANE_STEPS = 1, 2, 4, 8                                     # of lanes that are merged, one after another
 OPERATORS = "+", "-", "*", "/"
-IN_PLACE_OPS = "beside", "place", "total", "times"          # what writes its numbers where they lie, one of them too
 
 
 @dataclass
@@ -37,7 +36,6 @@ class RowText:
     def __post_init__(self) -> None:
         self.loops = Loops(self.root)
         self.kept = self.loops.number
-        self.widths = [each.heads * each.cols for each in self.loops.nodes]
         for number, item in enumerate(self.loops.items): self.reserve(number, item.node)
         for loop in self.loops.loops: self.write_loop(loop)
 
@@ -103,6 +101,11 @@ class RowText:
             self.seen[key] = found = self.expression(node, h, at, lanes, own)
         return found
 
+    def lanes(self, node: RowValue, h: str, at: str, lanes: str, own: bool = False) -> str:
+        """A value as a vector that may be stored or merged, where it is a constant too."""
+        found = self.value(node, h, at, lanes, own)
+        return self.name(f"in_all_lanes({found})") if found.startswith("K") else found
+
     def expression(self, node: RowValue, h: str, at: str, lanes: str, own: bool) -> str:
         if id(node) in self.kept and not own: return self.stored(node, h, at, lanes)
         match node.op:
@@ -136,12 +139,7 @@ class RowText:
 
     def graph(self, graph: NumberGraph, inputs: list[str]) -> list[str]:
         """The outputs of a graph of numbers, of variables."""
-        made: dict[int, str] = {}
-        for node in graph.walk():
-            if node.op == "input": made[id(node)] = inputs[int(node.value)]
-            elif node.op == "literal": made[id(node)] = self.literal(node.value)
-            else: made[id(node)] = self.operation(node.op, [made[id(each)] for each in node.args])
-        return [made[id(each)] for each in graph.outputs]
+        return graph.fill(inputs, self.literal, lambda node, args: self.operation(node.op, args))
 
     # ---- loops
 
@@ -199,8 +197,7 @@ class RowText:
 
     def store(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:
         """A value where it is kept."""
-        found = self.value(node, h, at, lanes, own=True)
-        if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
+        found = self.lanes(node, h, at, lanes, own=True)
         if self.is_variable(node): self.put(f"t{number}_0 = first_lane({found})")
         else: self.put(f"keep({found}, {self.address(node, h, at)}, {lanes})")
 
@@ -209,8 +206,7 @@ class RowText:
         merging: Merging = node.extra
         fresh = []
         for each, unit in zip(node.args, merging.unit, strict=True):
-            found = self.value(each, h, at, lanes)
-            if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
+            found = self.lanes(each, h, at, lanes)
             fresh.append(found if lanes == "None" else self.name(f"cut({found}, {lanes}, {self.literal(unit)})"))
         if not merging.commutative: fresh = self.merge_lanes(merging, fresh)
         held = [f"a{number}_{k}" for k in range(len(fresh))]
@@ -236,8 +232,7 @@ class RowText:
         """Columns of several values, side by side."""
         for part, start in zip(node.args, node.extra, strict=True):
             def body(at: str, lanes: str, part: RowValue = part, start: int = start) -> None:
-                found = self.value(part, h, at, lanes)
-                if found.startswith("K"): found = self.name(f"in_all_lanes({found})")
+                found = self.lanes(part, h, at, lanes)
                 place = plus(at, self.size(start) if start else "")
                 self.put(f"keep({found}, {self.address(node, h, place)}, {lanes})")
             self.columns(part.cols, body)
@@ -249,7 +244,7 @@ class RowText:
 
         def body(at: str, lanes: str) -> None:
             place = plus(at, self.size(node.extra) if node.extra else "")
-            self.put(f"keep({self.value(node.args[0], h, at, lanes)}, {self.address(node, h, place)}, {lanes})")
+            self.put(f"keep({self.lanes(node.args[0], h, at, lanes)}, {self.address(node, h, place)}, {lanes})")
         self.columns(node.cols, zero)
         self.columns(node.args[0].cols, body)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from formats.rowwise.scalars import NumberGraph, StandIn
+from formats.rowwise.scalars import NumberGraph, walk_made
 
 ABREAST = 16                                         # numbers that are computed at a time
 SMALL_MATRIX = 4096                                         # numbers of a matrix that a row is multiplied by here
@@ -43,15 +43,7 @@ class RowValue:
 
     def walk(self) -> Iterator[RowValue]:
         """Every value once, those that others are made of first."""
-        seen: set[int] = set()
-        todo = [(self, False)]
-        while todo:
-            node, done = todo.pop()
-            if id(node) in seen: continue
-            if done or not node.args:
-                seen.add(id(node))
-                yield node
-            else: todo += [(node, True), *((each, False) for each in reversed(node.args))]
+        return walk_made([self])
 
 
 def literal(value: float) -> RowValue: return RowValue("literal", 1, 1, extra=float(value))
@@ -68,13 +60,7 @@ def mapped(op: str, *args: RowValue) -> RowValue:
 
 def graphed(graph: NumberGraph, *args: RowValue) -> list[RowValue]:
     """The outputs of a graph of numbers, of values entry by entry."""
-    made: dict[int, RowValue] = {}
-    def of(node: StandIn) -> RowValue:
-        if node.op == "input": return args[int(node.value)]
-        if node.op == "literal": return literal(node.value)
-        return mapped(node.op, *(made[id(each)] for each in node.args))
-    for node in graph.walk(): made[id(node)] = of(node)
-    return [made[id(each)] for each in graph.outputs]
+    return graph.fill(args, literal, lambda node, made: mapped(node.op, *made))
 
 
 def folded(merging: Merging, carriers: list[RowValue]) -> list[RowValue]:

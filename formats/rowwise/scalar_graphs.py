@@ -7,34 +7,27 @@ import numpy as np
 
 from formats.core.activation import Reals
 from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
-from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
+from formats.rowwise.scalars import NumberGraph, Untraceable, find_place
 
 NumberPair = tuple[Any, Any]                                # float64 numbers, and how far float32 may be from them
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-38, -1e-38, 1e38, -1e38, np.inf, -np.inf, np.nan, 88.0, -88.0]
 TRIED_DRAWS, TOLERANCE = 1000, 1e-9
 
 
-def fill(graph: NumberGraph, given: Sequence[Any], literal: Callable[[float], Any],
-         make: Callable[[StandIn, list[Any]], Any]) -> list[Any]:
-    """The outputs of a graph, its numbers made one after another."""
-    made: dict[int, Any] = {}
-    for node in graph.walk():
-        if node.op == "input": made[id(node)] = given[int(node.value)]
-        elif node.op == "literal": made[id(node)] = literal(node.value)
-        else: made[id(node)] = make(node, [made[id(each)] for each in node.args])
-    return [made[id(each)] for each in graph.outputs]
-
-
 def exact_graph(graph: NumberGraph, *given: Any) -> list[Any]:
     """What it means, of float64 arrays."""
     with np.errstate(all="ignore"):
-        return fill(graph, given, np.float64, lambda node, args: SCALAR_OPERATIONS[node.op].exact(*args))
+        return graph.fill(given, np.float64, lambda node, args: SCALAR_OPERATIONS[node.op].exact(*args))
 
 
 def bound_graph(graph: NumberGraph, *given: NumberPair) -> list[NumberPair]:
     """What it means, and how far float32 may be from that: a running error (Higham 2002, section 3.3)."""
-    return fill(graph, given, lambda value: (value, abs(value - float(np.float32(value)))),
-                lambda node, args: spread_by(node.op, args))
+    return graph.fill(given, lambda value: (value, lost(value)), lambda node, args: spread_by(node.op, args))
+
+
+def lost(value: float) -> float:
+    """How far float32 is from a number; what is infinite or none stays so."""
+    return abs(value - float(np.float32(value))) if np.isfinite(value) else 0.0
 
 
 def spread_by(op: str, args: Sequence[NumberPair]) -> NumberPair:
@@ -72,8 +65,9 @@ def name_graph(graph: NumberGraph) -> str:
     return hashlib.blake2b(f"{graph.inputs} {words} {outputs}".encode(), digest_size=8).hexdigest()
 
 
-def check_traced(graph: NumberGraph, function: Callable[..., Any]) -> None:
-    """Raises Untraceable where a graph is not its function: at random numbers, and at the edges of what numbers are."""
+def check_traced(graph: NumberGraph, function: Callable[..., Any], own: Callable[..., Any] | None = None) -> None:
+    """Raises Untraceable where a graph is not its function: at random numbers, and at the edges of what numbers are. It
+    names the place of the function that a person wrote, which is `own` where another calls it."""
     rng = np.random.default_rng(0)
     draws = [np.concatenate([rng.normal(size=TRIED_DRAWS) * 3, rng.permutation(np.array(EDGES * 3))])
              for _ in range(graph.inputs)]
@@ -84,7 +78,7 @@ def check_traced(graph: NumberGraph, function: Callable[..., Any]) -> None:
                     (found, other))
         if not equal_numbers(one, two):
             said = "what it does to single numbers is not what it does to arrays"
-            raise Untraceable(f"{find_place(function, None)}: {said}")
+            raise Untraceable(f"{find_place(own or function, None)}: {said}")
 
 
 def equal_numbers(one: Reals, two: Reals) -> bool:
@@ -92,5 +86,3 @@ def equal_numbers(one: Reals, two: Reals) -> bool:
     with np.errstate(all="ignore"):
         near = abs(one - two) <= TOLERANCE * (abs(two) + 1e-30)
         return bool(np.all(near | (one == two) | (np.isnan(one) & np.isnan(two))))
-
-

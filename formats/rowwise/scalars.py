@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -168,6 +168,29 @@ def applied(name: str, *given: Any) -> StandIn:
     raise Untraceable(f"{name} is not among the functions that have code here")
 
 
+class HasArgs(Protocol):
+    """What is made of others."""
+    @property
+    def args(self) -> tuple[Self, ...]: ...
+
+
+Made = TypeVar("Made", bound=HasArgs)
+Filled = TypeVar("Filled")
+
+
+def walk_made(ends: Iterable[Made]) -> Iterator[Made]:
+    """Everything that these are made of once, and they too, what others are made of first."""
+    seen: set[int] = set()
+    todo = [(each, False) for each in reversed([*ends])]
+    while todo:
+        node, done = todo.pop()
+        if id(node) in seen: continue
+        if done or not node.args:
+            seen.add(id(node))
+            yield node
+        else: todo += [(node, True), *((each, False) for each in reversed(node.args))]
+
+
 class NumberGraph(NamedTuple):
     """What a function of so many numbers gives: several outputs, or one."""
     inputs: int
@@ -175,15 +198,17 @@ class NumberGraph(NamedTuple):
 
     def walk(self) -> Iterator[StandIn]:
         """Every number once, those that others are made of first."""
-        seen: set[int] = set()
-        todo = [(each, False) for each in reversed(self.outputs)]
-        while todo:
-            node, done = todo.pop()
-            if id(node) in seen: continue
-            if done:
-                seen.add(id(node))
-                yield node
-            else: todo += [(node, True), *((each, False) for each in reversed(node.args))]
+        return walk_made(self.outputs)
+
+    def fill(self, given: Sequence[Filled], literal: Callable[[float], Filled],
+             make: Callable[[StandIn, list[Filled]], Filled]) -> list[Filled]:
+        """The outputs, where inputs are given: its numbers are made one after another."""
+        made: dict[int, Filled] = {}
+        for node in self.walk():
+            if node.op == "input": made[id(node)] = given[int(node.value)]
+            elif node.op == "literal": made[id(node)] = literal(node.value)
+            else: made[id(node)] = make(node, [made[id(each)] for each in node.args])
+        return [made[id(each)] for each in self.outputs]
 
 
 def trace_numbers(function: Callable[..., Any], inputs: int = 1) -> NumberGraph:

@@ -92,11 +92,11 @@ class Kind:
         children, attributes = [lift(c) for c in args[:self.arity]], list(args)
         for k, called, read_attribute in self.readers: attributes[k] = read_attribute(attributes[k], self.name, called)
         if not any(isinstance(c, Value) for c in children): return Operator(self, *children, *attributes[self.arity:])
-        if len(sorts := {isinstance(c, Value) for c in children if not fixed(c)}) > 1:
-            stranger = next(c for c in children if not isinstance(c, Value) and not fixed(c))
+        stranger = next((c for c in children if not isinstance(c, Value) and not fixed(c)), None)
+        if stranger is not None:
             raise TypeError(f"{self}: a Value meets the Operator {brief(stranger)}: apply it first, x @ A")
-        node = Operator(self, *(c.term if isinstance(c, Value) else c for c in children), *attributes[self.arity:])
-        return Value(node) if True in sorts else node
+        return Value(Operator(self, *(c.term if isinstance(c, Value) else c for c in children),
+                              *attributes[self.arity:]))
 
     def __repr__(self) -> str: return self.name
 

@@ -71,5 +71,3 @@ def heads_of_value(part: Operator) -> int:
 def blamed(term: Operator, node: Operator | None) -> list[Operator]:
     """The parts of a term that a node stands in: what applies it, or it itself."""
     return [part for part in term.walk() if part is node or (part.kind.name == "compose" and part.children[1] is node)]
-
-

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 from formats.rowwise.row_values import Merging, RowValue, folded, graphed, literal
 from formats.rowwise.scalar_graphs import check_traced
-from formats.rowwise.scalars import NumberGraph, Untraceable, trace_numbers
+from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, number, trace_numbers
 from opmatrix.algebra.monoid import Monoid
 
 
@@ -36,7 +36,7 @@ def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
                    over.merge)
     finish = follow(lambda *c: over.finish(*c), k, over.finish)
     used = needed_parts(merge, finish)
-    at = {part: number for number, part in enumerate(used)}
+    at = {part: place for place, part in enumerate(used)}
     places = [*(at.get(part, 0) for part in range(k)), *(len(used) + at.get(part, 0) for part in range(k))]
     return MonoidGraphs(NumberGraph(3, tuple(lift.outputs[part] for part in used)),
                   renumbered(NumberGraph(2 * k, tuple(merge.outputs[part] for part in used)), places, 2 * len(used)),
@@ -46,7 +46,7 @@ def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
 def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> NumberGraph:
     """The graph of a function, held against it; what is wrong is said of the function that a person wrote."""
     graph = trace_numbers(function, inputs)
-    check_traced(graph, function)
+    check_traced(graph, function, own)
     return graph
 
 
@@ -67,12 +67,8 @@ def read_inputs(graph: NumberGraph) -> list[int]:
 
 def renumbered(graph: NumberGraph, places: Sequence[int], inputs: int) -> NumberGraph:
     """A graph whose inputs are others."""
-    from formats.rowwise.scalars import StandIn
-    made: dict[int, StandIn] = {}
-    for node in graph.walk():
-        made[id(node)] = (StandIn("input", value=float(places[int(node.value)])) if node.op == "input" else
-                          StandIn(node.op, *(made[id(each)] for each in node.args), value=node.value))
-    return NumberGraph(inputs, tuple(made[id(each)] for each in graph.outputs))
+    return NumberGraph(inputs, tuple(graph.fill([StandIn("input", value=float(place)) for place in places], number,
+                                                lambda node, args: StandIn(node.op, *args))))
 
 
 def merge_row(over: type[Monoid], x: RowValue) -> list[RowValue]:

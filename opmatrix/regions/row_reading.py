@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
 
+from formats.core.activation import ACTIVATIONS
 from formats.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, literal, mapped
+from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.rowwise.scalar_graphs import check_traced
-from formats.rowwise.scalars import NumberGraph, Untraceable, trace_numbers
+from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, trace_numbers
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
@@ -91,7 +93,9 @@ class RowReading:
                 return x if (lo, hi) == (0, x.cols) else RowValue("cols", x.heads, hi - lo, x, extra=lo)
             case "place": return RowValue("place", x.heads, args[1], x, extra=args[0])
             case "over": return put_beside(self.merged(*args))
-        if term.entrywise: return graphed(traced_function(term.kind.body(0, 0, *args)), x)[0]
+        if term.entrywise:
+            [made] = graphed(traced_function(term.kind.body(0, 0, *args)), x)
+            return RowValue("wide", x.heads, x.cols, made) if made.op == "literal" else made
         raise NotByRows(f"{term.kind} has no code by rows")
 
     def array(self, data: Data) -> RowValue:
@@ -114,7 +118,7 @@ class RowReading:
         """A row merged by a monoid instead of summed."""
         match matrix.kind.name:
             case "ones": return merge_row(over, self.value)
-            case "I": return finish_each(over, self.value, RowValue("literal", 1, 1, extra=1.0))
+            case "I": return finish_each(over, self.value, literal(1.0))
             case "diag": return finish_each(over, self.value, self.array(matrix.args[0]))
         raise NotByRows(f"{matrix.kind} over {over.__name__} has no code by rows")
 
@@ -130,9 +134,6 @@ def put_beside(parts: list[RowValue]) -> RowValue:
 @cache
 def traced_function(function: Callable[[Any], Any]) -> NumberGraph:
     """The graph of a function of one number, held against it. Raises Untraceable."""
-    from formats.core.activation import ACTIVATIONS
-    from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-    from formats.rowwise.scalars import StandIn
     name = function.__name__
     if name in SCALAR_OPERATIONS and name in ACTIVATIONS and ACTIVATIONS[name].function is function:
         return NumberGraph(1, (StandIn(name, StandIn("input")),))   # its vector code is quicker than what it says
@@ -143,5 +144,5 @@ def traced_function(function: Callable[[Any], Any]) -> NumberGraph:
 
 def read_rows(term: Operator, values: Mapping[str, RowValue], arrays: Mapping[Data, int]) -> RowValue:
     """What a term gives at these values. Raises NotByRows."""
-    found: RowReading = read(term, RowReading(RowValue("literal", 1, 1, extra=0.0), values, arrays), {})
+    found: RowReading = read(term, RowReading(literal(0.0), values, arrays), {})
     return found.value

@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 
 BESIDE = "batch", "exact", "at"                             # what readings may be given beside operands and attributes
 Doubles = NDArray[np.float64]
+MAX_VALUES = 64                                             # values of a step that is a term, and arrays
+VALUE_NAMES, ARRAY_NAMES = (tuple(f"{letter}{k}" for k in range(MAX_VALUES)) for letter in "xc")
+TermOperands = tuple[list[Any], list[Any]]
 
 
 class Arguments:
@@ -22,3 +25,11 @@ class Arguments:
     def __getattr__(self, name: str) -> Any:
         who = f"kernel {self.kernel}" if self.kernel else "what a kernel is given"
         raise AttributeError(f"{who} has no {name}; there are {', '.join(vars(self))}")
+
+
+def split_operands(given: Any) -> TermOperands:
+    """The values and the arrays of a step that is a term, those that it has, in order."""
+    held = given if isinstance(given, dict) else vars(given)
+    values, arrays = ([held[name] for name in names if held.get(name) is not None]
+                      for names in (VALUE_NAMES, ARRAY_NAMES))
+    return values, arrays

@@ -18,11 +18,10 @@ from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
-from opmatrix.runtime.arguments import Arguments, Doubles
+from opmatrix.runtime.arguments import Arguments, Doubles, split_operands
 from opmatrix.runtime.terms import measured, parse_operator
 from opmatrix.visibility import needed
 
-MAX_OPERANDS = 8                                            # values of a step, and arrays
 UNWRITABLE = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"
 
 
@@ -74,15 +73,9 @@ class AtValues(DenseReading):
         return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
 
 
-def list_operands(a: Arguments) -> tuple[list[Any], list[Any]]:
-    """The values and the arrays of a step, those that it has."""
-    values, arrays = ([getattr(a, f"{letter}{k}") for k in range(MAX_OPERANDS)] for letter in "xc")
-    return [v for v in values if v is not None], [c for c in arrays if c is not None]
-
-
 def shape(a: Arguments) -> Shape:
     """What a step gives, of shapes of its values."""
-    values, arrays = list_operands(a)
+    values, arrays = split_operands(a)
     shapes = [Shape(getattr(value, "heads", 1), space(str(value.space)), value.cols) for value in values]
     found = measured(parse_operator(a.term, shapes, arrays), shapes)
     if not isinstance(found.heads, int) or not isinstance(found.cols, int) or not isinstance(found.rows, Space):
@@ -92,7 +85,7 @@ def shape(a: Arguments) -> Shape:
 
 def exact(a: Arguments) -> Doubles:
     """What a step means: rows x columns, or rows x heads x columns."""
-    values, arrays = list_operands(a)
+    values, arrays = split_operands(a)
     turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(as_float64, values)]
     shapes = [Shape(len(value) if value.ndim == 3 else 1, T, value.shape[-1]) for value in turned]
     x = AtValues(np.zeros((a.batch.rows, 1)), a.batch, values=turned)

@@ -235,7 +235,7 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
 
 
 def fill_graph(shared: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
-         rounds: int, schedule: Sequence[str]) -> Graph:
+               rounds: int, schedule: Sequence[str]) -> Graph:
     """The graph of a template, made in an engine, which is as it was before. `names` are of rules that laws are."""
 
     def run(program: str, phase: str) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
+from opmatrix.runtime.arguments import split_operands
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.kernels.row_term import find_kernel, split_operands
+from opmatrix.runtime.kernels.row_term import find_kernel
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.lower.mixed import Mean

@@ -16,7 +16,7 @@ from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.show import labels, text
 from rewrites.flat import flat
-from rewrites.graph.egraph import EgglogEngine, engine, saturate
+from rewrites.graph.egraph import saturate
 from rewrites.graph.template import Template, shrunken, sizes_of
 from rewrites.law import ROWS, Law
 from rewrites.verify.graphs import Disagreement, disagreements, spell_values
@@ -27,28 +27,14 @@ SPEAKS = (*(f"opmatrix.algebra.{each}" for each in ("operators", "monoids", "nod
           "opmatrix", "rewrites.kinds", "rewrites.law")
 
 
-def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0,
-               shared: EgglogEngine | None = None) -> list[Disagreement]:
-    """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths.
-    `shared` is an engine of the laws that traces."""
+def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS,
+               seed: int = 0) -> list[Disagreement]:
+    """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths."""
     border = entrance(term)
     template = Template.of({"term": flat(term, border)}, [border])
     template = spell_values(template, laws)
-    graph = saturate(template, laws, trace=True, rounds=3, budget=1500, shared=shared)
+    graph = saturate(template, laws, trace=True, rounds=3, budget=1500)
     return disagreements(graph, template, np.random.default_rng(seed), lengths)
-
-
-class SharedEngine:
-    """Checks terms, those of the same laws as before in the same engine. What a check that raised left is not used
-    again."""
-
-    def __init__(self) -> None: self.known: dict[tuple[Law, ...], EgglogEngine] = {}
-
-    def check(self, term: Operator, laws: tuple[Law, ...], lengths: Sequence[int], seed: int) -> list[Disagreement]:
-        shared = self.known.pop(laws, None) or engine(laws, trace=True)
-        found = check_term(term, laws, lengths, seed, shared)
-        self.known = {laws: shared}
-        return found
 
 
 def entrance(term: Operator) -> Operator:
@@ -83,7 +69,6 @@ class Shrinker:
 
     def __init__(self, case: Failure, seed: int, first: Disagreement, until: float = inf) -> None:
         self.best, self.seed, self.left, self.first, self.until = case, seed, MAX_GRAPHS, first, until
-        self.engine = SharedEngine()
 
     def tries(self, **changed: Any) -> bool:
         """Whether a changed case disagrees too; then it is the best so far."""
@@ -92,7 +77,7 @@ class Shrinker:
         self.left -= 1
         case = replace(self.best, **changed)
         try:
-            found = self.engine.check(case.term, case.laws, case.lengths, self.seed)
+            found = check_term(case.term, case.laws, case.lengths, self.seed)
         except (TypeError, ValueError, KeyError):
             return False
         if not (same := [each for each in found if same_fault(each, self.first)]):
@@ -200,12 +185,11 @@ def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: 
     alone is wrong), else by all."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
-    shared = SharedEngine()
     for own in named, laws:
         for term in sorted(dict.fromkeys(map(as_operator, terms)), key=count_nodes):
             if monotonic() > until: return None
             try:
-                if again := [each for each in shared.check(term, own, ROWS, seed) if same_fault(each, found)]:
+                if again := [each for each in check_term(term, own, ROWS, seed) if same_fault(each, found)]:
                     return Failure(term, own, found=again[0])
             except (TypeError, ValueError, KeyError):
                 continue

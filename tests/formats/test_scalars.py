@@ -7,6 +7,7 @@ import pytest
 from formats.rowwise.scalar_graphs import bound_graph, check_traced, count_work, exact_graph, name_graph
 from formats.rowwise.scalars import Untraceable, trace_numbers
 from opmatrix.algebra import monoids
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.regions.merging import traced_monoid
 
 
@@ -65,3 +66,16 @@ def test_monoids_are_graphs_without_what_nothing_needs(over):
     found = traced_monoid(over)
     assert found.merge.inputs == 2 * len(found.used) == 2 * found.finish.inputs
     if over is monoids.moments.mean: assert found.used == (0, 1)
+
+
+class whole_summed(Monoid):
+    """A sum that knows arrays when it sees them."""
+    identity = 0.0
+    def lift(x, w): return x * w + isinstance(x, np.ndarray)
+    def merge(a, b): return a + b
+
+
+def test_a_monoid_that_is_no_graph_is_said_with_its_own_line():
+    code = whole_summed.lift.__code__
+    with pytest.raises(Untraceable, match="what it does to single numbers") as caught: traced_monoid(whole_summed)
+    assert str(caught.value).startswith(f"{code.co_filename}:{code.co_firstlineno}: ")

@@ -101,6 +101,12 @@ def asked(line):
     return shlex.split(command, comments=True), (before or "").partition("cat ")[2].rstrip(" |") or None
 
 
+def packages_needed(words):
+    """What options of a line need beyond the base installation, as their help says: "(needs matplotlib)"."""
+    options = {option: each.help for each in COMMANDS[words[0]].params for option in each.opts}
+    return {package for word in words for package in re.findall(r"\(needs (\w+)\)", options.get(word) or "")}
+
+
 @pytest.fixture(scope="module")
 def place(optimized, tmp_path_factory):
     """A directory with everything that lines name: the small models, the program of the one run that tests share, one
@@ -141,6 +147,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})
     words, piped = asked(line)
+    for package in packages_needed(words): pytest.importorskip(package, reason=f"needs peers: {package}")
     words += {"explain": ["--text", "lines.txt"],           # which the shared run was given
               "optimize": ["--out", "made.opmatrix"] * ("--machine" not in words)}.get(words[0], [])
     monkeypatch.chdir(place)

@@ -22,6 +22,7 @@ from opmatrix.algebra.operators import (
     magnitude,
     ones,
     over,
+    place,
     reciprocal,
     row,
     share,
@@ -48,6 +49,12 @@ def elu(u):
     return np.where(u > 0, u, np.expm1(np.minimum(u, 0)))
 
 
+@scalar_function()
+def seven(u):
+    """The same number, whatever u is."""
+    return np.full_like(u, 7.0)
+
+
 def write(term, values):
     """Text and arrays of a term over these values."""
     text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
@@ -72,10 +79,12 @@ def known():
     """A term, its operands, and what it is by numpy."""
     given, x = np.random.default_rng(3).normal(size=(4, 21)).astype(np.float32) * 3, value(0, 21)
     one = x @ cols(0, 3, 21) @ heads(3) @ total                         # a single number, of heads
-    text, arrays = write(row(x @ elu, x @ over(ones, monoids.topk(2)), x @ share, x * one), [x])
+    fixed = row(x @ cols(0, 3, 21) @ seven @ place(1, 5), x @ seven @ ones)     # as wide as what it is of
+    text, arrays = write(row(x @ elu, x @ over(ones, monoids.topk(2)), x @ share, x * one, fixed), [x])
     e, top = np.exp(given - given.max(1, keepdims=True)), np.argsort(-given, 1)[:, :2]
     wanted = [np.where(given > 0, given, np.expm1(given)), np.take_along_axis(given, top, 1),
-              e / e.sum(1, keepdims=True), given * given[:, :3].sum(1, keepdims=True)]
+              e / e.sum(1, keepdims=True), given * given[:, :3].sum(1, keepdims=True),
+              np.tile([0.0, 7.0, 7.0, 7.0, 0.0, 7.0 * 21], (4, 1))]
     return text, ([given], arrays), np.concatenate(wanted, 1)
 
 

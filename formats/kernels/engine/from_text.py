@@ -33,6 +33,7 @@ class TextKernel(Kernel):
         """The function, in a process that compiles."""
         before = vars(import_module(self.home))
         words: dict[str, Any] = dict(before)
+        # a text is words of tables, counted names and numbers (row_text.py): no name or string of a file is in it
         exec(compile(self.text, f"<{self.name}>", "exec"), words)
         return next(each for name, each in words.items() if name not in before and callable(each))
 

@@ -5,10 +5,10 @@ from formats.core.epilogue import UNIT
 from formats.core.sizes import size
 from opmatrix.extents import Extents
 from opmatrix.runtime import seen
+from opmatrix.runtime.arguments import split_operands
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.kernels.row_term import split_operands
 from opmatrix.runtime.operands import Array, Heads, Rows
 
 READING = 8                                                 # passes of a kernel that a number of a node is taken to be

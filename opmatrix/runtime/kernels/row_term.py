@@ -12,7 +12,7 @@ from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.extents import Extents
-from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
@@ -21,17 +21,8 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-MAX_VALUES = 64                                                   # values of a step, and arrays
 moved, simple, slow = map(size, ("moved", "simple", "slow"))
 SLOW = 8                                                    # operations that a division or a root is taken to be
-TermOperands = tuple[list[Any], list[Any]]
-
-
-def split_operands(given: Any) -> TermOperands:
-    """The values and the arrays of a step, those that it has, in order."""
-    held = given if isinstance(given, dict) else vars(given)
-    values, arrays = ([held.get(f"{letter}{k}") for k in range(MAX_VALUES)] for letter in "xc")
-    return [v for v in values if v is not None], [c for c in arrays if c is not None]
 
 
 def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
@@ -56,7 +47,7 @@ def run_rows(out: Any, *, term: str, **operands: Any) -> None:
 
 def declared_signature() -> Signature:
     """So many values and arrays that may be absent, and the term."""
-    kinds = {f"x{k}": Rows | Heads for k in range(MAX_VALUES)} | {f"c{k}": Array for k in range(MAX_VALUES)}
+    kinds = dict.fromkeys(VALUE_NAMES, Rows | Heads) | dict.fromkeys(ARRAY_NAMES, Array)
     both = Parameter.POSITIONAL_OR_KEYWORD
     operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
     return Signature([Parameter("out", both), *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
@@ -86,26 +77,29 @@ class row_term(Arguments):
     run = run_rows
 
     def shape(a) -> Rows | Heads:
-        found = find_kernel(a.term, split_operands(a)).root
+        found = kernel_of(a).root
         return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
 
     def reference(a) -> Doubles:
         from formats.rowwise.row_bounds import mean_rows
-        return like(a, mean_rows(find_kernel(a.term, split_operands(a)).root, *split_operands(a)))
+        return in_shape(mean_rows(kernel_of(a).root, *split_operands(a)))
 
     def bound(a) -> Doubles:
         """A running error of every operation, in the kernel's own order."""
         from formats.rowwise.row_bounds import bound_rows
-        meant, error = bound_rows(find_kernel(a.term, split_operands(a)).root, *split_operands(a.exact))
-        return like(a, error) + UNIT * like(a, abs(meant)) * 1e-6
+        meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact))
+        return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """By what a row counts: numbers moved, operations, divisions and roots."""
-        counts = find_kernel(a.term, split_operands(a)).counts
+        counts = kernel_of(a).counts
         return [("row_term", {"T": extents[out.space], "moved": counts.moved, "simple": counts.simple,
                               "slow": counts.slow})]
 
 
-def like(a: Arguments, found: Doubles) -> Doubles:
+def kernel_of(a: Arguments) -> "RowKernel": return find_kernel(a.term, split_operands(a))
+
+
+def in_shape(found: Doubles) -> Doubles:
     """Numbers of (rows, heads, columns) as the step has them."""
     return found[:, 0] if found.shape[1] == 1 else found
