@@ -106,12 +106,13 @@ def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int 
     of so many calls the most.
 
     It is called once before, so that compiling, first imports and what Python itself keeps are not counted; buffers
-    that calls hand on to one another are given back before each: those of all, and what `forget` gives back."""
+    that calls hand on to one another are given back before each: those of all, and what `forget` gives back. No garbage
+    is looked for meanwhile, so none that was there before goes while a call is measured."""
     from formats.kernels.engine.launch import ARENA
-    running = tracemalloc.is_tracing()
+    running, was = tracemalloc.is_tracing(), gc.isenabled()
     if not running: tracemalloc.start()
     try:
-        gc.collect()
+        gc.disable()
         call()
         most = 0
         for _ in range(runs):
@@ -124,4 +125,5 @@ def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int 
             del kept
         return most
     finally:
+        if was: gc.enable()
         if not running: tracemalloc.stop()

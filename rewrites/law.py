@@ -365,10 +365,11 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference of two arrays, relative to 1 and to the largest entry; infinite where one alone is no
     number."""
     a, b = np.broadcast_arrays(a, b)
-    lost = [np.where(np.isfinite(c), 0, c) for c in (a, b)]
-    if not np.array_equal(lost[0], lost[1], equal_nan=True):
-        return np.inf
-    a, b = a[np.isfinite(a)], b[np.isfinite(b)]
+    known = np.isfinite(a), np.isfinite(b)
+    if not (known[0].all() and known[1].all()):
+        lost = [np.where(each, 0, c) for each, c in zip(known, (a, b), strict=True)]
+        if not np.array_equal(lost[0], lost[1], equal_nan=True): return np.inf
+        a, b = a[known[0]], b[known[1]]
     return float(abs(a - b).max(initial=0) / max(1, abs(a).max(initial=0)))
 
 

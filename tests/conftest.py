@@ -47,6 +47,14 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def disk_not_waited_for():
+    """What tests write need not outlast a loss of power, and a disk takes milliseconds to promise that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda number: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def graphs_shared():
     """Where tests search at all."""
     with pytest.MonkeyPatch.context() as patch:

@@ -1,14 +1,26 @@
 """A graph follows from the text of its laws and of its part: tests of one process make each once. What is about making
-it calls rewrites.graph.egraph.saturate, or asks for the fixture `graphs_anew`."""
+it calls rewrites.graph.egraph.saturate, or asks for the fixture `graphs_anew`. Laws alone follow from themselves: whole
+runs of one process verify the same ones once, while tests of that call it by its own name."""
 from rewrites.graph.egraph import prelude
 from rewrites.graph.layers import Explorer
+from rewrites.verify.levels import verify_laws
 
 anew = Explorer.graph
 
+VERIFIED = {}                                               # by laws, seed and draws
+
+
+def verify_once(laws, seed=0, draws=2, announce=lambda line: None):
+    """As verify_laws; what fails fails each time."""
+    if (key := (tuple(laws), seed, draws)) not in VERIFIED: VERIFIED[key] = verify_laws(laws, seed, draws, announce)
+    return dict(VERIFIED[key])
+
 
 def sharing(patch):
-    """Explorers begin with the graphs that others of the same laws and facts have made."""
+    """Explorers begin with the graphs that others of the same laws and facts have made, runs with the same laws
+    verified."""
     made = {}
+    patch.setattr("rewrites.verify.verify_laws", verify_once)
 
     def graph(explorer, part):
         own = vars(explorer)

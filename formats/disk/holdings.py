@@ -37,7 +37,7 @@ ENTRY_KINDS = {"kernels": EntryKind(re.compile(r"[0-9a-f]{16}"), 32),
                "machines": EntryKind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
                "errors": EntryKind(re.compile(r"[0-9a-f]{24}\.json"), 256),
                "processors": EntryKind(re.compile(r"[0-9a-f]{16}\.txt"), 16)}
-CODE = EntryKind(re.compile(r"(?!term-)\w+-[0-9a-f]{16}\.o"), 256)  # of kernels that users declare
+CODE = EntryKind(re.compile(r"(?!term-)\w+-[0-9a-f]{16}\.o"), 1024) # of kernels, as they are and as they were
 TERM_CODE = EntryKind(re.compile(r"term-[0-9a-f]{16}\.o"), 1024)    # of kernels that terms become
 BENCHMARKS = {"peers": re.compile(r"[\w.+-]+-[0-9a-f]{12}"), "programs": re.compile(r"opmatrix-[\w.+-]+-[0-9a-f]{12}")}
 

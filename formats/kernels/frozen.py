@@ -1,23 +1,27 @@
 """What a compiler freezes into code and the code's own source does not say: values that come from other modules.
 
-Kernels of this package are told from others by their sources and by what these import from elsewhere in the project
-(`imported`); one that is declared outside by the sources and the values of its module and of all that it imports
-(`closure`)."""
+A kernel of this package is told from others by the sources of its module and of what that imports of the package, and
+by what these import from elsewhere in the project (`sources`); one that is declared outside by the sources and the
+values of its module and of all that it imports (`closure`)."""
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.util import resolve_name
 from pathlib import Path
 from types import FunctionType
+from typing import NamedTuple
 
 import numpy as np
 
 IMPORTS = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
                      r"|^[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
 COMMENT = re.compile(r"#[^\n]*")
-ROOT = __name__.partition(".")[0]                            # the package that kernels are part of
+ROOT, PACKAGE = __name__.partition(".")[0], __name__.rpartition(".")[0]        # what kernels are part of, and theirs
+HOME = Path(__file__).parents[2]                             # where the project's packages lie
 CONSTANT = type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, np.dtype
 
 
@@ -32,6 +36,53 @@ def imported(home: Path, package: str) -> Iterator[str]:
             if whole.partition(".")[0] == ROOT and not f"{whole}.".startswith(f"{package}."): found.add((whole, name))
     for module, name in sorted(found):
         yield f"{module}.{name} {words(member(module, name))}"
+
+
+class Module(NamedTuple):
+    """A source, what it imports of this package, and (module, name) of what it imports from elsewhere in the
+    project."""
+
+    source: str
+    inside: frozenset[str]
+    outside: frozenset[tuple[str, str]]
+
+
+@cache
+def read_module(name: str) -> Module:
+    """A module of the project, from its file."""
+    place, inside, outside = find_file(name), set[str](), set[tuple[str, str]]()
+    within = name if place.name == "__init__.py" else name.rpartition(".")[0]
+    for base, given in imports(source := place.read_text("utf-8")):
+        whole = resolve_name(base, within) if base.startswith(".") else base
+        if is_kernels(whole): inside |= {each for each in (whole, f"{whole}.{given}") if find_file(each).is_file()}
+        elif whole.partition(".")[0] == ROOT: outside.add((whole, given))
+    return Module(source, frozenset(inside), frozenset(outside))
+
+
+@cache
+def sources(name: str) -> str:
+    """A digest of what the code of a module's kernels depends on: its source, those of all that it imports of this
+    package, and what they import from elsewhere in the project, in words. No other source changes it."""
+    found, left = dict[str, Module](), [name]
+    while left:
+        if (each := left.pop()) in found: continue
+        found[each] = read_module(each)
+        left += found[each].inside
+    outside = frozenset[tuple[str, str]]().union(*(each.outside for each in found.values()))
+    said = [f"{each} {found[each].source}" for each in sorted(found)]
+    said += [f"{module}.{given} {words(member(module, given))}" for module, given in sorted(outside)]
+    return hashlib.blake2b("\n".join(said).encode(), digest_size=8).hexdigest()
+
+
+def is_kernels(module: str) -> bool:
+    """Whether it is of the package of kernels, or that package."""
+    return f"{module}.".startswith(f"{PACKAGE}.")
+
+
+def find_file(module: str) -> Path:
+    """Where the source of a module of the project is, or would be."""
+    place = HOME.joinpath(*module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def imports(source: str) -> Iterator[tuple[str, str]]:
@@ -63,16 +114,17 @@ def words(value: object) -> str:
 
 def closure(body: Callable[..., object]) -> str:
     """The sources of a function's module and of all that it imports, as far as these are no library's, with the values
-    that functions there name, and those that the function itself holds. A process that compiles has the same words for
-    them."""
+    that functions there name, and those that the function itself holds; and what it depends on in this package. A
+    process that compiles has the same words for them."""
     import ast
     from linecache import getlines
-    trees, sources, left = dict[str, ast.Module](), dict[str, str](), [body.__module__]
+    trees, own, ours, left = dict[str, ast.Module](), dict[str, str](), set[str](), [body.__module__]
     while left:
-        if (name := left.pop()) in trees or not (name == body.__module__ or is_own(name)): continue
+        if is_kernels(name := left.pop()) and find_file(name).is_file(): ours.add(name)
+        if name in trees or not (name == body.__module__ or is_own(name)): continue
         module = vars(sys.modules[name])
-        sources[name] = "".join(getlines(module.get("__file__") or body.__code__.co_filename, module))
-        trees[name] = ast.parse(sources[name])
+        own[name] = "".join(getlines(module.get("__file__") or body.__code__.co_filename, module))
+        trees[name] = ast.parse(own[name])
         for node in ast.walk(trees[name]):
             match node:
                 case ast.Import(names=names): left += [each.name for each in names]
@@ -82,10 +134,10 @@ def closure(body: Callable[..., object]) -> str:
     spoken = {getattr(node, "id", "") or getattr(node, "attr", "") for tree in trees.values() for function in
               ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
     seen = set[int]()
-    said = [held(body, trees, seen)]
-    for name in sorted(sources):
+    said = [held(body, trees, seen), *map(sources, sorted(ours))]
+    for name in sorted(own):
         values = {each: value for each, value in sorted(vars(sys.modules[name]).items()) if each in spoken}
-        said += [f"{name} {words(values)}", *(held(value, trees, seen) for value in values.values()), sources[name]]
+        said += [f"{name} {words(values)}", *(held(value, trees, seen) for value in values.values()), own[name]]
     return "\n".join(said)
 
 

@@ -41,6 +41,7 @@ class Levels:
         missing = [len(kids) for kids in self.kids]
         self.level[self.source] = 0.0
         heap, done = [(0.0, self.source)], [False] * (self.goal + 1)
+        level, highest, cls, price = self.level, self.highest, self.cls, self.price     # this loop runs most of all
         while heap:
             _, c = heappop(heap)
             if not done[c]:
@@ -48,8 +49,10 @@ class Levels:
                 for i in self.users[c]:
                     missing[i] -= 1
                     if not missing[i]:
-                        self.highest[i] = c
-                        self.lower(i, heap)
+                        highest[i] = c
+                        if (found := level[c] + price[i]) < level[cls[i]]:
+                            level[cls[i]] = found
+                            heappush(heap, (found, cls[i]))
 
     def lower(self, node: int, heap: list[tuple[float, int]]) -> None:
         """Lower the class of a node to what the node gives it."""
@@ -60,14 +63,16 @@ class Levels:
 
     def settle(self, heap: list[tuple[float, int]]) -> None:
         """Pass lowered classes on to the nodes above them."""
-        level, highest = self.level, self.highest
+        level, highest, kids, cls, price = self.level, self.highest, self.kids, self.cls, self.price
         while heap:
             value, c = heappop(heap)
             if value <= level[c]:
                 for i in self.users[c]:
                     if highest[i] == c:
-                        highest[i] = max(self.kids[i], key=level.__getitem__)
-                        self.lower(i, heap)
+                        highest[i] = top = max(kids[i], key=level.__getitem__) if len(kids[i]) > 1 else c
+                        if (found := level[top] + price[i]) < level[cls[i]]:
+                            level[cls[i]] = found
+                            heappush(heap, (found, cls[i]))
 
 
 class Zone:
@@ -86,25 +91,27 @@ class Zone:
 
     def grow(self, c: int) -> bool:
         """Take in class c and all from which it follows at no price through highest children. False at the source."""
-        levels, classes, todo = self.levels, self.classes, [c]
+        levels, classes, inside, todo = self.levels, self.classes, self.inside, [c]
+        source, users, members, kids = levels.source, levels.users, levels.members, levels.kids
+        highest, price = levels.highest, levels.price
         while todo:
             c = todo.pop()
-            if c == levels.source:
+            if c == source:
                 return False
             if c in classes:
                 continue
             classes.add(c)
-            for i in levels.users[c]:
-                if i in self.inside:
+            for i in users[c]:
+                if i in inside:
                     self.leave(i)
-            for i in levels.members[c]:
-                if levels.highest[i] < 0:
+            for i in members[c]:
+                if highest[i] < 0:
                     continue
-                if classes.isdisjoint(levels.kids[i]):
-                    self.inside[i] = levels.price[i] + self.offset
-                    heappush(self.heap, (self.inside[i], i))
-                elif levels.price[i] <= self.tiny:
-                    todo.append(levels.highest[i])
+                if classes.isdisjoint(kids[i]):
+                    inside[i] = price[i] + self.offset
+                    heappush(self.heap, (inside[i], i))
+                elif price[i] <= self.tiny:
+                    todo.append(highest[i])
         return True
 
     def leave(self, i: int) -> None:

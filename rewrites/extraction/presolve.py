@@ -111,10 +111,11 @@ def drop_dominated(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
         for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]), choice.get(c) != i)):
             kids, cost = graph.kids[i], graph.cost[i]
             below = union(need, kids)
-            candidates = chain(filed[-1], *(filed[k] for k in bits(below & drawers)))
-            if any(not mask & ~below and all(map(le, graph.cost[o], cost)) for o, mask in candidates):
+            candidates, outside = chain(filed[-1], *(filed[k] for k in bits(below & drawers))), ~below
+            if any(not mask & outside and (single or all(map(le, graph.cost[o], cost)))     # they come by their costs
+                   for o, mask in candidates):
                 continue
-            if single and choice.get(c) != i and is_rederivable(graph, best[:20], i, ~below, tree):
+            if single and choice.get(c) != i and is_rederivable(graph, best[:20], i, outside, tree):
                 continue
             best.append(i)
             rare = min(kids, key=often.__getitem__, default=-1)
@@ -128,8 +129,15 @@ def is_rederivable(graph: IndexedGraph, others: Iterable[int], node: int, rest: 
     """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than
     `node`."""
     cost = graph.cost[node][0]
-    return tree[graph.cls[node]] < cost or any(
-        graph.cost[o][0] + sum(tree[k] for k in graph.kids[o] if rest >> k & 1) <= cost for o in others)
+    if tree[graph.cls[node]] < cost: return True
+    for other in others:
+        own, total = graph.cost[other][0], 0.0
+        for k in graph.kids[other]:
+            if rest >> k & 1:
+                total += tree[k]
+                if own + total > cost: break                # and more is no less
+        if own + total <= cost: return True
+    return False
 
 
 def merged(graph: IndexedGraph) -> IndexedGraph:

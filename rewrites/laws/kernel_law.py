@@ -54,6 +54,11 @@ class Implementation:
         return flat(self.over({name: stand_in(name, sort) for name, sort in self.variables.items()}), I)
 
     @cached_property
+    def root(self) -> str:
+        """The kind of node that the pattern begins with."""
+        return self.pattern.kind.name
+
+    @cached_property
     def kinds(self) -> frozenset[str]:
         """The kinds of nodes that a graph must have for the pattern to match anywhere."""
         return frozenset(node.kind.name for node in self.pattern.walk()) - {"symbol"}

@@ -16,6 +16,7 @@ from rewrites.laws.kernel_law import Implementation
 
 UNKNOWN = 1 << 60                                           # numbers of a row that nobody knows
 C = space("C")                                              # rows of caches
+SPACES: dict[object, object] = {str(each): each for each in (T, S, C)}
 
 
 class KernelMatches:
@@ -28,6 +29,8 @@ class KernelMatches:
         for cls, nodes in graph.members.items():
             for node in nodes:
                 self.members[cls, node.kind] += [(each, node.attributes) for each in orders(node.kind, node.children)]
+        self.held: dict[int, set[str]] = defaultdict(set)    # the kinds of a class's members
+        for cls, kind in self.members: self.held[cls].add(kind)
         self.matches = Matches(lambda cls, kind: self.members.get((cls, kind), ()),
                                lambda want, have: self.values[have] == want, self._fits, attribute_variable)
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
@@ -102,15 +105,21 @@ class KernelMatches:
         """The patterns all of whose kinds of nodes the graph has."""
         return [each for each in patterns if each.kinds <= self.kinds]
 
+    def select_rooted(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[Implementation]:
+        """Those whose pattern begins with a kind that the class has a member of; of most there is none."""
+        held = self.held.get(cls, ())
+        return (each for each in implementations if each.root in held or each.root == "symbol")
+
     def wholes(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[tuple[Implementation, Binding]]:
         """Each implementation that a class holds as a whole, with its substitutions."""
-        return ((each, found) for each in implementations for found in self.find(each.pattern, cls, each.variables))
+        return ((each, found) for each in self.select_rooted(cls, implementations)
+                for found in self.find(each.pattern, cls, each.variables))
 
     def chains(self, cls: int, heads: Sequence[Implementation],
                stages: Sequence[Implementation]) -> Iterator[tuple[Implementation, Binding]]:
         """Each chain of stages behind a head that a class holds, with its substitution, from the last stage back."""
         for after, first, operands in self._epilogues(cls, stages):
-            for head in heads:
+            for head in self.select_rooted(first, heads):
                 starts = self._ways(head.pattern, first, head.variables)
                 if starts and (made := chain_stages(head, *after)) is not None:
                     for start in starts:
@@ -121,7 +130,7 @@ class KernelMatches:
                    after: tuple[Implementation, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Binding]]:
         """Stages that lead from a class to this one, the class, and their operands, where `after` come behind."""
         yield after, cls, {}
-        for stage in stages:
+        for stage in self.select_rooted(cls, stages):
             for found in self._ways(stage.pattern, cls, stage.variables):
                 if not all(precedes(stage, other) for other in after): break
                 for chained, first, operands in self._epilogues(found["rows"], stages, (stage, *after)):
@@ -140,13 +149,13 @@ class KernelMatches:
 
     def _agree(self, bound: Binding, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""
-        sizes: dict[object, object] = {str(space): space for space in (T, S, C)}
+        sizes: dict[object, object] = SPACES.copy()
         for name, sort in variables.items():
             if sort.name in ("where", "relation") and not all(getattr(self.values[bound[name]], str(flag))
                                                               for flag in sort.sizes):
                 return False
-            if any(sizes.setdefault(symbol, size) != size for symbol, size in self._sizes(bound[name], sort)):
-                return False
+            for symbol, size in self._sizes(bound[name], sort):
+                if sizes.setdefault(symbol, size) != size: return False
         return True
 
     def _sizes(self, cls: int, sort: Sort) -> Iterator[tuple[object, object]]:

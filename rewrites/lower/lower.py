@@ -361,7 +361,7 @@ class Lowering:
 
 def root_kind(match: tuple[Implementation, Binding]) -> str:
     """The kind of node that an implementation is matched with: the order in which equally cheap ones are preferred."""
-    return match[0].pattern.kind.name
+    return match[0].root
 
 
 def leaf(data: Data) -> Data:

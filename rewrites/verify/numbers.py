@@ -48,6 +48,7 @@ class Drawn:
         self.width, self.batch, self.rng = width, batch, rng
         self.drawn: dict[tuple[int, int, int], Float64s] = {}
         self.inputs: dict[tuple[tuple[int, ...], bytes], tuple[AtBorder, TermReadings]] = {}
+        self.taken: dict[Operator, tuple[int, int]] = {}    # heads and columns
 
     def at(self, heads: int, columns: int, number: int = 0) -> Float64s:
         """An input of this size; another one for each number."""
@@ -64,11 +65,13 @@ class Drawn:
         """An input of an operator."""
         return self.at(*self.sizes(term))
 
-    @staticmethod
-    def sizes(term: Operator) -> tuple[int, int]:
-        """Heads and columns of an input that it takes."""
-        heads, columns = term.into.heads, term.into.cols
-        return heads if isinstance(heads, int) else 1, columns if isinstance(columns, int) else widest(term)
+    def sizes(self, term: Operator) -> tuple[int, int]:
+        """Heads and columns of an input that it takes. Every property of a term asks."""
+        if term not in self.taken:
+            heads, columns = term.into.heads, term.into.cols
+            self.taken[term] = (heads if isinstance(heads, int) else 1,
+                                columns if isinstance(columns, int) else widest(term))
+        return self.taken[term]
 
     def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Float64s], Float64s], Float64s, Float64s]:
         """A term as a function of arrays, and two inputs that it takes."""

@@ -50,6 +50,13 @@ FUNCTIONS["square"].call(address(x), 40, 1, 160)
 assert (x == np.arange(40) ** 2).all()
 print("compiled" if "formats.kernels.engine.compiler" in sys.modules else "found", objects.key())
 """
+FILE = f"{FUNCTIONS['square'].symbol}.o"
+NAME = """
+from formats.kernels.engine import objects
+from formats.kernels.products.packed_panels import packed
+from formats.kernels.rows.activations import PASSES
+print(objects.key(), PASSES["square"].symbol, packed.symbol)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +75,33 @@ def test_what_was_compiled_is_found_again(cache):
 @pytest.mark.parametrize("damage", [lambda code: code[:-30], lambda code: code[:900] + b"!" + code[901:]])
 def test_what_is_damaged_is_compiled_again(cache, damage):
     directory, key = cache
-    file, = directory.rglob("square.o")
+    file, = directory.rglob(FILE)
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     assert run(SQUARE, OPMATRIX_CACHE=str(directory)) == ["compiled", key]
     assert len(file.read_bytes()) == len(whole) and [*file.parent.iterdir()] == [file]
 
 
-def test_any_change_of_a_source_changes_the_name(cache, tmp_path):
+def test_a_change_of_a_source_changes_the_names_that_depend_on_it(tmp_path):
+    """Of what all kernels import all names, of a kernel's module its own and those that import it, of others none."""
     shutil.copytree(ROOT / "formats", tmp_path / "formats")
-    same, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
-    with (tmp_path / "formats" / "kernels" / "engine" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
-    changed, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
-    assert same == cache[1] != changed
+    key, square, gemm = run(NAME, tmp_path)
+    assert [key, square, gemm] == run(NAME)
+
+    def change(name):
+        with (tmp_path / "formats" / "kernels" / f"{name}.py").open("a") as source: source.write("\n# changed\n")
+        return run(NAME, tmp_path)
+    assert change("mixing/caches") == [key, square, gemm]
+    _, other, same = change("rows/activations")
+    assert other != square and same == gemm
+    _, every, more = change("engine/memory")
+    assert every != other and more != gemm
+
+
+def test_a_kernel_of_a_new_file_leaves_the_others_as_they_are(tmp_path):
+    shutil.copytree(ROOT / "formats", tmp_path / "formats")
+    (tmp_path / "formats" / "kernels" / "rows" / "newer.py").write_text('__all__ = ["newer"]\ndef newer(): pass\n')
+    assert run(NAME, tmp_path) == run(NAME)
 
 
 def imported_by(path):
@@ -106,7 +127,9 @@ CONSTANTS = sorted({pair for file in HOME.rglob("*.py") for pair in imported_by(
 
 @pytest.mark.parametrize("module, name", CONSTANTS)
 def test_any_constant_that_kernels_have_from_elsewhere_changes_the_name(monkeypatch, module, name):
-    before = kernels.digest.__wrapped__()
+    using = [file for file in HOME.rglob("*.py") if (module, name) in {*imported_by(file)}]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in using]
+    before, of = kernels.digest.__wrapped__(), [frozen.sources.__wrapped__(each) for each in names]
     assert before == kernels.digest.__wrapped__()
     match value := getattr(import_module(module), name):
         case tuple(): changed = (*value, value[-1])
@@ -114,15 +137,15 @@ def test_any_constant_that_kernels_have_from_elsewhere_changes_the_name(monkeypa
         case _: changed = value + 1 if value < 1e9 else value / 2
     monkeypatch.setattr(f"{module}.{name}", changed)
     assert before != kernels.digest.__wrapped__()
+    assert all(one != frozen.sources.__wrapped__(each) for one, each in zip(of, names, strict=True))
     assert len(CONSTANTS) > 8
 
 
-def test_a_constant_of_another_module_changes_the_name(cache, tmp_path):
+def test_a_constant_of_another_module_changes_the_name(tmp_path):
     shutil.copytree(ROOT / "formats", tmp_path / "formats")
     file = tmp_path / "formats" / "core" / "layout.py"
     file.write_text(file.read_text().replace("\nPANEL = 64 ", "\nPANEL = 32 "))
-    changed, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
-    assert cache[1] != changed
+    assert run(NAME, tmp_path)[2] != run(NAME)[2]
 
 
 OUTSIDE = {"kernels.py": "from formats.kernels.engine.compiled import Function\nfrom mine.helpers import scaled\n"
@@ -213,11 +236,11 @@ def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
     found = done(FULL.format(SQUARE), OPMATRIX_CACHE=str(tmp_path))
     assert "not compiled: relu" in found.stderr and "File too large" in found.stderr and found.stdout.startswith(
         "compiled ")
-    assert [file.name for file in (tmp_path / "kernels").rglob("*") if file.is_file()] == ["square.o"]
+    assert [file.name for file in (tmp_path / "kernels").rglob("*") if file.is_file()] == [FILE]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
-@pytest.mark.parametrize("place", ["square.o", "kernels"])
+@pytest.mark.parametrize("place", [FILE, "kernels"], ids=["square", "kernels"])
 @pytest.mark.parametrize("theirs", [lambda path: os.chown(path, 54321, -1), lambda path: path.chmod(0o777)])
 def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_path, place, theirs):
     """It is whole and would be found: only who owns it, or may write to it, is wrong."""
@@ -230,7 +253,7 @@ def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_pat
     assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr and ("54321" in ran.stderr
                                                                          or "others may write" in ran.stderr)
     again = done(SQUARE, OPMATRIX_CACHE=str(mine))
-    if place == "square.o": assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"
+    if place == FILE: assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"
     else: assert again.stdout.split()[0] == "compiled" and again.stderr == ran.stderr
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from threading import RLock
 from typing import Any, Self, TypeVar
 
-from formats.kernels.frozen import closure
+from formats.kernels.frozen import closure, sources
 
 from . import objects
 from .native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
@@ -67,11 +67,11 @@ class Function:
 
     @cached_property
     def symbol(self) -> str:
-        """The name of its object code; one from elsewhere has what it is declared by, and with, as part of it."""
-        if (module := self.body.__module__).startswith(f"{HOME}."): return self.name
-        if module == "__main__":
+        """The name of its object code: what it is declared by, and with, is part of it."""
+        if (module := self.body.__module__) == "__main__":
             raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can "
                                "be imported")
+        if module.startswith(f"{HOME}."): return f"{self.name}-{sources(module)}"
         return f"{self.name}-{hashlib.blake2b(closure(self.body).encode(), digest_size=8).hexdigest()}"
 
     def found(self) -> bool:

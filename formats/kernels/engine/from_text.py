@@ -2,11 +2,11 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from formats.kernels.frozen import sources
 
 from .compiled import Function, Kernel
 
@@ -17,7 +17,7 @@ class TextKernel(Kernel):
     """A kernel by its text, which declares one function in the words of a module, its home. Equal ones are one."""
 
     def __init__(self, text: str, home: str) -> None:
-        content = f"{read_source(home)}\n{text}".encode()
+        content = f"{sources(home)}\n{text}".encode()
         self.text, self.home = text, home
         self.name = f"{PREFIX}{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         self.arguments, self.result, self.rare, self.place = 3, False, True, 0
@@ -36,14 +36,6 @@ class TextKernel(Kernel):
         # a text is words of tables, counted names and numbers (row_text.py): no name or string of a file is in it
         exec(compile(self.text, f"<{self.name}>", "exec"), words)
         return next(each for name, each in words.items() if name not in before and callable(each))
-
-
-@cache
-def read_source(module: str) -> str:
-    """The source of the module that texts are written in the words of: it is part of what they say."""
-    found = find_spec(module)
-    assert found is not None and found.origin is not None, module
-    return Path(found.origin).read_text("utf-8")
 
 
 def hand_over(functions: Iterable[Function]) -> bytes:

@@ -1,8 +1,8 @@
 """Object code of kernels: files in the user's cache, named by all that they depend on, and brought into memory by
 ourselves where that is known (elf.py), by LLVM elsewhere.
 
-A file is named like the one symbol that it defines. After the code come a line of names that only raising needs, and a
-checksum: what is damaged is compiled again."""
+A file is named like the one symbol that it defines, which says the sources that it was made from. After the code come a
+line of names that only raising needs, and a checksum: what is damaged is compiled again."""
 import ctypes
 import hashlib
 import os
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from formats.core.errors import InputError
 from formats.disk.cache import Distrusted, guarded, location, make_directory, put, recall, say, unkept
 from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, using
-from formats.kernels import digest
 
 from . import elf
 from .processor import FEATURES, NAME, release
@@ -40,16 +39,16 @@ LOADED: dict[str, int] = {}                                  # addresses
 
 @cache
 def key() -> str:
-    """A name for all that object code depends on: sources, processor, who compiled it, and how it was told to."""
+    """A name for all that object code depends on beside sources: processor, who compiled it, how it was told to."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_")
                       and name not in IGNORED_SETTINGS)
-    parts = (digest(), NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform,
+    parts = (NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform,
              platform.machine(), settings)
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def home() -> Path:
-    """Where object code of these sources and this processor is kept."""
+    """Where object code for this processor is kept."""
     return location() / "kernels" / key()
 
 
