@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 from formats.network.collectives import COLLECTIVES, LevelPlace
 from formats.network.links import Link
 from opmatrix.planner.constants import Constants
-from opmatrix.planner.quantities import Quantity, least, most, multiply, step_at
+from opmatrix.planner.quantities import Quantity, binary_log, least, most, multiply, step_at
+
+
+TREES = "all_reduce",                                       # what goes over trees between nodes
 
 
 class LevelSeconds(NamedTuple):
@@ -28,7 +31,9 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
 
 def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],
                      constants: Constants) -> LevelSeconds:
-    """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level."""
+    """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level. Ranks go round a ring;
+    between nodes sums go up and down two trees, each of half the bytes, which wait less often (Sanders et al. 2009,
+    Parallel Computing 35)."""
     units = units_of(n, stride, links)
     moved, waited = [], 0 * size
     for k, (link, own) in enumerate(zip(links, units, strict=True)):
@@ -42,6 +47,8 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
         else:
             bytes_ = COLLECTIVES[op].sent(size, place)
             messages = COLLECTIVES[op].messages(place)
+        rounds: Quantity = own - 1
+        if op in TREES and k: messages, rounds = 2 * binary_log(own), binary_log(own)
         moved.append((link.name, bytes_ / (share * link.bandwidth)))
-        waited = waited + messages * link.latency + constants.superstep * (own - 1)
+        waited = waited + messages * link.latency + constants.superstep * rounds
     return LevelSeconds(tuple(moved), waited)

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from opmatrix.planner.layer_work import LayerWork, is_of_pairs
-from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
-from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, score_count, stage_parameters
+from opmatrix.planner.quantities import Formula, Quantity, add_all, least, most, step_at
+from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, score_count, stored_numbers
 
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view
@@ -14,16 +14,17 @@ PRODUCT_INPUTS = "input", "weight in", "product in"
 def memory_parts(setting: Setting) -> PartSeconds:
     """Bytes that are allocated at the peak."""
     own = setting.strategy
-    numbers, ranks = stage_parameters(setting), own.dp * own.cp
     held = least(setting.micro_batches, own.pp)             # micro-batches of the first stage that wait for backward
     if own.schedule == "gpipe": held = setting.micro_batches
     chunks = 1 + (own.pp - 1) / (own.pp * own.virtual) * step_at(own.virtual, 2)
     kept = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]
     working = whole_bytes(setting, body) if own.recompute == "full" else 0 * own.micro_batch
-    return {"weights": setting.number * numbers / (ranks if own.zero > 2 else 1),
-            "gradients": (own.gradient_bytes + own.accumulated) * numbers / (ranks if own.zero > 1 else 1),
-            "optimiser": 12 * numbers / (ranks if own.zero else 1),
+    if setting.model.asks:
+        working = working + setting.number * most(*(work.made.at(setting.sizes) for work, _ in setting.model.layers), 0)
+    return {"weights": setting.number * stored_numbers(setting, own.zero > 2),
+            "gradients": (own.gradient_bytes + own.accumulated) * stored_numbers(setting, own.zero > 1),
+            "optimiser": 12 * stored_numbers(setting, own.zero > 0),
             "kept": kept * held * chunks, "working": working,
             "logits": logits_bytes(setting)}
 

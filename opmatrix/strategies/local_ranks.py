@@ -39,7 +39,7 @@ def local_sheet(ranks: int) -> Datasheet:
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:
     """The command that runs a strategy on this machine."""
     own = choice.sizes
-    axes = " ".join(f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp") if own[name] > 1)
+    axes = " ".join(f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if own[name] > 1)
     more = [f"--context {choice.form.context}"] if own["cp"] > 1 else []
     if own["tp"] > 1: more.append("--vocabulary")
     if choice.form.sequence: more.append("--sequence")

@@ -140,11 +140,12 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
 
 def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
     """Operations of a batch forward and backward, or forward alone, of a model that one device has whole."""
-    sizes = {"b": 1, "s": seq, "t": 1, "c": 1}
+    sizes = {"b": 1, "s": seq, "t": 1, "c": 1, "e": 1}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(count * 2 * each.count * float(
         each.rows.at(sizes) * each.inner.at(sizes) * each.cols.at(sizes) * each.batch.at(sizes))
-        for layer, count in layers for each in layer.products if not forward or each.during == "forward")
+        for layer, count in layers for each in layer.products
+        if not each.again and (not forward or each.during == "forward"))
 
 
 def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch: int, seq: int | None = None,
