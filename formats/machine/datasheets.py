@@ -14,6 +14,7 @@ from pathlib import Path
 import sympy
 
 from formats import FORMATS
+from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import Array, Term, nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
@@ -24,6 +25,7 @@ BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
 FILE = Path(__file__).with_suffix(".json")
+CLUSTERS = FILE.with_name("clusters.json")
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,28 @@ def load_bundled() -> dict[str, Datasheet]:
     return datasheets()
 
 
+@cache
+def load_clusters() -> dict[str, Datasheet]:
+    """Machines beside each other as they were built somewhere, by name, each as the data sheet of one of its devices
+    with links or memory of its own."""
+    found: dict[str, Datasheet] = {}
+    for name, said in json.loads(CLUSTERS.read_text("utf-8")).items():
+        sheet = load_bundled()[said["machine"]]
+        links = said.get("links")
+        found[name] = replace(sheet, name=name, source=f"{said['source']}; {said['topology']}; {sheet.source}",
+                              links=read_links(links) if links else sheet.links,
+                              memory=tuple(map(tuple, said.get("memory", sheet.memory))))
+    return found
+
+
 def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
-    """A machine by name, in any case of letters, for the kernels of a catalogue; ValueError names those there are."""
-    for known_name, machine in load_bundled().items():
+    """A machine or a cluster by name, in any case of letters, for the kernels of a catalogue. Raises InputError, which
+    names those there are."""
+    every = load_bundled() | load_clusters()
+    for known_name, machine in every.items():
         if known_name.lower() == name.lower(): return replace(machine, catalogue=catalogue)
-    raise ValueError(f"no data sheet of {name!r}; there are {', '.join(load_bundled())}")
+    raise InputError(f"machine {name!r}: there is no data sheet of it: {suggest_name(name, every)}there are "
+                     f"{', '.join(every)}")
 
 
 def number_type(form: str, activations: str) -> str:

@@ -11,7 +11,6 @@ from formats.network.links import Link
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.quantities import Quantity, binary_log, least, most, multiply, step_at
 
-
 TREES = "all_reduce",                                       # what goes over trees between nodes
 
 

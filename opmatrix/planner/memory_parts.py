@@ -8,6 +8,7 @@ from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, sco
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view
 RESERVED_SHARE, CONTEXT = 1.2, 4e9
+STATE = "weights", "gradients", "optimiser"
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
 
@@ -22,11 +23,25 @@ def memory_parts(setting: Setting) -> PartSeconds:
     working = whole_bytes(setting, body) if own.recompute == "full" else 0 * own.micro_batch
     if setting.model.asks:
         working = working + setting.number * most(*(work.made.at(setting.sizes) for work, _ in setting.model.layers), 0)
-    return {"weights": setting.number * stored_numbers(setting, own.zero > 2),
-            "gradients": (own.gradient_bytes + own.accumulated) * stored_numbers(setting, own.zero > 1),
-            "optimiser": 12 * stored_numbers(setting, own.zero > 0),
+    state = zip(STATE, bytes_of_state(setting), strict=True)
+    return {**{name: size * stored_numbers(setting, own.zero > 2 - at) for at, (name, size) in enumerate(state)},
             "kept": kept * held * chunks, "working": working,
             "logits": logits_bytes(setting)}
+
+
+def bytes_of_state(setting: Setting) -> tuple[float, float, float]:
+    """Bytes of a number's weight, gradient and optimiser's state."""
+    own = setting.strategy
+    return setting.number, own.gradient_bytes + own.accumulated, 12
+
+
+def state_bytes(setting: Setting, work: LayerWork) -> float:
+    """Bytes of the state of one layer on a rank."""
+    own, sizes = setting.strategy, setting.sizes
+    whole, experts = work.parameters.at(sizes), work.experts.at(sizes)
+    once = (whole + (own.ep - 1) * experts) / (own.dp * own.cp)
+    return float(sum(size * (once if own.zero > 2 - at else whole)
+                     for at, size in enumerate(bytes_of_state(setting))))
 
 
 def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
@@ -54,6 +69,11 @@ def logits_bytes(setting: Setting) -> Quantity:
     all layers; else the last stage has them, which keeps fewer micro-batches."""
     if (scores := score_count(setting)) is None: return 0
     return (setting.number + 4) * scores * (1 - step_at(setting.strategy.pp, 2))
+
+
+def allocatable(reserved: float) -> float:
+    """What may be allocated where a device has so much."""
+    return (reserved - CONTEXT) / RESERVED_SHARE
 
 
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet, datasheets
+from formats.machine.datasheets import Datasheet, datasheet, datasheets
 from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
-from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import ModelWork
 from opmatrix.planner.prediction import Prediction, check_linked
@@ -174,7 +173,7 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
 def read_machine(name: str) -> Datasheet:
     """A machine or a cluster by name, or the only one of a .json file as docs/add_a_machine.md has it. Raises
     InputError for what is none."""
-    if not name.endswith(".json"): return find_machine(name)
+    if not name.endswith(".json"): return datasheet(name)
     try: found = [*datasheets(Path(name)).values()]
     except (OSError, ValueError) as error: raise InputError(f"--machine {name}: {error}") from None
     if len(found) != 1: raise InputError(f"--machine {name}: it has {len(found)} machines: give a file of one")

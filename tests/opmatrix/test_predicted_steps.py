@@ -7,10 +7,9 @@ import pytest
 import sympy
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import datasheet
+from formats.machine.datasheets import datasheet, load_clusters
 from formats.network.collectives import collective_seconds
 from formats.network.links import levels_of
-from opmatrix.planner.clusters import find_machine, load_clusters
 from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.fit_constants import FRACTIONS, fit_constants
 from opmatrix.planner.layer_work import model_work
@@ -130,11 +129,11 @@ def test_constants_are_fractions_and_latencies():
 def test_machines_have_sources_and_clusters_links():
     """Each number of a data sheet has a source; an unknown name is told of its like; no links, no step."""
     for name in ("A100-40", "H800", "H200", "B200", "GH200", "V100", "L4", "Ascend910B1", "Ascend910B3", "Ascend910C"):
-        sheet = find_machine(name)
+        sheet = datasheet(name)
         assert sheet.source and sheet.costs and sheet.watts > 0 and sheet.hourly > 0 and sheet.links
-    assert find_machine("jeanzay-a100").links[1].bandwidth == 6.25e9 and len(load_clusters()) > 2
+    assert datasheet("jeanzay-a100").links[1].bandwidth == 6.25e9 and len(load_clusters()) > 2
     with pytest.raises(InputError, match="machine 'A1000': there is no data sheet of it: did you mean A100"):
-        find_machine("A1000")
+        datasheet("A1000")
     with pytest.raises(InputError, match="A100: its data sheet states no links"):
         predict(GPT, replace(datasheet("A100"), links=()), HOW, 32, 1024)
     with pytest.raises(ValueError, match="A100: watts -1"): replace(datasheet("A100"), watts=-1)
