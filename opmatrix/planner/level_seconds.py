@@ -15,7 +15,7 @@ TREES = "all_reduce",                                       # what goes over tre
 
 
 class LevelSeconds(NamedTuple):
-    """Seconds of one collective: of its bytes by level, and of its supersteps."""
+    """Seconds of one collective: of its bytes by level, and of its messages and of waiting for the slowest."""
     moved: tuple[tuple[str, Quantity], ...]
     waited: Quantity
 
@@ -31,8 +31,9 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
 def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],
                      constants: Constants) -> LevelSeconds:
     """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level. Ranks go round a ring;
-    between nodes sums go up and down two trees, each of half the bytes, which wait less often (Sanders et al. 2009,
-    Parallel Computing 35)."""
+    between nodes sums go up and down two trees, each of half the bytes, in fewer messages (Sanders et al. 2009,
+    Parallel Computing 35). All wait for the slowest, which of n whose times scatter alike is late by the root of the
+    logarithm of n (Cramér 1946, section 28.6)."""
     units = units_of(n, stride, links)
     moved, waited = [], 0 * size
     for k, (link, own) in enumerate(zip(links, units, strict=True)):
@@ -46,8 +47,7 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
         else:
             bytes_ = COLLECTIVES[op].sent(size, place)
             messages = COLLECTIVES[op].messages(place)
-        rounds: Quantity = own - 1
-        if op in TREES and k: messages, rounds = 2 * binary_log(own), binary_log(own)
+        if op in TREES and k: messages = 2 * binary_log(own)
         moved.append((link.name, bytes_ / (share * link.bandwidth)))
-        waited = waited + messages * link.latency + constants.superstep * rounds
-    return LevelSeconds(tuple(moved), waited)
+        waited = waited + messages * link.latency
+    return LevelSeconds(tuple(moved), waited + constants.superstep * binary_log(n) ** 0.5)
