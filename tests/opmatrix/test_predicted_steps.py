@@ -87,6 +87,18 @@ def test_parts_add_up_and_move_as_they_should(work, found):
     assert deeper.seconds["bubble"] < found.seconds["bubble"]
 
 
+def test_a_mesh_gives_a_group_the_links_among_its_own():
+    """Two of eight have one link of seven, all eight have what a switch of that bandwidth gives."""
+    full = Constants(1, 0, 1, 1, 1, 0, 0, 0)
+    links = datasheet("Ascend910B").links
+    switched = [link._replace(meshed=False) for link in links]
+    assert links[0].meshed and not links[1].meshed
+    for n, share in ((2, 1 / 7), (4, 3 / 7), (8, 1)):
+        for op in ("all_reduce", "all_to_all"):
+            own, other = (collective_parts(op, 1e9, n, 1, each, full).moved[0][1] for each in (links, switched))
+            assert own == pytest.approx(other / share)
+
+
 def test_sums_over_data_cross_the_levels_that_data_lies_on(work):
     """Ranks of data are 8 devices apart where stages lie between them; neighbours otherwise."""
     def crossed(order):
