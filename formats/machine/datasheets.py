@@ -33,9 +33,9 @@ class Datasheet:
     """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
-    state; `links` what several devices reach each other by, the nearest level first; `host` what a device
-    reaches the memory of its host by. `watts` of a device under load and `hourly` dollars of one, None where nobody
-    stated them, `costs` their source. `catalogue` declares the kernels."""
+    state; `links` what several devices reach each other by, the nearest level first; `host` what a device reaches the
+    memory of its host by. `cores` that have a matrix unit each. `watts` of a device under load and `hourly` dollars of
+    one, None where nobody stated them, `costs` their source. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -47,6 +47,7 @@ class Datasheet:
     launch: float = 0.0
     links: tuple[Link, ...] = ()
     host: Link | None = None
+    cores: int = 1
     watts: float | None = None
     hourly: float | None = None
     costs: str = ""
@@ -65,6 +66,8 @@ class Datasheet:
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
         check_links(self.name, self.links)
         if self.host is not None: check_rates(self.name, self.host)
+        if not (isinstance(self.cores, int) and self.cores > 0):
+            raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or none")
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
             if number is not None and not 0 < number < inf:
                 raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")

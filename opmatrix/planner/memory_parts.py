@@ -8,6 +8,7 @@ from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, sco
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view
 RESERVED_SHARE, CONTEXT = 1.2, 4e9
+TIGHT_SHARE = 1.1                                           # with what fragments leave, where all else is given back
 STATE = "weights", "gradients", "optimiser"
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
@@ -71,11 +72,12 @@ def logits_bytes(setting: Setting) -> Quantity:
     return (setting.number + 4) * scores * (1 - step_at(setting.strategy.pp, 2))
 
 
-def allocatable(reserved: float) -> float:
-    """What may be allocated where a device has so much."""
-    return (reserved - CONTEXT) / RESERVED_SHARE
+def allocatable(setting: Setting, room: float) -> float:
+    """What may be allocated where so many bytes of a device may be reserved."""
+    return (room - CONTEXT) / (RESERVED_SHARE if room < setting.machine.memory[-1][1] else TIGHT_SHARE)
 
 
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:
-    """What the device reports: blocks that an allocator keeps, and the process itself."""
-    return RESERVED_SHARE * allocated + CONTEXT
+    """What the device reports: blocks that an allocator keeps while there is room, and the process itself."""
+    room = setting.machine.memory[-1][1] - CONTEXT
+    return least(RESERVED_SHARE * allocated, most(TIGHT_SHARE * allocated, room)) + CONTEXT

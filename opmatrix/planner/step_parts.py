@@ -15,6 +15,7 @@ from opmatrix.planner.quantities import Quantity, add_all, most, round_up, soft_
 from opmatrix.planner.strategies import Strategy
 
 PartSeconds = dict[str, Quantity]
+CORE_TILE = 1 << 15                                         # sums that a core holds: 256 x 128 in float32
 
 
 class Setting(NamedTuple):
@@ -56,15 +57,17 @@ def sum_parts(parts: Mapping[str, Quantity]) -> Quantity: return add_all(parts.v
 
 
 def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
-    """All of these products: what their operations take or what their bytes take, whichever is more."""
+    """All of these products: what their operations take or what their bytes take, whichever is more. Cores compute
+    tiles of what comes out, one each at a time, all inner products of a tile: of the last round a part is idle."""
     own, sizes, flash = setting.constants, setting.sizes, setting.strategy.flash
     rate = setting.machine.product_rate(setting.strategy.precision)[0]
     if work.ragged and not flash: rate = setting.machine.vector_rate("float32")
-    operations = 2 * work.rows.at(sizes) * work.inner.at(sizes) * work.cols.at(sizes) * work.batch.at(sizes)
+    inner, cores = work.inner.at(sizes), setting.machine.cores
+    operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between: operations, numbers = operations / 2, numbers - work.scores.at(sizes)
-    return work.count * (most(operations / (own.matrix * rate), setting.number * numbers / setting.bandwidth)
-                         + own.half)
+    idle = own.idle * 2 * inner * CORE_TILE * cores         # cores that have no tile while others do their last
+    return work.count * most((operations + idle) / (own.matrix * rate), setting.number * numbers / setting.bandwidth)
 
 
 def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:

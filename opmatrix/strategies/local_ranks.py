@@ -19,7 +19,7 @@ SIDE, COPIED = 512, 1 << 22                                 # numbers of a produ
 WIDER = 2                                                   # float64 beside the float32 that formulas count
 
 # rates are measured, so nothing is a fraction of them
-LOCAL_CONSTANTS = Constants(matrix=1, half=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=ISSUED, hidden=0)
+LOCAL_CONSTANTS = Constants(matrix=1, idle=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=ISSUED, hidden=0)
 
 
 def local_sheet(ranks: int) -> Datasheet:

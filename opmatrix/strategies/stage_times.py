@@ -127,7 +127,8 @@ def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
     if choice.form.schedule == "zb-h1": waits = [min(m, stages)] * stages
     ways = [[LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
              for k in range(len(RECOMPUTES))] for many in waits]
-    spare = allocatable(room) * (1 + 1e-9) - float(choice.prediction.memory["working"])     # the even cut may just fit
+    spare = allocatable(setting, room) * (1 + 1e-9)         # the even cut may just fit
+    spare -= float(choice.prediction.memory["working"])
     rooms = [spare - (at == 0) * state_bytes(setting, setting.model.first)
              - (at == stages - 1) * state_bytes(setting, setting.model.last) for at in range(stages)]
     found = cut_stages(ways, rooms, sum(pass_seconds(setting, setting.model.first)),

@@ -193,7 +193,7 @@ def test_a_fit_finds_what_rows_were_made_with(work):
         cp=[1] * 12, micro_batch=[1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 8, 4], virtual=[1] * 12).items()}
     def seconds(constants):
         return predict(work, "A100", replace(HOW, **sizes), 64, 1024, constants=constants).step_seconds
-    true = load_constants()._replace(half=3e-5, memory=0.7, near=0.5, far=0.5, superstep=4e-5, gap=2e-5)
+    true = load_constants()._replace(idle=0.7, memory=0.7, near=0.5, far=0.5, superstep=4e-5, gap=2e-5)
     fitted = fit_constants(seconds, seconds(true))
     assert fitted == pytest.approx(true, rel=0.02)
     for rows, said in (([1, 2, 3], "3 rows for 5 constants: give at least 10"),
@@ -204,7 +204,7 @@ def test_a_fit_finds_what_rows_were_made_with(work):
 def test_constants_are_fractions_and_latencies():
     own = load_constants()
     assert len(own) == 8 and all(0 < getattr(own, name) <= 1 for name in FRACTIONS)
-    assert all(0 < getattr(own, name) < 1e-3 for name in ("half", "superstep", "gap"))
+    assert all(0 < getattr(own, name) < 1e-3 for name in ("superstep", "gap"))
 
 
 def test_machines_have_sources_and_clusters_links():
