@@ -18,7 +18,7 @@ EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts"
 EXPERT_STEPS = "answer", BACK
 
 
-class Sides(NamedTuple):
+class ProductSides(NamedTuple):
     """A product rows x inner x cols, so many at once; `again`: forward has made it already, `learns`: it gives a
     gradient of weights."""
     rows: LiveSize
@@ -52,7 +52,7 @@ def experts_here(booked: BackwardBooked, at: int) -> sympy.Expr:
     return sympy.sympify(count) / (1 if axis is None else axis.ranks)
 
 
-def expert_products(booked: BackwardBooked, at: int) -> Iterator[Sides]:
+def expert_products(booked: BackwardBooked, at: int) -> Iterator[ProductSides]:
     """The products of a step of experts, each for all experts of a rank at once, with rows that came as evenly as the
     mesh says. Back they go forward again, and then each product has two."""
     body, widths = body_of_step(booked, at)
@@ -61,10 +61,10 @@ def expert_products(booked: BackwardBooked, at: int) -> Iterator[Sides]:
     for each, cols in zip(body, widths, strict=True):
         if each.op != "act" or not each.args or not contracts(each.more[0]): continue
         inner = widths[each.args[0]]
-        yield Sides(rows, inner, cols, here, again=back)
+        yield ProductSides(rows, inner, cols, here, again=back)
         if not back: continue
-        yield Sides(rows, cols, inner, here)
-        yield Sides(inner, rows, cols, here, learns=True)
+        yield ProductSides(rows, cols, inner, here)
+        yield ProductSides(inner, rows, cols, here, learns=True)
 
 
 def made_by_experts(booked: BackwardBooked, at: int) -> sympy.Expr:

@@ -16,7 +16,7 @@ from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.plan import partition
-from opmatrix.planner.expert_work import EXPERT_STEPS, Sides, count_experts, expert_products, made_by_experts
+from opmatrix.planner.expert_work import EXPERT_STEPS, ProductSides, count_experts, expert_products, made_by_experts
 from opmatrix.planner.quantities import Formula, Powers
 from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
@@ -26,7 +26,7 @@ from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
-DATA, CONTEXT, EXPERTS = map(size, "dce")
+DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
 WHOLE_READ = 8                                              # numbers of two bytes that are read at once
 
 
@@ -121,8 +121,8 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
     sizes = BatchSizes()
     if count_experts(said):                                 # experts lie over ranks of data and of context
-        axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA * CONTEXT, "experts"))
-        sizes = BatchSizes(sizes.sequences * DATA)
+        axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA_RANKS * CONTEXT_RANKS, "experts"))
+        sizes = BatchSizes(sizes.sequences * DATA_RANKS)
     plan = partition(promised(said, scores=True), Mesh.of(**axes), sizes)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
@@ -163,7 +163,7 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
 def of_a_rank(e: LiveSize) -> Formula:
     """A size as a formula, where cuts are even. Experts are read among d ranks of data, each with b sequences: so e
     ranks, d by those of context, have all experts together."""
-    return Formula.of(even(e).xreplace({DATA: EXPERTS / CONTEXT}))
+    return Formula.of(even(e).xreplace({DATA_RANKS: EXPERT_RANKS / CONTEXT_RANKS}))
 
 
 def lies_by_expert(mesh: Mesh, lies: Placement) -> bool:
@@ -200,13 +200,13 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
     for work, count in found.items(): yield replace(work, count=count)
 
 
-def sides_of(booked: BackwardBooked, at: int) -> Sides:
+def sides_of(booked: BackwardBooked, at: int) -> ProductSides:
     """The product of a step of no experts."""
     step, own = booked.steps[at], booked.held_dims[at]
     x = booked.held_dims[step.args[0]]
-    if step.op == "outer": return Sides(own.rows, x.batch * x.rows, own.cols, own.heads, learns=True)
-    if step.op == "act": return Sides(own.rows * own.batch * own.heads, x.cols, own.cols, 1)
-    return Sides(own.rows, x.cols, booked.held_dims[step.args[1]].cols, own.batch * own.heads)
+    if step.op == "outer": return ProductSides(own.rows, x.batch * x.rows, own.cols, own.heads, learns=True)
+    if step.op == "act": return ProductSides(own.rows * own.batch * own.heads, x.cols, own.cols, 1)
+    return ProductSides(own.rows, x.cols, booked.held_dims[step.args[1]].cols, own.batch * own.heads)
 
 
 def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:

@@ -209,14 +209,14 @@ def stage_parameters(setting: Setting) -> Quantity:
 
 
 def stage_experts(setting: Setting) -> Quantity:
-    """Those of them that are of experts."""
+    """Numbers of experts that a rank of the fullest stage stores."""
     if not setting.model.asks: return 0
     return fullest_share(setting) * add_all(count * work.experts.at(setting.sizes)
                                             for work, count in setting.model.layers)
 
 
 def stored_numbers(setting: Setting, once: bool) -> Quantity:
-    """What of them a rank has where they are stored once over data and context: experts over their copies."""
+    """Numbers that a rank stores, whole or `once` over data and context: experts once over their copies."""
     whole, own = stage_parameters(setting), setting.strategy
     if not once: return whole
     return (whole + (own.ep - 1) * stage_experts(setting)) / (own.dp * own.cp)

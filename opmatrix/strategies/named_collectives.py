@@ -33,20 +33,20 @@ def named_collectives(choice: PlanChoice, forward: bool = False) -> Iterator[Nam
     found = {(each.axis, each.op): None for work in works for each in work.crossings
              if not forward or each.during == "forward"}
     for axis, op in found:
-        yield from named(setting, axis, op, int(getattr(own, axis)), float(own.stride(axis)))
-    yield from named(setting, "pp", "send", int(own.pp), float(own.stride("pp")))
+        yield from name_collective(setting, axis, op, int(getattr(own, axis)), float(own.stride(axis)))
+    yield from name_collective(setting, "pp", "send", int(own.pp), float(own.stride("pp")))
     if forward: return
     over, beside = int(own.dp * own.cp), setting.constants.hidden * own.overlap
     experts = setting.model.asks and own.ep > 1
     groups: Iterable[tuple[str, int, float]] = [("", over, float(own.stride("ep")))]
     if experts: groups = [*groups, (" of experts", over // int(own.ep), float(own.stride("ep") * own.ep))]
     for whose, ranks, stride in groups:
-        yield from named(setting, f"gradients{whose}", "all_reduce", ranks, stride, beside)
-        if own.zero > 2: yield from named(setting, f"weights{whose}", "all_gather", ranks, stride, beside)
+        yield from name_collective(setting, f"gradients{whose}", "all_reduce", ranks, stride, beside)
+        if own.zero > 2: yield from name_collective(setting, f"weights{whose}", "all_gather", ranks, stride, beside)
 
 
-def named(setting: Setting, what: str, op: str, ranks: int, stride: float, beside: float = 0,
-          ) -> Iterator[NamedCollective]:
+def name_collective(setting: Setting, what: str, op: str, ranks: int, stride: float,
+                    beside: float = 0) -> Iterator[NamedCollective]:
     """One collective, if there is more than a rank of it."""
     if ranks == 1: return
     links = setting.machine.links

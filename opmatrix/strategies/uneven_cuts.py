@@ -43,7 +43,7 @@ def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first
     best[0] = 0.0
     for stage, own in enumerate(ways):
         more = first * (stage == 0) + last * (stage == stages - 1)
-        took = np.stack([np.where(inside & (between(way.sizes) <= room[stage]), between(way.costs), np.inf)
+        took = np.stack([np.where(inside & (sums_between(way.sizes) <= room[stage]), sums_between(way.costs), np.inf)
                          for way in own])
         ends = np.maximum(best[None], took.min(0) + more)
         froms.append(nearest_even(ends, stage, stages, count))
@@ -55,7 +55,7 @@ def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first
     return cut, tuple(int(own[to, to - n]) for own, to, n in zip(chosen, end, cut, strict=True))
 
 
-def between(each: Sequence[float]) -> NDArray[np.float64]:
+def sums_between(each: Sequence[float]) -> NDArray[np.float64]:
     """The sum of those from one on, by column, up to another, by row."""
     total = sums_to(each)
     found: NDArray[np.float64] = total[:, None] - total[None]
