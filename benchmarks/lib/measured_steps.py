@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lib.command import InputError
 
-from opmatrix.planner.clusters import find_machine
+from formats.machine.datasheets import datasheet
 from opmatrix.planner.strategies import Strategy
 
 SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
@@ -48,7 +48,7 @@ def read_measured(row):
     if row.get("experts") or narrow or not all(row[name] for name in NEEDED): return None
     machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
     if machine is None: return None
-    return Measured(row, configuration(row), find_machine(machine), strategy(row), int(row["global_batch"]),
+    return Measured(row, configuration(row), datasheet(machine), strategy(row), int(row["global_batch"]),
                     int(row["seq"]), number(row.get("iter_time_s")) or by_tokens(row),
                     number(row.get("mem_gb_per_gpu")),
                     row.get("oom") == "yes")

@@ -14,6 +14,7 @@ from pathlib import Path
 import sympy
 
 from formats import FORMATS
+from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import Array, Term, nnz
 from formats.format import Format
 from formats.machine.features import T, n, p
@@ -24,6 +25,7 @@ BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
 FILE = Path(__file__).with_suffix(".json")
+CLUSTERS = FILE.with_name("clusters.json")
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Datasheet:
     """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
-    state; `links` what several devices reach each other by, the nearest level first; `host` what a device
-    reaches the memory of its host by. `watts` of a device under load and `hourly` dollars of one, None where nobody
-    stated them, `costs` their source. `catalogue` declares the kernels."""
+    state; `links` what several devices reach each other by, the nearest level first; `host` what a device reaches the
+    memory of its host by. `cores` that have a matrix unit each. `watts` of a device under load and `hourly` dollars of
+    one, None where nobody stated them, `costs` their source. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -45,6 +47,7 @@ class Datasheet:
     launch: float = 0.0
     links: tuple[Link, ...] = ()
     host: Link | None = None
+    cores: int = 1
     watts: float | None = None
     hourly: float | None = None
     costs: str = ""
@@ -63,6 +66,8 @@ class Datasheet:
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
         check_links(self.name, self.links)
         if self.host is not None: check_rates(self.name, self.host)
+        if not (isinstance(self.cores, int) and self.cores > 0):
+            raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or none")
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
             if number is not None and not 0 < number < inf:
                 raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")
@@ -145,11 +150,28 @@ def load_bundled() -> dict[str, Datasheet]:
     return datasheets()
 
 
+@cache
+def load_clusters() -> dict[str, Datasheet]:
+    """Machines beside each other as they were built somewhere, by name, each as the data sheet of one of its devices
+    with links or memory of its own."""
+    found: dict[str, Datasheet] = {}
+    for name, said in json.loads(CLUSTERS.read_text("utf-8")).items():
+        sheet = load_bundled()[said["machine"]]
+        links = said.get("links")
+        found[name] = replace(sheet, name=name, source=f"{said['source']}; {said['topology']}; {sheet.source}",
+                              links=read_links(links) if links else sheet.links,
+                              memory=tuple(map(tuple, said.get("memory", sheet.memory))))
+    return found
+
+
 def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
-    """A machine by name, in any case of letters, for the kernels of a catalogue; ValueError names those there are."""
-    for known_name, machine in load_bundled().items():
+    """A machine or a cluster by name, in any case of letters, for the kernels of a catalogue. Raises InputError, which
+    names those there are."""
+    every = load_bundled() | load_clusters()
+    for known_name, machine in every.items():
         if known_name.lower() == name.lower(): return replace(machine, catalogue=catalogue)
-    raise ValueError(f"no data sheet of {name!r}; there are {', '.join(load_bundled())}")
+    raise InputError(f"machine {name!r}: there is no data sheet of it: {suggest_name(name, every)}there are "
+                     f"{', '.join(every)}")
 
 
 def number_type(form: str, activations: str) -> str:

@@ -13,21 +13,26 @@ from formats.core.errors import InputError
 
 class Link(NamedTuple):
     """One level: devices of a unit, inf where nothing bounds them; bytes a second that each device sends, which it
-    receives at the same time; seconds from the start of a message to its arrival, without its bytes."""
+    receives at the same time; seconds from the start of a message to its arrival, without its bytes. `meshed`: a
+    device has a link to each other of its unit and no switch, so a group uses only those among its own."""
     name: str
     devices: float
     bandwidth: float
     latency: float
+    meshed: bool = False
 
 
 def read_links(rows: Iterable[tuple[str, float | None, float, float]]) -> tuple[Link, ...]:
-    """Levels of a data sheet, [name, devices, bandwidth, latency] each; TypeError where a row has other fields."""
+    """Levels of a data sheet, [name, devices, bandwidth, latency] each, and true behind them where it is a mesh;
+    TypeError where a row has other fields."""
     return tuple(starmap(read_link, rows))
 
 
-def read_link(name: str, devices: float | None, bandwidth: float, latency: float) -> Link:
-    """One level; JSON has no infinity, so null is as many devices as one likes."""
-    return Link(name, inf if devices is None else devices, bandwidth, latency)
+def read_link(name: str, devices: float | None, bandwidth: float, latency: float, meshed: bool = False) -> Link:
+    """One level; JSON has no infinity, so null is as many devices as one likes. TypeError for a mesh of these."""
+    if not isinstance(meshed, bool): raise TypeError(f"link {name!r}: a mesh is true or false; given was {meshed!r}")
+    if meshed and devices is None: raise TypeError(f"link {name!r}: a mesh is of so many devices; given were none")
+    return Link(name, inf if devices is None else devices, bandwidth, latency, meshed)
 
 
 def read_host(name: str, bandwidth: float, latency: float) -> Link:

@@ -11,12 +11,13 @@ CONSTANTS_FILE = Path(__file__).with_suffix(".json")
 
 
 class Constants(NamedTuple):
-    """`matrix`: of the rate of products; `half`: seconds of such products at which they reach half of that; `memory`:
-    of the bandwidth of memory; `near`, `far`: of the bandwidth of the nearest links, and of those between nodes;
-    `superstep`: seconds that a collective takes beyond its bytes, a level; `gap`: seconds of the host for an operation;
-    `hidden`: of sums of gradients that can run beside backward, the share that does."""
+    """`matrix`: of the rate of products; `idle`: of all cores, the share that a product leaves idle for as long as one
+    of its tiles takes, a half where the last round is as likely full as empty; `memory`: of the bandwidth of memory;
+    `near`, `far`: of the bandwidth of the nearest links, and of those between nodes; `superstep`: seconds that two
+    ranks wait for the later one where they meet; `gap`: seconds of the host for an operation; `hidden`: of sums of
+    gradients that can run beside backward, the share that does."""
     matrix: float
-    half: float
+    idle: float
     memory: float
     near: float
     far: float

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from formats.core.errors import InputError
 from opmatrix.planner.constants import Constants
 
-FITTED = "half", "memory", "near", "superstep", "gap"
-FRACTIONS = "matrix", "memory", "near", "far", "hidden"
-START = Constants(matrix=0.88, half=2e-5, memory=0.8, near=0.6, far=0.6, superstep=1e-5, gap=1.2e-5, hidden=0.5)
+FITTED = "idle", "memory", "near", "superstep", "gap"
+FRACTIONS = "matrix", "idle", "memory", "near", "far", "hidden"
+START = Constants(matrix=0.95, idle=0.5, memory=0.8, near=0.6, far=0.6, superstep=1e-5, gap=1.2e-5, hidden=0.5)
 LEAST_ROWS = 2 * len(FITTED)
 CLOSE = 0.05                                                # beyond this error a row pulls less
 

@@ -1,5 +1,6 @@
 """What one layer of a model computes, sends, keeps and stores on a rank, as formulas of b sequences of s tokens, t
-tensor ranks and c context ranks: read off its term, forward and backward, once a kind of layer and strategy."""
+tensor ranks, c context ranks and e ranks of experts: read off its term, forward and backward, once a kind of layer and
+strategy."""
 from __future__ import annotations
 
 import json
@@ -9,20 +10,23 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
-import sympy
-
 from formats.core.errors import InputError
+from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 from opmatrix.partitions.booked import add_up
 from opmatrix.partitions.plan import partition
+from opmatrix.planner.expert_work import EXPERT_STEPS, ProductSides, count_experts, expert_products, made_by_experts
 from opmatrix.planner.quantities import Formula, Powers
 from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import BatchSizes
+from opmatrix.split.placement import Placement
 from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
+DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
 WHOLE_READ = 8                                              # numbers of two bytes that are read at once
 
 
@@ -30,7 +34,8 @@ WHOLE_READ = 8                                              # numbers of two byt
 class ProductWork:
     """Products that are alike: rows x inner x cols, so many at once, and how many of them there are in a layer.
     `numbers`: those it reads and makes, of which `scores` have one for each pair of tokens. `ragged`: columns of a head
-    that are no whole 16 bytes, which matrix units do not read."""
+    that are no whole 16 bytes, which matrix units do not read. `again`: forward has made it already, whatever is kept;
+    `learns`: it gives a gradient of weights, for which nothing else waits."""
     during: LayerPass
     count: int
     rows: Formula
@@ -40,6 +45,8 @@ class ProductWork:
     numbers: Formula
     scores: Formula
     ragged: bool = False
+    again: bool = False
+    learns: bool = False
 
     @property
     def between(self) -> bool: return bool(self.scores.terms)
@@ -57,8 +64,8 @@ class CrossingWork:
 
 class LayerWork(NamedTuple):
     """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; units of
-    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores. `lines`: operations
-    forward."""
+    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores, of which `experts` are of
+    those that are there; `made`: numbers that these make of rows, which nothing keeps. `lines`: operations forward."""
     products: tuple[ProductWork, ...]
     crossings: tuple[CrossingWork, ...]
     kept: Mapping[str, Formula]
@@ -67,6 +74,8 @@ class LayerWork(NamedTuple):
     out: Formula
     parameters: Formula
     lines: int
+    experts: Formula = Formula(())
+    made: Formula = Formula(())
 
 
 class ModelWork(NamedTuple):
@@ -80,6 +89,10 @@ class ModelWork(NamedTuple):
 
     @property
     def count(self) -> int: return sum(count for _, count in self.layers)          # type: ignore[override]
+    @property
+    def asks(self) -> bool:
+        """Whether rows ask experts."""
+        return any(work.experts.terms for work, _ in self.layers)
 
 
 def model_work(config: Settings, context: str = "ulysses", sequence: bool = False, dropout: float = 0) -> ModelWork:
@@ -103,9 +116,14 @@ def layers_differ(config: Settings) -> bool:
 def read_model(config: str, context: str, sequence: bool, dropout: float) -> ModelWork:
     """One reading, forward and backward, of a configuration as JSON."""
     said = json.loads(config)
-    mesh = Mesh.of(cp=("c", "gathered" if context == "ring" else context),
-                   tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
-    plan = partition(promised(said, scores=True), mesh)
+    axes: dict[str, tuple[LiveSize | str, str]] = dict(
+        cp=("c", "gathered" if context == "ring" else context),
+        tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
+    sizes = BatchSizes()
+    if count_experts(said):                                 # experts lie over ranks of data and of context
+        axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA_RANKS * CONTEXT_RANKS, "experts"))
+        sizes = BatchSizes(sizes.sequences * DATA_RANKS)
+    plan = partition(promised(said, scores=True), Mesh.of(**axes), sizes)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
     places = [at for at, work in enumerate(works) if any(each.between for each in work.products)]
@@ -128,14 +146,29 @@ def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
 def read_layer(booked: BackwardBooked) -> LayerWork:
     """The work of a chunk of a pullback."""
     kept, masks = booked.kept(1, 0), booked.kept(0, 1)
-    held = {unit: Formula.of(even(size)) for unit, size in kept.items() if size != 0}
+    held = {unit: of_a_rank(size) for unit, size in kept.items() if size != 0}
     between = frozenset(unit for unit, formula in held.items() if squares(formula))
+    asked = [at for at, step in enumerate(booked.steps) if step.op == "answer"]
+    bodies = sum(bool(each.args) for at in asked for each in booked.steps[at].more[0])
+    stored = [(key[1], dims.numbers) for key, (_, dims) in booked.stored().items()]
     return LayerWork(
         tuple(read_products(booked)), tuple(read_crossings(booked)), held, between,
-        {unit: Formula.of(even(size)) for unit, size in masks.items() if size != 0},
-        Formula.of(even(booked.numbers(booked.out))),
-        Formula.of(even(add_up(dims.numbers for _, dims in booked.stored().values()))),
-        sum(phase == "forward" for phase in booked.split.step_phases))
+        {unit: of_a_rank(size) for unit, size in masks.items() if size != 0},
+        of_a_rank(booked.numbers(booked.out)), of_a_rank(add_up(numbers for _, numbers in stored)),
+        sum(phase == "forward" for phase in booked.split.step_phases) + bodies,
+        of_a_rank(add_up(numbers for lies, numbers in stored if lies_by_expert(booked.mesh, lies))),
+        of_a_rank(add_up(made_by_experts(booked, at) for at in asked)))
+
+
+def of_a_rank(e: LiveSize) -> Formula:
+    """A size as a formula, where cuts are even. Experts are read among d ranks of data, each with b sequences: so e
+    ranks, d by those of context, have all experts together."""
+    return Formula.of(even(e).xreplace({DATA_RANKS: EXPERT_RANKS / CONTEXT_RANKS}))
+
+
+def lies_by_expert(mesh: Mesh, lies: Placement) -> bool:
+    """Whether an array has a matrix for each expert, of which a rank stores some."""
+    return mesh.experts is not None and lies.on(mesh.index(mesh.experts.name)) is not None
 
 
 def squares(formula: Formula) -> bool:
@@ -153,26 +186,27 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
     found: Counter[ProductWork] = Counter()
     for at, step in enumerate(booked.steps):
         if booked.flops(at) == 0: continue
-        own = booked.held_dims[at]
-        if step.op == "outer":
-            u = booked.held_dims[step.args[0]]
-            rows, inner, cols, batch = own.rows, u.batch * u.rows, own.cols, own.heads
-        else:
-            x = booked.held_dims[step.args[0]]
-            cols = own.cols if step.op == "act" else booked.held_dims[step.args[1]].cols
-            alone = step.op == "act"
-            rows, inner = own.rows * (own.batch * own.heads if alone else 1), x.cols
-            batch = 1 if alone else own.batch * own.heads
-        touched = [*step.args, at] if step.op != "act" else [step.args[0], at]
-        numbers = [Formula.of(even(booked.numbers(each))) for each in touched]
-        scores = [each for each in numbers if squares(each)]
-        if step.op == "act": numbers.append(Formula.of(even(sympy.sympify(inner * cols))))
         during: LayerPass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
-        ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in (inner, cols))
-        sides = [Formula.of(even(each)) for each in (rows, inner, cols, batch)]
-        found[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
-                          add_formulas(scores), ragged)] += 1
-    for each, count in found.items(): yield replace(each, count=count)
+        for each in expert_products(booked, at) if step.op in EXPERT_STEPS else [sides_of(booked, at)]:
+            touched = [step.args[0], at] if step.op == "act" else [*step.args, at]
+            numbers = [of_a_rank(booked.numbers(one)) for one in touched]
+            if step.op in EXPERT_STEPS: numbers = [of_a_rank(each.batch * n) for n in each.pairs()]
+            scores = [one for one in numbers if squares(one)]
+            if step.op == "act": numbers.append(of_a_rank(each.inner * each.cols))
+            sides = [of_a_rank(side) for side in each[:4]]
+            ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in each[1:3])
+            found[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
+                              add_formulas(scores), ragged, each.again, each.learns)] += 1
+    for work, count in found.items(): yield replace(work, count=count)
+
+
+def sides_of(booked: BackwardBooked, at: int) -> ProductSides:
+    """The product of a step of no experts."""
+    step, own = booked.steps[at], booked.held_dims[at]
+    x = booked.held_dims[step.args[0]]
+    if step.op == "outer": return ProductSides(own.rows, x.batch * x.rows, own.cols, own.heads, learns=True)
+    if step.op == "act": return ProductSides(own.rows * own.batch * own.heads, x.cols, own.cols, 1)
+    return ProductSides(own.rows, x.cols, booked.held_dims[step.args[1]].cols, own.batch * own.heads)
 
 
 def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
@@ -181,7 +215,7 @@ def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
     for at, phase in enumerate(booked.split.step_phases):
         if (crossing := booked.crossing(at)) is None: continue
         during: LayerPass = "forward" if phase == "forward" else "backward"
-        found[CrossingWork(during, crossing.op, crossing.axis, 1, Formula.of(even(crossing.whole)))] += 1
+        found[CrossingWork(during, crossing.op, crossing.axis, 1, of_a_rank(crossing.whole))] += 1
     for each, count in found.items(): yield replace(each, count=count)
 
 
@@ -205,4 +239,5 @@ def add_layers(works: Iterable[LayerWork]) -> LayerWork:
     return LayerWork(tuple(e for w in works for e in w.products), tuple(e for w in works for e in w.crossings),
                      united(w.kept for w in works), frozenset(e for w in works for e in w.between),
                      united(w.masks for w in works), works[-1].out if works else Formula(()),
-                     add_formulas(w.parameters for w in works), sum(w.lines for w in works))
+                     add_formulas(w.parameters for w in works), sum(w.lines for w in works),
+                     add_formulas(w.experts for w in works), add_formulas(w.made for w in works))

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 from formats.network.collectives import COLLECTIVES, LevelPlace
 from formats.network.links import Link
 from opmatrix.planner.constants import Constants
-from opmatrix.planner.quantities import Quantity, least, most, multiply, step_at
+from opmatrix.planner.quantities import Quantity, binary_log, least, most, multiply, step_at
+
+TREES = "all_reduce",                                       # what goes over trees between nodes
 
 
 class LevelSeconds(NamedTuple):
-    """Seconds of one collective: of its bytes by level, and of its supersteps."""
+    """Seconds of one collective: of its bytes by level, and of its messages and of waiting for the slowest."""
     moved: tuple[tuple[str, Quantity], ...]
     waited: Quantity
 
@@ -26,9 +28,17 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
     return [far / near for near, far in pairwise(inside)]
 
 
+def rate_among(link: Link, units: Quantity) -> Quantity:
+    """Bytes a second that a device sends where so many of a unit meet: in a mesh over the links to these alone."""
+    return link.bandwidth * (most(units - 1, 1) / (link.devices - 1)) if link.meshed else link.bandwidth
+
+
 def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],
                      constants: Constants) -> LevelSeconds:
-    """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level."""
+    """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level. Ranks go round a ring;
+    between nodes sums go up and down two trees, each of half the bytes, in fewer messages (Sanders et al. 2009,
+    Parallel Computing 35). All wait for the slowest, which of n whose times scatter alike is late by the root of the
+    logarithm of n (Cramér 1946, section 28.6)."""
     units = units_of(n, stride, links)
     moved, waited = [], 0 * size
     for k, (link, own) in enumerate(zip(links, units, strict=True)):
@@ -42,6 +52,7 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
         else:
             bytes_ = COLLECTIVES[op].sent(size, place)
             messages = COLLECTIVES[op].messages(place)
-        moved.append((link.name, bytes_ / (share * link.bandwidth)))
-        waited = waited + messages * link.latency + constants.superstep * (own - 1)
-    return LevelSeconds(tuple(moved), waited)
+        if op in TREES and k: messages = 2 * binary_log(own)
+        moved.append((link.name, bytes_ / (share * rate_among(link, own))))
+        waited = waited + messages * link.latency
+    return LevelSeconds(tuple(moved), waited + constants.superstep * binary_log(n) ** 0.5)

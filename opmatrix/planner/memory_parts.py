@@ -2,30 +2,47 @@
 from __future__ import annotations
 
 from opmatrix.planner.layer_work import LayerWork, is_of_pairs
-from opmatrix.planner.quantities import Formula, Quantity, add_all, least, step_at
-from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, score_count, stage_parameters
+from opmatrix.planner.quantities import Formula, Quantity, add_all, least, most, step_at
+from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, score_count, stored_numbers
 
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view
 RESERVED_SHARE, CONTEXT = 1.2, 4e9
+TIGHT_SHARE = 1.1                                           # with what fragments leave, where all else is given back
+STATE = "weights", "gradients", "optimiser"
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
 
 def memory_parts(setting: Setting) -> PartSeconds:
     """Bytes that are allocated at the peak."""
     own = setting.strategy
-    numbers, ranks = stage_parameters(setting), own.dp * own.cp
     held = least(setting.micro_batches, own.pp)             # micro-batches of the first stage that wait for backward
     if own.schedule == "gpipe": held = setting.micro_batches
     chunks = 1 + (own.pp - 1) / (own.pp * own.virtual) * step_at(own.virtual, 2)
     kept = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]
     working = whole_bytes(setting, body) if own.recompute == "full" else 0 * own.micro_batch
-    return {"weights": setting.number * numbers / (ranks if own.zero > 2 else 1),
-            "gradients": (own.gradient_bytes + own.accumulated) * numbers / (ranks if own.zero > 1 else 1),
-            "optimiser": 12 * numbers / (ranks if own.zero else 1),
+    if setting.model.asks:
+        working = working + setting.number * most(*(work.made.at(setting.sizes) for work, _ in setting.model.layers), 0)
+    state = zip(STATE, bytes_of_state(setting), strict=True)
+    return {**{name: size * stored_numbers(setting, own.zero > 2 - at) for at, (name, size) in enumerate(state)},
             "kept": kept * held * chunks, "working": working,
             "logits": logits_bytes(setting)}
+
+
+def bytes_of_state(setting: Setting) -> tuple[float, float, float]:
+    """Bytes of a number's weight, gradient and optimiser's state."""
+    own = setting.strategy
+    return setting.number, own.gradient_bytes + own.accumulated, 12
+
+
+def state_bytes(setting: Setting, work: LayerWork) -> float:
+    """Bytes of the state of one layer on a rank."""
+    own, sizes = setting.strategy, setting.sizes
+    whole, experts = work.parameters.at(sizes), work.experts.at(sizes)
+    once = (whole + (own.ep - 1) * experts) / (own.dp * own.cp)
+    return float(sum(size * (once if own.zero > 2 - at else whole)
+                     for at, size in enumerate(bytes_of_state(setting))))
 
 
 def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
@@ -55,6 +72,12 @@ def logits_bytes(setting: Setting) -> Quantity:
     return (setting.number + 4) * scores * (1 - step_at(setting.strategy.pp, 2))
 
 
+def allocatable(setting: Setting, room: float) -> float:
+    """What may be allocated where so many bytes of a device may be reserved."""
+    return (room - CONTEXT) / (RESERVED_SHARE if room < setting.machine.memory[-1][1] else TIGHT_SHARE)
+
+
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:
-    """What the device reports: blocks that an allocator keeps, and the process itself."""
-    return RESERVED_SHARE * allocated + CONTEXT
+    """What the device reports: blocks that an allocator keeps while there is room, and the process itself."""
+    room = setting.machine.memory[-1][1] - CONTEXT
+    return least(RESERVED_SHARE * allocated, most(TIGHT_SHARE * allocated, room)) + CONTEXT

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet
+from formats.machine.datasheets import Datasheet, datasheet
 from opmatrix.models import known
 from opmatrix.models.config import Settings
-from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.constants import Constants, load_constants
 from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.memory_parts import memory_parts, reserved_bytes
@@ -42,7 +41,7 @@ def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strateg
             seq: Quantity, *, dropout: float = 0, constants: Constants | None = None) -> Prediction:
     """Time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then so is what
     comes out. Raises InputError for a machine without links, and for a model that has no pullback."""
-    sheet = find_machine(machine) if isinstance(machine, str) else machine
+    sheet = datasheet(machine) if isinstance(machine, str) else machine
     work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)
     return predict_step(Setting(work, sheet, strategy, batch, seq, constants or load_constants()))
 

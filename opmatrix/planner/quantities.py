@@ -30,6 +30,12 @@ def round_up(one: Quantity) -> Quantity:
     return np.ceil(one) if is_array(one) else float(np.ceil(float(one)))
 
 
+def binary_log(one: Quantity) -> Quantity:
+    """How often a quantity is halved until it is one, element by element."""
+    if is_symbolic(one): return sympy.log(one, 2)
+    return np.log2(one) if is_array(one) else float(np.log2(float(one)))
+
+
 def soft_most(one: Quantity, other: Quantity) -> Quantity:
     """The larger of two positive quantities, a little more where they are alike: the root of the sum of fourth
     powers."""

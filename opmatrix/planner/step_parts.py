@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from formats.machine.datasheets import BYTES, Datasheet
+from opmatrix.microbatches.bubbles import deferred_rounds, rounds
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
 from opmatrix.planner.level_seconds import collective_parts
@@ -14,6 +15,7 @@ from opmatrix.planner.quantities import Quantity, add_all, most, round_up, soft_
 from opmatrix.planner.strategies import Strategy
 
 PartSeconds = dict[str, Quantity]
+CORE_TILE = 1 << 15                                         # sums that a core holds: 256 x 128 in float32
 
 
 class Setting(NamedTuple):
@@ -30,7 +32,7 @@ class Setting(NamedTuple):
     @property
     def sizes(self) -> Mapping[str, Quantity]:
         own = self.strategy
-        return {"b": own.micro_batch, "s": self.seq, "t": own.tp, "c": own.cp}
+        return {"b": own.micro_batch, "s": self.seq, "t": own.tp, "c": own.cp, "e": own.ep}
 
     @property
     def number(self) -> float: return BYTES[self.strategy.precision]
@@ -55,15 +57,17 @@ def sum_parts(parts: Mapping[str, Quantity]) -> Quantity: return add_all(parts.v
 
 
 def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
-    """All of these products: what their operations take or what their bytes take, whichever is more."""
+    """All of these products: what their operations take or what their bytes take, whichever is more. Cores compute
+    tiles of what comes out, one each at a time, all inner products of a tile: of the last round a part is idle."""
     own, sizes, flash = setting.constants, setting.sizes, setting.strategy.flash
     rate = setting.machine.product_rate(setting.strategy.precision)[0]
     if work.ragged and not flash: rate = setting.machine.vector_rate("float32")
-    operations = 2 * work.rows.at(sizes) * work.inner.at(sizes) * work.cols.at(sizes) * work.batch.at(sizes)
+    inner, cores = work.inner.at(sizes), setting.machine.cores
+    operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between: operations, numbers = operations / 2, numbers - work.scores.at(sizes)
-    return work.count * (most(operations / (own.matrix * rate), setting.number * numbers / setting.bandwidth)
-                         + own.half)
+    idle = own.idle * 2 * inner * CORE_TILE * cores         # cores that have no tile while others do their last
+    return work.count * most((operations + idle) / (own.matrix * rate), setting.number * numbers / setting.bandwidth)
 
 
 def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
@@ -71,8 +75,9 @@ def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Qua
     flash, sizes = setting.strategy.flash, setting.sizes
     kept = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
     masks = [formula.at(sizes) for formula in work.masks.values()]
-    size = setting.number * add_all(kept) + add_all(masks)
-    return (2 if during == "forward" else 3) * size / setting.bandwidth
+    size, made = setting.number * add_all(kept) + add_all(masks), setting.number * work.made.at(sizes)
+    once = (2 if during == "forward" else 3) * size         # experts go forward again before they go back
+    return (once + (2 if during == "forward" else 5) * made) / setting.bandwidth
 
 
 def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: LayerPass) -> PartSeconds:
@@ -152,7 +157,24 @@ def step_parts(setting: Setting) -> PartSeconds:
     sent = send_parts(setting)
     found = scale_parts(add_parts(slowest, sent), m)
     found["bubble"] = (every - sum_parts(slowest) + (own.pp - 1) * sum_parts(sent)) / own.virtual
+    if own.schedule == "zb-h1": found["bubble"] = most(found["bubble"] - filled_seconds(setting, every), 0)
     return add_parts(found, gradient_parts(setting), stored_parts(setting), optimiser_parts(setting))
+
+
+def learning_seconds(setting: Setting, work: LayerWork) -> Quantity:
+    """Seconds of the products that give gradients of a layer's weights."""
+    return add_all(product_seconds(setting, each) for each in work.products if each.learns)
+
+
+def filled_seconds(setting: Setting, every: Quantity) -> Quantity:
+    """What gradients of weights that wait fill of the bubble of ZB-H1: what 1F1B waits for less what this one does,
+    by the work of an equal stage. `every`: seconds of a micro-batch on all of them."""
+    own, model = setting.strategy, setting.model
+    layers = [(model.first, 1), *model.layers, (model.last, 1)]
+    forward = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers) / own.pp
+    learnt = add_all(count * learning_seconds(setting, work) for work, count in layers) / own.pp
+    took = own.pp, setting.micro_batches, 1, forward, every / own.pp - forward - learnt, learnt
+    return rounds(*took) - deferred_rounds(*took)
 
 
 def send_parts(setting: Setting) -> PartSeconds:
@@ -186,36 +208,56 @@ def stage_parameters(setting: Setting) -> Quantity:
     return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
 
 
+def stage_experts(setting: Setting) -> Quantity:
+    """Numbers of experts that a rank of the fullest stage stores."""
+    if not setting.model.asks: return 0
+    return fullest_share(setting) * add_all(count * work.experts.at(setting.sizes)
+                                            for work, count in setting.model.layers)
+
+
+def stored_numbers(setting: Setting, once: bool) -> Quantity:
+    """Numbers that a rank stores, whole or `once` over data and context: experts once over their copies."""
+    whole, own = stage_parameters(setting), setting.strategy
+    if not once: return whole
+    return (whole + (own.ep - 1) * stage_experts(setting)) / (own.dp * own.cp)
+
+
+def over_copies(setting: Setting, op: str, bytes_each: float, seen: Quantity, name: str) -> PartSeconds:
+    """A collective of all that a stage learns, over ranks of data and context, which copy what is no expert; of experts
+    over their copies."""
+    own, experts = setting.strategy, stage_experts(setting)
+    ranks, stride = own.dp * own.cp, own.stride("ep")
+    groups = [(stage_parameters(setting) - experts, ranks, stride)]
+    if setting.model.asks: groups.append((experts, ranks / own.ep, stride * own.ep))
+    found: PartSeconds = {}
+    for numbers, n, apart in groups:
+        took = collective_parts(op, bytes_each * numbers, n, apart, setting.machine.links, setting.constants)
+        found = add_parts(found, {f"{name} over {level}": seen * seconds for level, seconds in took.moved},
+                          {"synchronisation": took.waited if op == "all_reduce" else seen * took.waited})
+    return found
+
+
 def gradient_parts(setting: Setting) -> PartSeconds:
     """Sums of gradients over data and context, of which a part runs beside backward."""
-    own = setting.strategy
-    size = own.gradient_bytes * stage_parameters(setting)
-    took = collective_parts("all_reduce", size, own.dp * own.cp, own.stride("cp"), setting.machine.links,
-                            setting.constants)
-    seen = 1 - setting.constants.hidden * own.overlap
-    return add_parts({f"gradients over {level}": seen * seconds for level, seconds in took.moved},
-                     {"synchronisation": took.waited})
+    seen = 1 - setting.constants.hidden * setting.strategy.overlap
+    return over_copies(setting, "all_reduce", setting.strategy.gradient_bytes, seen, "gradients")
 
 
 def stored_parts(setting: Setting) -> PartSeconds:
     """What is stored once costs more crossings: weights are gathered for each micro-batch forward and backward; of
     gradients, those of each micro-batch but the last are cut, too (Rajbhandari et al. 2020, section 7)."""
     own, m = setting.strategy, setting.micro_batches
-    ranks, stride = own.dp * own.cp, own.stride("cp")
     found: PartSeconds = {}
     for least, what, op, size, times in ((2, "gradients", "reduce_scatter", own.gradient_bytes, m - 1),
                                          (3, "weights", "all_gather", setting.number, 2 * m - 1)):
         if own.zero < least: continue
-        took = collective_parts(op, size * stage_parameters(setting), ranks, stride, setting.machine.links,
-                                setting.constants)
         seen = times * (1 - setting.constants.hidden * own.overlap)
-        found = add_parts(found, {f"{what} over {level}": seen * seconds for level, seconds in took.moved},
-                          {"synchronisation": seen * took.waited})
+        found = add_parts(found, over_copies(setting, op, size, seen, what))
     return found
 
 
 def optimiser_parts(setting: Setting) -> PartSeconds:
     """Adam reads and writes its state, in float32, and weights and gradients."""
     own = setting.strategy
-    numbers = stage_parameters(setting) / (own.dp * own.cp if own.zero else 1)
+    numbers = stored_numbers(setting, own.zero > 0)
     return {"optimiser": numbers * (2 * 12 + 2 * own.gradient_bytes + 2) / setting.bandwidth}

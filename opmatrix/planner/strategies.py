@@ -9,7 +9,7 @@ from opmatrix.planner.quantities import Quantity
 RecomputeKind: TypeAlias = Literal["none", "selective", "full"]
 AXES = "tp", "cp", "dp", "pp"
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
-SCHEDULES = "1f1b", "gpipe", "interleaved"
+SCHEDULES = "1f1b", "gpipe", "interleaved", "zb-h1"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Strategy:
     def devices(self) -> Quantity: return self.dp * self.tp * self.pp * self.cp
 
     def stride(self, axis: str) -> Quantity:
-        """How many devices lie between neighbours of an axis."""
+        """How many devices lie between neighbours of an axis; experts, and what is summed over data, lie over ranks of
+        context first, then over those of data."""
+        if axis == "ep": return self.stride("dp") / self.cp
         found: Quantity = 1
         for name in self.order[:self.order.index(axis)]: found = found * getattr(self, name)
         return found

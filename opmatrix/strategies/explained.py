@@ -72,6 +72,8 @@ def sheet_numbers(sheet: Datasheet) -> Iterator[tuple[str, tuple[float, str]]]:
     """The numbers of a data sheet that a prediction may use, by names that formulas can have."""
     for kind, rate in sheet.matrix.items(): yield f"{kind}_rate", (rate, "data sheet: operations a second of products")
     for kind, rate in sheet.vector.items(): yield f"{kind}_vector", (rate, "data sheet: operations a second of vectors")
+    yield "memory_bytes", (sheet.memory[-1][1], f"data sheet: {sheet.memory[-1][0]}")
+    yield "cores", (float(sheet.cores), "data sheet")
     yield "memory_bandwidth", (sheet.memory[-1][2], f"data sheet: {sheet.memory[-1][0]}, bytes a second")
     for at, link in enumerate(sheet.links, 1):
         yield f"link{at}_bandwidth", (link.bandwidth, f"data sheet: {link.name}, bytes a second")
@@ -81,12 +83,13 @@ def sheet_numbers(sheet: Datasheet) -> Iterator[tuple[str, tuple[float, str]]]:
 def named_sheet(sheet: Datasheet, names: Mapping[str, Any]) -> Datasheet:
     """A data sheet whose numbers stand on a tape, by their names; nothing checks them, as they are no numbers."""
     found = replace(sheet)
-    *near, (memory, room, _) = sheet.memory
+    *near, (memory, _, _) = sheet.memory
     links = tuple(link._replace(bandwidth=names[f"link{at}_bandwidth"], latency=names[f"link{at}_latency"])
                   for at, link in enumerate(sheet.links, 1))
     for field, value in (("matrix", {kind: names[f"{kind}_rate"] for kind in sheet.matrix}),
                          ("vector", {kind: names[f"{kind}_vector"] for kind in sheet.vector}),
-                         ("memory", (*near, (memory, room, names["memory_bandwidth"]))), ("links", links)):
+                         ("memory", (*near, (memory, names["memory_bytes"], names["memory_bandwidth"]))),
+                         ("links", links), ("cores", names["cores"])):
         object.__setattr__(found, field, value)
     return found
 

@@ -41,7 +41,8 @@ class FormMasks:
     def __call__(self, sizes: SizeColumns) -> FormMask:
         """A row for each form, a column for each row of sizes."""
         several = sizes.virtual > 1
-        scheduled = {"1f1b": ~several, "interleaved": several, "gpipe": ~several & (sizes.pp > 1)}
+        staged = ~several & (sizes.pp > 1)
+        scheduled = {"1f1b": ~several, "interleaved": several, "gpipe": staged, "zb-h1": staged}
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * sizes.cp) == 0)
         met = {"ring": whole, "ulysses": (sizes.cp > 1) & (self.limits.heads % (sizes.tp * sizes.cp) == 0)}

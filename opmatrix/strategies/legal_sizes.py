@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.models import normalise_config
 from opmatrix.models.config import Settings
+from opmatrix.planner.expert_work import count_experts
 
 SizeColumn: TypeAlias = "NDArray[np.int64]"
 Axes: TypeAlias = "tuple[int, int, int, int]"               # dp, tp, pp, cp
@@ -68,9 +69,8 @@ def limits_of(config: Settings) -> ModelLimits:
         if not isinstance(said.get(key), int):
             raise InputError(f"config: {key} is {said.get(key)!r}: a plan needs its number")
     heads = said["num_attention_heads"]
-    experts = said.get("num_experts") or said.get("num_local_experts") or said.get("n_routed_experts") or 0
     return ModelLimits(said["num_hidden_layers"], heads, said.get("num_key_value_heads") or heads,
-                       min(experts) if isinstance(experts, list | tuple) else experts,
+                       count_experts(said),
                        said.get("head_dim") or said["hidden_size"] // heads)
 
 

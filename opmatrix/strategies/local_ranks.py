@@ -19,7 +19,7 @@ SIDE, COPIED = 512, 1 << 22                                 # numbers of a produ
 WIDER = 2                                                   # float64 beside the float32 that formulas count
 
 # rates are measured, so nothing is a fraction of them
-LOCAL_CONSTANTS = Constants(matrix=1, half=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=ISSUED, hidden=0)
+LOCAL_CONSTANTS = Constants(matrix=1, idle=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=ISSUED, hidden=0)
 
 
 def local_sheet(ranks: int) -> Datasheet:
@@ -39,7 +39,7 @@ def local_sheet(ranks: int) -> Datasheet:
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:
     """The command that runs a strategy on this machine."""
     own = choice.sizes
-    axes = " ".join(f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp") if own[name] > 1)
+    axes = " ".join(f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if own[name] > 1)
     more = [f"--context {choice.form.context}"] if own["cp"] > 1 else []
     if own["tp"] > 1: more.append("--vocabulary")
     if choice.form.sequence: more.append("--sequence")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.strategies.inference import next_token_seconds
+from opmatrix.strategies.named_collectives import named_collectives
 from opmatrix.strategies.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
-from opmatrix.strategies.stage_times import best_cut, run_stages
+from opmatrix.strategies.stage_times import StageCut, best_cut, run_stages
 
 GIGA = 1e9
 RUN = 3                                                     # strategies whose pipelines are run task by task
@@ -19,7 +21,7 @@ RUN = 3                                                     # strategies whose p
 def plan_text(plan: StrategyPlan) -> str:
     """What the command prints."""
     return "\n\n".join([heading(plan), best_table(plan), memory_table(plan), costs_table(plan), *losses(plan),
-                         *run_lines(plan), sensitivity_table(plan)])
+                         *run_lines(plan), *collective_lines(plan), sensitivity_table(plan)])
 
 
 def heading(plan: StrategyPlan) -> str:
@@ -94,10 +96,24 @@ def run_lines(plan: StrategyPlan) -> Iterator[str]:
         try: ran = run_stages(each)
         except InputError: continue
         line = f"{number}: {ran.seconds:.4g} s (by formula {each.seconds:.4g})"
-        if (cut := best_cut(each)) is not None and (other := run_stages(each, cut)).seconds < ran.seconds:
-            line += f"; {other.seconds:.4g} s where stages have {', '.join(map(str, cut))} layers"
+        if (cut := best_cut(each, plan.question.room)) is not None:
+            other = run_stages(each, cut.layers, again=cut.again)
+            if other.seconds < ran.seconds: line += f"; {other.seconds:.4g} s where stages have {stages_text(cut)}"
         lines.append(line)
     if lines: yield "\n".join(["run task by task:", *lines])
+
+
+def stages_text(cut: StageCut) -> str:
+    """Layers of each stage and what it computes again, stages that are alike as one."""
+    groups = [(pair, len([*same])) for pair, same in groupby(zip(cut.layers, cut.again, strict=True))]
+    return ", ".join(f"{layers} layers" + f" ({again} again)" * (again != "none") + f" x {n}" * (n > 1)
+                     for (layers, again), n in groups)
+
+
+def collective_lines(plan: StrategyPlan) -> Iterator[str]:
+    """How the ranks of the first strategy meet."""
+    lines = [str(each) for each in named_collectives(plan.best[0], plan.question.infer)]
+    if lines: yield "\n".join(["collectives of the first:", *lines])
 
 
 def sensitivity_table(plan: StrategyPlan) -> str:
@@ -123,10 +139,11 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
     own = plan.question
     strategies = [{**choice_row(plan, each), "seconds by part": by_part(each.prediction.seconds),
                    "bytes by part": by_part(each.prediction.memory)} for each in plan.best]
+    met = [each._asdict() for each in named_collectives(plan.best[0], own.infer)]
     return {"model": plan.name, "machine": own.machine.name, "devices": own.devices, "batch": own.batch,
             "tokens": own.seq, "bytes of a device": own.room, "strategies predicted": plan.found.count,
             "strategies that fit": plan.found.fit, "strategies": strategies,
-            "sensitivity": [[*each] for each in plan.sensitivity(plan.best[0])]}
+            "collectives of the first": met, "sensitivity": [[*each] for each in plan.sensitivity(plan.best[0])]}
 
 
 def by_part(parts: Mapping[str, object]) -> dict[str, float]:

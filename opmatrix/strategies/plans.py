@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet, datasheets
+from formats.machine.datasheets import Datasheet, datasheet, datasheets
 from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
-from opmatrix.planner.clusters import find_machine
 from opmatrix.planner.constants import Constants
 from opmatrix.planner.layer_work import ModelWork
 from opmatrix.planner.prediction import Prediction, check_linked
@@ -140,11 +139,12 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
 
 def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
     """Operations of a batch forward and backward, or forward alone, of a model that one device has whole."""
-    sizes = {"b": 1, "s": seq, "t": 1, "c": 1}
+    sizes = {"b": 1, "s": seq, "t": 1, "c": 1, "e": 1}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(count * 2 * each.count * float(
         each.rows.at(sizes) * each.inner.at(sizes) * each.cols.at(sizes) * each.batch.at(sizes))
-        for layer, count in layers for each in layer.products if not forward or each.during == "forward")
+        for layer, count in layers for each in layer.products
+        if not each.again and (not forward or each.during == "forward"))
 
 
 def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch: int, seq: int | None = None,
@@ -173,7 +173,7 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
 def read_machine(name: str) -> Datasheet:
     """A machine or a cluster by name, or the only one of a .json file as docs/add_a_machine.md has it. Raises
     InputError for what is none."""
-    if not name.endswith(".json"): return find_machine(name)
+    if not name.endswith(".json"): return datasheet(name)
     try: found = [*datasheets(Path(name)).values()]
     except (OSError, ValueError) as error: raise InputError(f"--machine {name}: {error}") from None
     if len(found) != 1: raise InputError(f"--machine {name}: it has {len(found)} machines: give a file of one")

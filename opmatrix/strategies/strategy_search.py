@@ -50,7 +50,6 @@ class PlanQuestion:
     @cached_property
     def sizes(self) -> SizeColumns:
         found = legal_sizes(self.limits, self.devices, self.batch, self.seq)
-        found = found[found.ep == 1]                        # training of experts that lie over ranks is not there
         if self.infer: found = found[found.virtual == 1]
         return found[found.micro_batch * found.dp == self.batch] if self.at_once else found
 

@@ -1,8 +1,9 @@
-"""How layers are cut into stages of unequal numbers: the slowest stage is as quick as it can be, and each fits its
-memory. A dynamic program over the first layers, a row for each stage."""
+"""How layers are cut into stages of unequal numbers, and what each stage computes again: the slowest stage is as quick
+as it can be, and each fits its memory. A dynamic program over the first layers, a row for each stage."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +17,49 @@ def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: floa
 
         >>> cut_layers([1] * 8, 2, last=2), cut_layers([1] * 4, 2, room=[1, 3], sizes=[1] * 4)
         ((5, 3), (1, 3))"""
-    count = len(costs)
+    way = LayerWays(costs, sizes if sizes is not None else [0.0] * len(costs))
+    found = cut_stages([[way]] * stages, room or [np.inf] * stages, first, last)
+    return None if found is None else found[0]
+
+
+class LayerWays(NamedTuple):
+    """One way to run layers on a stage: what each takes, and its bytes."""
+    costs: Sequence[float]
+    sizes: Sequence[float]
+
+
+def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first: float = 0,
+               last: float = 0) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Layers of each stage, and which of the ways that it has runs them: the quickest that fits its room. None where
+    nothing fits.
+
+        >>> fast, slow = LayerWays([1] * 4, [2] * 4), LayerWays([1.5] * 4, [1] * 4)
+        >>> cut_stages([[fast, slow]] * 2, [3, 8])
+        ((1, 3), (0, 0))"""
+    stages, count = len(ways), len(ways[0][0].costs)
     if stages > count: return None
-    total, bytes_to = sums_to(costs), sums_to(sizes if sizes is not None else [0.0] * count)
     inside = np.arange(count + 1)[:, None] > np.arange(count + 1)[None]     # a stage of layers [from, to), to by row
-    took, held = total[:, None] - total[None], bytes_to[:, None] - bytes_to[None]
-    best, froms = np.full(count + 1, np.inf), []
+    best, froms, chosen = np.full(count + 1, np.inf), [], []
     best[0] = 0.0
-    for stage in range(stages):
+    for stage, own in enumerate(ways):
         more = first * (stage == 0) + last * (stage == stages - 1)
-        fits = inside if room is None else inside & (held <= room[stage])
-        ends = np.where(fits, np.maximum(best[None], took + more), np.inf)
+        took = np.stack([np.where(inside & (sums_between(way.sizes) <= room[stage]), sums_between(way.costs), np.inf)
+                         for way in own])
+        ends = np.maximum(best[None], took.min(0) + more)
         froms.append(nearest_even(ends, stage, stages, count))
+        chosen.append(took.argmin(0))
         best = ends.min(1)
-    return None if np.isinf(best[count]) else followed_back(froms, count)
+    if np.isinf(best[count]): return None
+    cut = followed_back(froms, count)
+    end = np.cumsum(cut)
+    return cut, tuple(int(own[to, to - n]) for own, to, n in zip(chosen, end, cut, strict=True))
+
+
+def sums_between(each: Sequence[float]) -> NDArray[np.float64]:
+    """The sum of those from one on, by column, up to another, by row."""
+    total = sums_to(each)
+    found: NDArray[np.float64] = total[:, None] - total[None]
+    return found
 
 
 def sums_to(each: Sequence[float]) -> NDArray[np.float64]:

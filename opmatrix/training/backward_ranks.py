@@ -152,14 +152,14 @@ class BackwardRank(Rank, ExpertGradients):
 
 
 def run_backward(term: Operator, mesh: Mesh, feed: Feed, cotangent: Numeric, *, keep: Keep = "units",
-                 dropout: float = 0) -> RanBackward:
-    """Runs a model of tokens forward and back on every rank of a mesh without stages; `cotangent` is of what comes out,
-    sequences x rows x columns. Raises InputError for a mesh with stages."""
+                 dropout: float = 0, tokens: bool = True) -> RanBackward:
+    """Runs a model of tokens, or of rows of numbers, forward and back on every rank of a mesh without stages;
+    `cotangent` is of what comes out, sequences x rows x columns. Raises InputError for a mesh with stages."""
     if mesh.stages is not None:
         raise InputError(f"mesh: {mesh.stages.name}: virtual ranks run one stage forward and back: leave stages out")
-    pulled = pullback(term, keep=keep, dropout=dropout, tokens=True)
+    pulled = pullback(term, keep=keep, dropout=dropout, tokens=tokens)
     sizes = BatchSizes(int(feed.x.shape[0]), int(feed.x.shape[1]))
-    split = BackwardSplit(pulled, mesh, sizes, selects=True)
+    split = BackwardSplit(pulled, mesh, sizes, selects=tokens)
     meters = {place: Meter() for place in mesh.places()}
     ranks = {place: BackwardRank(split, place, feed, meter, cotangent[:, None], {}) for place, meter in meters.items()}
     summed = {place: Meter() for place in meters}

@@ -21,6 +21,7 @@ from opmatrix.split.spreading import Split, patterns_of_scores
 from opmatrix.split.traced import Operation, renumber
 from opmatrix.training.expert_gradients import BACK, MIXTURE, PART, split_mixture, split_part
 from opmatrix.training.forward_lines import is_product
+from opmatrix.training.line_readings import COTANGENT
 from opmatrix.training.pullback import PassPhase, Pulled
 
 
@@ -109,7 +110,18 @@ class BackwardSplit(Split):
             found = self.settled(self.place[line.args[0]])
             if self.steps[found].selects: return found
         if line.op in (MIXTURE, BACK, PART): return self.asking(line)
-        return super().split(at, line, selects)
+        found = super().split(at, line, selects)
+        if line.op == "entered" and line.more[0].name == COTANGENT and self.last: return self.as_result(found)
+        return found
+
+    def as_result(self, found: int | WaitingScores) -> int:
+        """The cotangent of a last result lies as the result does, so scores of a vocabulary that columns cut stay so:
+        at home by rows it would cross with every score, and the gradient of the whole table be summed over ranks."""
+        step = self.steps[self.settled(found)]
+        lies = self.steps[self.settled(self.place[self.result])].placement
+        for k in range(len(self.mesh)):
+            if not isinstance(lies.on(k), Cut): lies = lies.but(k, step.placement.on(k))
+        return self.add(step._replace(placement=lies, rules=tuple((k, "slice") for k, _ in lies.cuts)))
 
     def asking(self, line: Operation) -> int:
         """Rows to the experts that they ask, forward and back."""

@@ -17,13 +17,14 @@ from opmatrix.partitions.factor_chain import chain, layers
 from opmatrix.partitions.overview import Overview
 from opmatrix.partitions.plan import WAYS, Partition, partition
 from opmatrix.partitions.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
+from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
 from opmatrix.stepping.step_overview import StepOverview
 from opmatrix.training.step_costs import training_step
 from opmatrix.training.step_time import STATES, TrainedPipeline
 from opmatrix.training.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
-from rewrites.cli.predict import named_sheet, open_promised
+from rewrites.cli.predict import open_promised
 from rewrites.compiler.planned import configured, weightless
 from rewrites.derivations.partitioned import derivation_of
 
@@ -71,7 +72,7 @@ def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts:
         raise InputError(f"{missing} has no number: numbers beside the formulas need --batch and --tokens")
     for given, what in ((batch, "--batch"), (tokens, "--tokens")):
         if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
-    sheet = None if machine is None else named_sheet(machine)
+    sheet = None if machine is None else datasheet(machine)
     return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights),
                          crossing_of(crossing), training, sheet, form, train)
 

@@ -24,15 +24,9 @@ PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)    # by laws, an
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
-def named_sheet(name: str) -> Datasheet:
-    """The data sheet of a machine that the command line names. Raises InputError where there is none."""
-    try: return datasheet(name)
-    except ValueError as error: raise InputError(f"--machine {name}: {error}") from None
-
-
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
     """What programs of a model would take on a machine from its data sheet."""
-    sheet = named_sheet(name)
+    sheet = datasheet(name)
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
     with silence_stdout():

@@ -47,7 +47,7 @@ def plan_model(
     from opmatrix.strategies.local_ranks import LOCAL, LOCAL_CONSTANTS, launch_line, local_sheet
     from opmatrix.strategies.plan_text import plan_csv, plan_json
     from opmatrix.strategies.plans import plan
-    from opmatrix.strategies.stage_times import draw_step
+    from opmatrix.strategies.stage_times import best_cut, draw_step
     from rewrites.cli.partitions import name_of
     possible({"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)},
              model)
@@ -64,7 +64,9 @@ def plan_model(
     say(str(found))
     if local: say(f"\nthe first: {launch_line(found, found.best[0], model)}")
     if explain: say(f"\n{explain_choice(found, found.best[0])}")
-    if timeline is not None: say(f"\ndrawn in {draw_step(found.best[0], timeline, f'{found.name}: {found.best[0]}')}")
+    if timeline is not None:
+        first = found.best[0]
+        say(f"\ndrawn in {draw_step(first, timeline, f'{found.name}: {first}', best_cut(first, found.question.room))}")
     write_results(plan_json(found), results)
     if rows is not None:
         with replacing(rows) as out: out.write(plan_csv(found).encode())

@@ -65,8 +65,7 @@ def resolve_workload(opened: Opened, batch: AnyBatch) -> Workload:
 def resolve_machine(machine: MachineName, workload: Workload) -> tuple[TimeModel, str]:
     """A machine, and what is to be said of its prices. Raises InputError for a data sheet that there is not."""
     if isinstance(machine, str):
-        try: sheet: Datasheet = datasheet(machine)
-        except ValueError as error: raise InputError(f"machine {machine}: {error}") from None
+        sheet: Datasheet = datasheet(machine)
         return sheet, f"prices are lower bounds of {sheet.name}'s data sheet; nothing was run"
     if machine is not None: return machine, ""
     if not machine_file().exists():

@@ -17,8 +17,10 @@ from opmatrix.strategies.explained import explain_choice
 from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks
 from opmatrix.strategies.inference import next_token_seconds, predict_forward
 from opmatrix.strategies.local_ranks import LOCAL_CONSTANTS, launch_line, local_sheet
-from opmatrix.strategies.plan_text import plan_csv, plan_json
-from opmatrix.strategies.stage_times import best_cut, draw_step, run_stages
+from opmatrix.strategies.named_collectives import named_collectives
+from opmatrix.strategies.plan_text import plan_csv, plan_json, stages_text
+from opmatrix.strategies.plans import PlanChoice
+from opmatrix.strategies.stage_times import StageCut, best_cut, draw_step, run_stages
 from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms
 from opmatrix.strategies.tapes import CompiledTape, Tape
 
@@ -63,7 +65,7 @@ def test_nothing_that_fits_is_faster(found):
 
 
 SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-FUNCTIONS = {"max": max, "min": min, "ceil": np.ceil, "power": pow}
+FUNCTIONS = {"max": max, "min": min, "ceil": np.ceil, "power": pow, "log2": np.log2}
 
 
 def added_up(text, names):
@@ -97,6 +99,38 @@ def test_what_is_explained_adds_up(found):
     assert names["seconds"] == pytest.approx(choice.seconds, rel=1e-9) == pytest.approx(parts["seconds"], rel=1e-9)
     assert names["bytes"] == pytest.approx(choice.bytes, rel=1e-9)
     assert {*datasheet("A100").source.split()[:3]} <= {*said.source.split()}
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """A mixture of 8 experts on 16 devices."""
+    config = dict(model_type="mixtral", vocab_size=32000, hidden_size=1024, intermediate_size=3584, num_hidden_layers=4,
+                  num_attention_heads=16, num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2,
+                  max_position_embeddings=1024, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    return om.plan(config, 16, "A100", batch=16, seq=1024)
+
+
+def test_experts_lie_over_ranks_where_that_is_quicker(mixed):
+    """The same sizes with all experts on each rank take longer. What is explained adds up."""
+    choice = mixed.best[0]
+    assert choice.sizes["ep"] > 1 and f"ep {choice.sizes['ep']}" in str(mixed)
+    assert mixed.question.predicted(choice.form, {**choice.sizes, "ep": 1}).step_seconds > choice.seconds
+    said = explain_choice(mixed, choice)
+    names = {each.name: each.value for each in said.given}
+    for each in said.lines: names[each.name] = added_up(each.formula, names)
+    assert names["seconds"] == pytest.approx(choice.seconds, rel=1e-9) and "ep" in names
+    met = [*named_collectives(choice)]
+    assert any(each.what == "ep" and each.op == "all_to_all" and each.ranks == choice.sizes["ep"] for each in met)
+    assert all(str(each) in str(mixed) for each in met)
+
+
+def test_collectives_have_names(found):
+    """Sums over data go round a ring near, over trees between nodes; their ranks at all levels multiply."""
+    choice = next(each for each in found.best if each.sizes["dp"] == 16)
+    [sums] = [each for each in named_collectives(choice) if each.what == "gradients"]
+    assert sums.levels == (("NVLink 3", 8, "a ring"), ("InfiniBand HDR", 2, "trees")) and sums.beside == 0.5
+    assert str(sums) == ("gradients: all_reduce among 16: a ring of 8 over NVLink 3, trees of 2 over InfiniBand HDR; "
+                         "50 % beside backward")
 
 
 def test_what_is_sensitive_is_what_is_waited_for(found):
@@ -144,12 +178,22 @@ def test_a_forward_pass_is_a_part_of_a_step(found):
 
 
 def test_pipelines_run_as_formulas_say(found):
-    """Task by task, where stages are nearly alike; a cut that moves layers from a stage with a head is quicker."""
-    choice = next(each for each in found.best if each.sizes["pp"] > 1 and each.sizes["virtual"] == 1)
-    ran = run_stages(choice)
-    assert ran.seconds == pytest.approx(choice.seconds, rel=0.1) and sum(ran.cut) == 12
-    cut = best_cut(choice)
-    assert cut is None or (sum(cut) == 12 and run_stages(choice, cut).seconds <= ran.seconds)
+    """Task by task, where stages are nearly alike; a cut that moves layers from a stage with a head, and stages that
+    compute less again where they have room, are quicker."""
+    first = next(each for each in found.best if each.sizes["pp"] > 1 and each.sizes["virtual"] == 1)
+
+    def changed(**form):
+        own = first.form._replace(**form)
+        return PlanChoice(own, first.sizes, found.question.predicted(own, first.sizes))
+    for schedule in ("1f1b", "gpipe", "zb-h1"):
+        choice = changed(schedule=schedule)
+        ran = run_stages(choice)
+        assert ran.seconds == pytest.approx(choice.seconds, rel=0.1) and sum(ran.cut) == 12
+    full = changed(schedule="1f1b", recompute="full")
+    cut, even = best_cut(full, (full.bytes + changed(schedule="1f1b", recompute="none").bytes) / 2), run_stages(full)
+    assert sum(cut.layers) == 12 and len(cut.again) == first.sizes["pp"] and cut.again[-1] != "full"
+    assert run_stages(full, cut.layers, again=cut.again).seconds < even.seconds
+    assert "again" in stages_text(StageCut((3, 3), ("full", "full"))) and best_cut(full, 4.1e9) is None
 
 
 def test_a_picture_is_drawn(found, tmp_path):

@@ -9,7 +9,7 @@ import opmatrix as om
 from opmatrix.models import known
 from opmatrix.strategies.forms import ORDERS, STRATEGY_FORMS, FormMasks
 from opmatrix.strategies.legal_sizes import SizeColumns, divisors, legal_sizes, limits_of
-from opmatrix.strategies.uneven_cuts import cut_layers
+from opmatrix.strategies.uneven_cuts import LayerWays, cut_layers, cut_stages
 
 GPT = limits_of(known.configuration("gpt2"))                # 12 layers, 12 heads
 SMALL = legal_sizes(GPT, 12, 24, 16)
@@ -65,6 +65,26 @@ def test_cuts_are_the_best(rng=np.random.default_rng(3)):
                    if sum(cut) == count)
         found = cut_layers(costs, stages, first, last)
         assert sum(found) == count and min(found) > 0 and slowest(found, costs, first, last) == best
+
+
+def test_stages_take_the_quickest_way_that_fits(rng=np.random.default_rng(5)):
+    """Every cut and every way of every stage, tried."""
+    for _ in range(40):
+        count = int(rng.integers(2, 6))
+        stages = int(rng.integers(1, count + 1))
+        ways = [[LayerWays(rng.integers(1, 9, count), rng.integers(1, 9, count)) for _ in range(2)]
+                for _ in range(stages)]
+        room = rng.integers(4, 20, stages)
+        def slowest(cut, chosen, ways=ways, room=room):
+            ends, took = np.cumsum(cut), []
+            for stage, (n, end) in enumerate(zip(cut, ends, strict=True)):
+                way = ways[stage][chosen[stage]]
+                took.append(way.costs[end - n:end].sum() if way.sizes[end - n:end].sum() <= room[stage] else np.inf)
+            return max(took)
+        best = min(slowest(cut, chosen) for cut in product(range(1, count + 1), repeat=stages) if sum(cut) == count
+                   for chosen in product(range(2), repeat=stages))
+        found = cut_stages(ways, room)
+        assert (found is None and np.isinf(best)) or slowest(*found) == best
 
 
 def test_cuts_keep_within_memory():

@@ -2,11 +2,13 @@
 every strategy, pairs of them, and random models on random meshes."""
 import numpy as np
 import pytest
-from partitioned import ANY, BERT, GPT2, LLAMA, TABLES, ids_of, made
+from partitioned import ANY, BERT, GPT2, LLAMA, TABLES, ids_of, made, random_arrays
 from trained_ranks import differences, drawn, off, random_training_case, trained, without_a_dual
 
 from formats.core.errors import InputError
+from opmatrix.algebra.nodes import weight
 from opmatrix.partitions.feeds import Feed
+from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
 from opmatrix.training.backward_ranks import run_backward
 from opmatrix.training.step_costs import BackwardBooked
@@ -42,6 +44,26 @@ def test_one_head_of_keys_that_all_ranks_copy(config):
     ids, g, alone = drawn(term, 2, 4)
     ran = run_backward(term, mesh, Feed(ids), g)
     assert off(ran, alone.arrays) < 1e-13 and differences(ran) == []
+
+
+@pytest.mark.parametrize("axes", [dict(t=(2, "sequence-vocabulary")), dict(t=(3, "tensor-vocabulary")), dict(
+    d=(2, "data"), t=(2, "sequence-vocabulary"))], ids=str)
+def test_a_tied_head_gathers_rows_and_sends_no_scores(axes):
+    """Scores of a vocabulary stay cut by columns, forward and back, so the gradient of the table is found where it
+    lies; what crosses has as many numbers as the rows that come in, once each for forward, the gradient, the rows."""
+    table, mesh = random_arrays(3)("E", 12, 6), Mesh.of(**axes)
+    term, rng = weight(table.T), np.random.default_rng(0)
+    x, g = rng.normal(size=(2, 6, 6)), rng.normal(size=(2, 6, 12))
+    ran = run_backward(term, mesh, Feed(x), g, tokens=False)
+    wanted = np.einsum("bsv,bsn->vn", g, x)
+    np.testing.assert_allclose(ran.gradients["E"], wanted, rtol=1e-12)
+    np.testing.assert_allclose(ran.value.reshape(12, 12), x.reshape(12, 6) @ table.array.T, rtol=1e-12)
+    assert differences(ran) == []
+    crossed = [each for each in ran.sent[0] if each.axis == "t"]
+    rows = x.size // (2 if "d" in axes else 1)
+    assert len(crossed) == (3 if "sequence" in str(axes) else 1)
+    assert {int(even(each.whole)) for each in crossed} == {rows}
+    assert [each.axis for each in ran.sent[1]] == [name for name in axes if name == "d"]
 
 
 def test_a_crossing_or_a_dual_that_is_left_out_is_found(monkeypatch):
