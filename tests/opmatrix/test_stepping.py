@@ -83,7 +83,8 @@ def test_losses_are_those_of_one_rank(name, one_rank):
     assert [*unlike_said(train_tallies(train, found.meters))] == []
     even = name == "experts"                                # whose rows are as many for each: then rank by rank
     if even: found = train_virtual(train, Feed(IDS, {"targets": TARGETS}, even=True), 1)
-    if even or "e" not in axes: assert [each for each in train_tallies(train, found.meters, even) if not each.holds] == []
+    if even or "e" not in axes:
+        assert [each for each in train_tallies(train, found.meters, even) if not each.holds] == []
 
 
 def test_copies_of_experts_are_summed(monkeypatch, one_rank):
