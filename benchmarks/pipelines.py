@@ -4,11 +4,15 @@
         [--pipelines 1f1b:3+3+3+3,gpipe:1+2+2+7] [--csv OUT]
 
 A GPT-2 of drawn weights is trained by `opmatrix.launching`: four processes, one BLAS thread each, gloo between them, a
-stage each; stages have as many layers, or not. Foreseen: the operations of each pass, from formulas, in the order of
-the schedule, with no machine and nothing measured (opmatrix/microbatches/simulated.py). On fewer processors than ranks
-those that compute share them evenly; on as many that is the simulation itself. Measured: the median step after the
-first. The bar is of the two fastest."""
+stage each; stages have as many layers, or not. Foreseen: the seconds of a layer forward, backward and in Adam's step,
+as one rank alone takes them, in the order of the schedule (opmatrix/microbatches/simulated.py). Ranks that compute at
+once share processors, caches and memory: how much one, two and four of them get done is measured on passes of the same
+layers forward. No pipeline is looked at for any of it; what operations alone foresee is printed, too. Measured: the
+median step after the first. The bar is of the two fastest."""
+import time
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -20,14 +24,17 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.launching.jobs import Job
 from opmatrix.launching.launcher import Ranks
+from opmatrix.launching.train_runs import train_plan
 from opmatrix.microbatches.simulated import ChunkWork, simulate
 from opmatrix.microbatches.tasks import Task, TaskGraph
+from opmatrix.partitions.ranks import Meter
 from opmatrix.split.moving import BatchSizes
+from opmatrix.stepping.train_ranks import TrainingRank
 from opmatrix.training.timed_step import timed_step
 
 RANKS, WORDS = 4, 64
 SIX = "1f1b:3+3+3+3,1f1b:6+2+2+2,1f1b:7+2+2+1,gpipe:1+2+2+7,1f1b:8+2+1+1,1f1b:9+1+1+1"
-COLUMNS = "pipeline", "stages", "micro_batches", "foreseen", "on_these_processors", "measured_seconds", "spread"
+COLUMNS = "pipeline", "stages", "micro_batches", "operations", "foreseen_seconds", "measured_seconds", "spread"
 
 
 class Pipeline(NamedTuple):
@@ -55,40 +62,96 @@ def pipelines(text: str, micro_batches: int) -> list[Pipeline]:
     return made
 
 
-def shared(graph: TaskGraph, works: Sequence[ChunkWork], processors: int) -> float:
-    """The seconds of a pipeline whose stages share so many processors, evenly among those that compute."""
+class LayerSeconds(NamedTuple):
+    """What a layer takes for a micro-batch, and once a step."""
+    forward: float
+    backward: float
+    learning: float
+
+
+class TimedRank(TrainingRank):
+    """One rank alone, which waits for nobody, and the seconds of each of its passes."""
+    def timed(self, what: str, running):
+        start = time.perf_counter()
+        found = yield from running
+        self.seconds[what].append(time.perf_counter() - start)
+        return found
+
+    def ahead(self, *given): return self.timed("forward", super().ahead(*given))
+    def back(self, *given): return self.timed("backward", super().back(*given))
+    def learn(self, *given): return self.timed("learning", super().learn(*given))
+
+
+def layer_seconds(job: Job, layers: int, runs: int) -> LayerSeconds:
+    """The seconds of a layer of a job's model on one rank in this process: medians of passes and steps."""
+    train = train_plan(replace(job, axes={}, stages=None))
+    rank, feeds, learning = TimedRank(train, next(train.mesh.places())), train.feeds(job.feed), list[float]()
+    for _ in range(1 + runs):
+        rank.seconds = defaultdict(list)
+        for _ in rank.step(feeds, Meter()): raise AssertionError("one rank waits for nobody")
+        learning.append(sum(rank.seconds["learning"]))
+    return LayerSeconds(*(each / layers for each in (*(median(rank.seconds[what]) for what in ("forward", "backward")),
+                                                     median(learning[1:]))))
+
+
+def shared(graph: TaskGraph, works: Sequence[ChunkWork], done_at_once: Sequence[float],
+           behind: Sequence[float] = (0,) * RANKS) -> float:
+    """The seconds of a pipeline whose stages share processors, evenly among those that compute: `done_at_once` is how
+    much one, two, .. of them get done, beside one alone. `behind`: what each stage does when its passes are done."""
     heads, left, done, now = [0] * graph.stages, dict[int, float](), set[Task](), 0.0
     while True:
         for stage, slots in enumerate(graph.slots):
-            if stage in left or heads[stage] == len(slots): continue
+            if stage in left or heads[stage] > len(slots): continue
+            if heads[stage] == len(slots):
+                if behind[stage]: left[stage] = behind[stage]
+                else: heads[stage] += 1
+                continue
             slot = slots[heads[stage]]
             if all(need in done or need in slot for task in slot for need in graph.needs(task)):
                 left[stage] = float(sum(works[task.chunk].seconds(task, task[1:] in graph.deferred) for task in slot))
         if not left: return now
-        rate, soonest = min(1.0, processors / len(left)), min(left.values())
+        rate, soonest = done_at_once[len(left) - 1] / len(left), min(left.values())
         now += soonest / rate
         for stage in [*left]:
             left[stage] -= soonest
             if left[stage] > 0: continue
             del left[stage]
-            done.update(graph.slots[stage][heads[stage]])
+            done.update(*graph.slots[stage][heads[stage]:heads[stage] + 1])
             heads[stage] += 1
 
 
-def foreseen(each: Pipeline, job: Job, processors: int) -> tuple[float, float]:
-    """What a step takes in operations, where each stage has a processor, and where they share these."""
+def foreseen(each: Pipeline, job: Job, layer: LayerSeconds, done_at_once: Sequence[float]) -> tuple[float, float]:
+    """What a step takes in operations, where each stage has a processor, and in seconds where they share some."""
     sequences, tokens = job.feed.x.shape
     found = timed_step(job.operator(), job.mesh, BatchSizes(sequences, tokens), each.schedule, each.micro_batches,
                        stages=each.stages)
     alone = simulate(found.graph, found.works).seconds
-    assert abs(shared(found.graph, found.works, RANKS) / alone - 1) < 1e-9
-    return alone, shared(found.graph, found.works, processors)
+    assert abs(shared(found.graph, found.works, range(1, RANKS + 1)) / alone - 1) < 1e-9
+    works = [ChunkWork(layers * layer.forward, layers * layer.backward) for layers in each.stages]
+    return alone, shared(found.graph, works, done_at_once, [layers * layer.learning for layers in each.stages])
+
+
+def at_once(ranks: Ranks, options, layers: int) -> list[float]:
+    """How much one, two, three and four ranks that compute at once get done, beside one alone: a sequence each goes
+    forward through stages, of which one is at work at a time, so nothing but them crosses. Of three: between."""
+    taken = {}
+    for many in (1, 2, 4):
+        axes = dict(pp=(RANKS // many, "pipeline"), dp=(many, "data"))
+        ids = np.random.default_rng(0).integers(0, WORDS, (many, options.tokens)).tolist()
+        ran = ranks.run(Job(configuration(options, layers), axes, ids, 1 + 4 * options.runs))
+        taken[many] = median(ran.seconds[1:])
+    done = {many: many * taken[1] / taken[many] for many in taken}
+    return [done[1], done[2], (done[2] + done[4]) / 2, done[4]]
+
+
+def configuration(options, layers: int) -> dict[str, object]:
+    return dict(model_type="gpt2", vocab_size=WORDS, n_embd=options.width, n_positions=options.tokens, n_head=4,
+                n_layer=layers)
 
 
 def job_of(each: Pipeline, options) -> Job:
     """What ranks are asked to train."""
-    config = dict(model_type="gpt2", vocab_size=WORDS, n_embd=options.width, n_positions=options.tokens, n_head=4,
-                  n_layer=sum(each.stages))
+    config = configuration(options, sum(each.stages))
     ids = np.random.default_rng(0).integers(0, WORDS, (options.micro_batches, options.tokens + 1))
     return Job(config, dict(pp=(RANKS, "pipeline")), ids, steps=1 + options.runs, stages=each.stages,
                train=dict(schedule=each.schedule, micro_batches=each.micro_batches))
@@ -107,23 +170,28 @@ def main() -> int:
     within("runs", options.runs, 100)
     takes(len(among) * (8 + 2 * options.runs))
     rows = []
-    print(f"{'pipeline':<24}{'foreseen':>10}{'shared':>8}  measured")
+    print(f"{'pipeline':<24}{'operations':>12}{'foreseen':>12}{'measured':>12}")
     with Ranks(RANKS, deadline=120) as ranks:
+        layers = sum(among[0].stages)
+        layer, done = layer_seconds(job_of(among[0], options), layers, options.runs), at_once(ranks, options, layers)
         for each in among:
             job = job_of(each, options)
-            alone, own = (found / 1e9 for found in foreseen(each, job, cores()))
+            alone, own = foreseen(each, job, layer, done)
             seconds = ranks.run(job).seconds[1:]
             rows.append((str(each), "+".join(map(str, each.stages)), each.micro_batches, alone, own, median(seconds),
                          spread(seconds)))
-            print(f"{each!s:<24}{alone:>10.3f}{own:>8.3f}  {median(seconds):.3f} s", flush=True)
+            print(f"{each!s:<24}{alone / 1e9:>10.3f} G{own:>10.3f} s{median(seconds):>10.3f} s", flush=True)
     tabled(options.csv, [COLUMNS, *rows])
     by_time, by_share, by_alone = (sorted(rows, key=lambda row: row[at]) for at in (5, 4, 3))
-    print(f"\nbillions of operations on a stage of its own, and on {cores()} processors that {RANKS} ranks share")
-    for what, order in (("measured", by_time), ("foreseen", by_share), ("of stages apart", by_alone)):
+    print(f"\na layer: {1e3 * layer.forward:.2f} ms forward, {1e3 * layer.backward:.2f} backward, once a step "
+          f"{1e3 * layer.learning:.2f} for Adam. On {cores()} processors two, three, four ranks at once get "
+          f"{', '.join(f'{each:.2f}' for each in done[1:])} times as much done as one")
+    for what, order in (("measured", by_time), ("foreseen", by_share), ("by operations", by_alone)):
         print(f"{what:<16}" + " < ".join(row[0] for row in order))
     unlike = (k for k, (one, other) in enumerate(zip(by_time, by_share, strict=True)) if one != other)
     agreeing = next(unlike, len(rows))
     concluded(options, [Figure("fastest pipelines that come in the order foreseen", agreeing, least=2),
+                        Figure("what four ranks at once get done, beside one", done[-1]),
                         Figure("processors of four ranks", cores())])
     return int(agreeing < 2)
 

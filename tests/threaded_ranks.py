@@ -1,6 +1,6 @@
 """Ranks that are threads of this process: a wire of queues, for what crosses between ranks without torch."""
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 
@@ -10,14 +10,31 @@ from opmatrix.partitions.ranks import Meter
 from opmatrix.partitions.virtual import Ran
 
 
+class Queues(dict):
+    """A queue for each sender, receiver and lane; who takes from one that has failed gets None."""
+    def __init__(self): self.lock, self.ended = Lock(), set()
+
+    def __missing__(self, key):
+        with self.lock:
+            found = self.setdefault(key, SimpleQueue())
+            if key[0] in self.ended: found.put(None)
+        return found
+
+    def end(self, rank):
+        with self.lock:
+            self.ended.add(rank)
+            for (of, *_), queue in self.items():
+                if of == rank: queue.put(None)
+
+
 class QueueWire:
-    """A queue for each pair of ranks; a vector of another length than is taken is a mistake."""
+    """A queue for each pair of ranks and lane; a vector of another length than is taken is a mistake."""
     def __init__(self, rank, queues):
         self.rank, self.queues = rank, queues
 
-    def exchange(self, sends, takes, wait=True):
-        for to, vector in sends.items(): self.queues[self.rank, to].put(np.array(vector, np.float64))
-        found = {of: self.queues[of, self.rank].get(timeout=30) for of in takes}
+    def exchange(self, sends, takes, wait=True, lane=0):
+        for to, vector in sends.items(): self.queues[self.rank, to, lane].put(np.array(vector, np.float64))
+        found = {of: self.queues[of, self.rank, lane].get(timeout=30) for of in takes}
         if any(each is None for each in found.values()): raise Empty                   # whose rank has failed
         assert {of: len(each) for of, each in found.items()} == dict(takes)
         return found
@@ -49,14 +66,13 @@ def run_steps(job):
 def as_threads(mesh, body, crossings):
     """Runs a body for each rank in a thread of its own. The first failure is raised."""
     places = [*mesh.places()]
-    queues = {(a, b): SimpleQueue() for a in range(len(places)) for b in range(len(places))}
-    failed = []
+    queues, failed = Queues(), []
 
     def one(rank, place):
         try: body(crossings(QueueWire(rank, queues), mesh, place, Meter()), place)
         except Exception as error:
             failed.append(error)
-            for to in range(len(places)): queues[rank, to].put(None)
+            queues.end(rank)
     threads = [Thread(target=one, args=each) for each in enumerate(places)]
     for each in threads: each.start()
     for each in threads: each.join()

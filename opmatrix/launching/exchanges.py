@@ -24,9 +24,10 @@ NOTHING = np.zeros(0)
 
 class Wire(Protocol):
     """Moves vectors of float64."""
-    def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True) -> RankVectors:
+    def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
         """Sends a vector to each of some ranks, and takes one of so many numbers from others. Without `wait` it goes on
-        before what is sent has arrived."""
+        before what is sent has arrived. Between two ranks vectors of one lane come in the order in which they are sent.
+        """
         ...
 
     def settle(self) -> None:
@@ -77,7 +78,7 @@ class Crossings:
         self.times[at] = key[1] + 1
         if key in self.known: return self.known[key], vector
         came = self.wire.exchange(dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length),
-                                  message.op not in POSTED)
+                                  message.op not in POSTED, lane_of(message))
         said = {rank: Heading.read(each) for rank, each in came.items()}
         self.checking.demand(message, own, said)
         self.known[key] = said
@@ -104,7 +105,7 @@ class RankCrossing:
         front = len(self.front)
         given = {self.group[q]: np.concatenate([self.front, each]) for q, each in sends.items()}
         came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()},
-                                       self.message.op not in POSTED)
+                                       self.message.op not in POSTED, lane_of(self.message))
         if front:
             said = {rank: Heading.read(each[:front]) for rank, each in came.items()
                     if not np.array_equal(each[:front], self.front)}    # who says the same is in the same crossing
@@ -257,6 +258,13 @@ NAMES = dict(give="send", give_back="send", exchange="all_to_all")      # where 
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
     give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, all_gather=gather_all,
     all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+
+
+def lane_of(message: Message) -> int:
+    """What stages hand on has lanes of its own, one for each place and direction: a stage of several chunks takes it in
+    another order than it was given."""
+    if message.op in ("give", "take"): return 1 + 2 * message.at
+    return 2 + 2 * message.at if message.op in ("give_back", "take_back") else 0
 
 
 def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)

@@ -41,16 +41,16 @@ class GlooWire:
         self.rank = at.rank
         self.posted: list[tuple[Any, torch.Tensor]] = []    # what is on its way still
 
-    def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True) -> RankVectors:
+    def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
         """Raises Lost where a rank is gone."""
         found = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
         given = {to: torch.from_numpy(np.array(vector, np.float64)) for to, vector in sends.items()}
         peer = -1
         try:
             works = []
-            for peer, tensor in found.items(): works.append((peer, dist.irecv(tensor, src=peer)))
+            for peer, tensor in found.items(): works.append((peer, dist.irecv(tensor, src=peer, tag=lane)))
             for peer, tensor in given.items():
-                work = dist.isend(tensor, dst=peer)
+                work = dist.isend(tensor, dst=peer, tag=lane)
                 if wait: works.append((peer, work))
                 else: self.posted.append((work, tensor))
             for peer, work in works: work.wait()                # noqa: B007

@@ -13,13 +13,14 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.term import Operator
 from opmatrix.models import build, head, layout
 from opmatrix.models.config import ArraySource, Settings
+from opmatrix.partitions.factor_chain import chain, layers
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition, partition
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.train_ranks import TrainAsked
+from opmatrix.stepping.asked_steps import TrainAsked
 from opmatrix.training.learning import TARGETS, cross_entropy
-from opmatrix.training.timed_step import cut_batch
+from opmatrix.training.timed_step import cut_batch, mesh_of_chunks
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,14 @@ class Job:
         return model if self.train is None else with_loss(model)
 
     def plan(self, model: Operator | None = None) -> Partition:
-        """The partition of the model. Raises InputError for a mesh that it does not fit."""
-        sequences, tokens = np.shape(self.feed.x)
-        if (asked := self.learns) is not None: sequences = cut_batch(sequences, asked.micro_batches)
-        sizes = BatchSizes(sequences, tokens)
-        return partition(model or self.operator(), self.mesh, sizes, stages=self.stages, cuts=self.cuts)
+        """The partition of the model; of an interleaved schedule it has a stage for each chunk. Raises InputError for a
+        mesh that it does not fit."""
+        (sequences, tokens), mesh = np.shape(self.feed.x), self.mesh
+        model = model or self.operator()
+        if (asked := self.learns) is not None:
+            sequences = cut_batch(sequences, asked.micro_batches)
+            mesh = mesh_of_chunks(mesh, asked.kind, len(layers(chain(model, self.cuts))))
+        return partition(model, mesh, BatchSizes(sequences, tokens), stages=self.stages, cuts=self.cuts)
 
 
 def with_loss(model: Operator) -> Operator:

@@ -19,7 +19,8 @@ from opmatrix.launching.train_runs import decode_plan, made_tokens, mean_losses,
 from opmatrix.partitions.plan import Partition, partition
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.train_ranks import TrainPlan, train_virtual
+from opmatrix.stepping.asked_steps import USUAL, TrainPlan
+from opmatrix.stepping.train_ranks import train_virtual
 
 RunVerdict: TypeAlias = tuple[list[Tally], float | None, list[str]]         # counts, how far from one rank, lines
 Judge: TypeAlias = Callable[[Launched, bool], RunVerdict]
@@ -70,7 +71,9 @@ def judged_training(job: Job, train: TrainPlan, term: Operator) -> Judge:
         lines = [f"step {k}: loss {loss:.12g}" for k, loss in enumerate(losses, 1)]
         counts = train_tallies(train, ran.meters)
         if not compare: return counts, None, lines
-        alone = train_virtual(train_plan(replace(job, axes={}, stages=None), term), job.feed, job.steps).losses
+        asked = dict(job.train or {}) | {"schedule": USUAL.schedule}
+        one = replace(job, axes={}, stages=None, train=asked)
+        alone = train_virtual(train_plan(one, term), job.feed, job.steps).losses
         far = max(abs(a - b) for a, b in zip(losses, alone, strict=True)) / max(map(abs, alone))
         return counts, far, [f"{line}, one rank's {each:.12g}" for line, each in zip(lines, alone, strict=True)]
     return judge

@@ -10,10 +10,11 @@ from opmatrix.partitions.booked import Crossing
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
-from opmatrix.stepping.train_formulas import step_crossings, step_flops
-from opmatrix.stepping.train_ranks import TrainPlan
+from opmatrix.stepping.asked_steps import TrainPlan
+from opmatrix.stepping.train_formulas import step_crossings, step_flops, step_peak
 
 StageCrossings: TypeAlias = Callable[[int], Iterable[tuple[int, Crossing]]]      # how often, and what, of a stage
+ZERO = sympy.Integer(0)
 NUMBER_BYTES = 8                                            # bytes of a float64
 
 
@@ -31,29 +32,37 @@ class Tally(NamedTuple):
 
 def tallies(plan: Partition, meters: Mapping[Coordinates, Meter]) -> list[Tally]:
     """Operations, payload, bytes on the wire, messages, stored numbers and the largest peak, rank by rank."""
+    uneven = plan.mesh.sends_to_experts
     found = [compare("operations", "flop", {p: m.flops for p, m in meters.items()},
-                     {p: value_on(plan, plan.flops(plan.stage(p)), p) for p in meters}),
-             *crossing_tallies(plan, meters, plan.crossings)]
+                     {p: value_on(plan, plan.flops(plan.stage(p)), p) for p in meters}, uneven=uneven),
+             *crossing_tallies(plan, meters, plan.crossings, len(plan.stages), uneven)]
     found.append(compare("weights stored", "B", {p: NUMBER_BYTES * m.stored for p, m in meters.items()},
                          {p: NUMBER_BYTES * value_on(plan, plan.state(plan.stage(p), weights=1), p) for p in meters}))
-    found.append(compare("values held at most", "B", {p: NUMBER_BYTES * m.peak for p, m in meters.items()},
-                         {p: NUMBER_BYTES * plan.peak(p) for p in meters}, max))
+    if not uneven:
+        found.append(compare("values held at most", "B", {p: NUMBER_BYTES * m.peak for p, m in meters.items()},
+                             {p: NUMBER_BYTES * plan.peak(p) for p in meters}, max))
     return found
 
 
-def train_tallies(train: TrainPlan, meters: Mapping[Coordinates, Meter]) -> list[Tally]:
-    """Operations, payload, bytes on the wire and messages of a step of training, rank by rank."""
-    plan = train.plan
+def train_tallies(train: TrainPlan, meters: Mapping[Coordinates, Meter], even: bool = False) -> list[Tally]:
+    """Operations, payload, bytes on the wire, messages and the largest peak of a step of training, rank by rank; where
+    rows ask experts, and not in turn (`even`), what follows their gates is compared in all, and peaks are not."""
+    plan, uneven = train.plan, train.mesh.sends_to_experts and not even
     flops = [step_flops(train, stage) for stage in range(train.stages)]
     said = {p: value_on(plan, flops[plan.stage(p)], p) for p in meters}
-    return [compare("operations", "flop", {p: m.flops for p, m in meters.items()}, said),
-            *crossing_tallies(plan, meters, lambda stage: step_crossings(train, stage))]
+    found = [compare("operations", "flop", {p: m.flops for p, m in meters.items()}, said, uneven=uneven),
+             *crossing_tallies(plan, meters, lambda stage: step_crossings(train, stage), train.stages, uneven)]
+    if not uneven:
+        found.append(compare("values and gradients held at most", "B",
+                             {p: NUMBER_BYTES * m.peak for p, m in meters.items()},
+                             {p: NUMBER_BYTES * step_peak(train, p) for p in meters}, max))
+    return found
 
 
 def crossing_tallies(plan: Partition, meters: Mapping[Coordinates, Meter],
-                     crossings: StageCrossings) -> Iterator[Tally]:
+                     crossings: StageCrossings, stages: int, uneven: bool = False) -> Iterator[Tally]:
     """What crossed, by operation, axis and table."""
-    formulas = [[*crossings(stage)] for stage in range(len(plan.stages))]
+    formulas = [[*crossings(stage)] for stage in range(stages)]
     for table, factor, unit in (("payload", NUMBER_BYTES, "B"), ("wire", NUMBER_BYTES, "B"), ("messages", 1, "")):
         counted = {p: getattr(m, table) for p, m in meters.items()}
         said = {p: counts_on(plan, formulas[plan.stage(p)], p, table) for p in meters}
@@ -61,28 +70,31 @@ def crossing_tallies(plan: Partition, meters: Mapping[Coordinates, Meter],
             op, axis = key
             yield compare(f"{op} over {axis}, {table}", unit,
                           {p: factor * each.get(key, 0) for p, each in counted.items()},
-                          {p: factor * each.get(key, 0) for p, each in said.items()})
+                          {p: factor * each.get(key, ZERO) for p, each in said.items()},
+                          uneven=uneven and plan.mesh.experts is not None and axis == plan.mesh.experts.name)
 
 
-def compare(name: str, unit: str, counted: Mapping[Coordinates, int], said: Mapping[Coordinates, int],
-            over: object = sum) -> Tally:
-    """Adds ranks up, or takes the largest, and compares each."""
+def compare(name: str, unit: str, counted: Mapping[Coordinates, int], said: Mapping[Coordinates, sympy.Expr | int],
+            over: object = sum, uneven: bool = False) -> Tally:
+    """Adds ranks up, or takes the largest, and compares each; what is `uneven` is by the mean of ranks, so only all of
+    them together are as formulas say."""
     assert callable(over)
+    found, formula = over(counted.values()), over(said.values())
     differs = next((place for place in counted if counted[place] != said[place]), None)
-    return Tally(name, unit, over(counted.values()), over(said.values()), differs)
+    return Tally(name, unit, found, int(formula), None if uneven and found == formula else differs)
 
 
-def value_on(plan: Partition, formula: sympy.Expr, place: Coordinates) -> int:
-    return int(plan.on(sympy.sympify(formula), place))
+def value_on(plan: Partition, formula: sympy.Expr, place: Coordinates) -> sympy.Expr:
+    return plan.on(sympy.sympify(formula), place)
 
 
 def counts_on(plan: Partition, crossings: Iterable[tuple[int, Crossing]], place: Coordinates,
-              table: str) -> dict[tuple[str, str], int]:
+              table: str) -> dict[tuple[str, str], sympy.Expr]:
     """What crosses of a rank by formulas of its stage, in numbers, by operation and axis."""
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], sympy.Expr] = {}
     for times, each in crossings:
         key = each.op, each.axis
-        found[key] = found.get(key, 0) + times * value_on(plan, getattr(each, table), place)
+        found[key] = found.get(key, ZERO) + times * value_on(plan, getattr(each, table), place)
     return found
 
 

@@ -13,8 +13,9 @@ from opmatrix.launching.jobs import Job
 from opmatrix.launching.prepared import Moment, PreparedRun, follow
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
+from opmatrix.stepping.asked_steps import TrainAsked, TrainPlan
 from opmatrix.stepping.decode_ranks import DecodePlan, DecodingRank, known_tokens
-from opmatrix.stepping.train_ranks import LossNotFinite, TrainAsked, TrainingRank, TrainPlan
+from opmatrix.stepping.train_ranks import LossNotFinite, TrainingRank
 
 
 def train_plan(job: Job, model: Operator | None = None) -> TrainPlan:

@@ -147,7 +147,9 @@ def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordina
     axis, here = message.axis, place[message.axis]
     along = NEIGHBOURS.get(message.op)
     if along is None and not message.among: return mesh.group(place, axis)
-    if along is not None: return tuple((*place[:axis], here + step, *place[axis + 1:]) for step in along)
+    if along is not None:                                   # of several chunks the last stage hands on to the first
+        n = mesh.axes[axis].count
+        return tuple((*place[:axis], (here + step) % n, *place[axis + 1:]) for step in along)
     return tuple((*place[:axis], r, *place[axis + 1:]) for r in message.among)
 
 

@@ -2,6 +2,7 @@
 for them. They are sizes with names until a relation says how many they are."""
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
@@ -35,9 +36,9 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
         """Whether it is of one rank, not of any."""
         return all(isinstance(each, sympy.Integer) for _, n, r in self.slicings for each in (n, r))
 
+    @abstractmethod
     def count(self, whole: Sparse) -> int:
         """How many it is. Each kind of number says so."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:

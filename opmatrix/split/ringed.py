@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from opmatrix.patterns import Pattern
 from opmatrix.split.axis_states import Cut, Dims, mergeable
 from opmatrix.split.carrying import Grain
+from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
 from opmatrix.split.placement import Placement, product_rules
 from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score_rows
@@ -52,11 +53,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     args = [scores.queries, scores.keys, values]
     for j, axis in enumerate(split.mesh.axes):              # the other axes must hold all three alike
         if j == k: continue
-        states = [split.steps[a].placement.on(j) for a in args]
-        head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
-        if head is None and axis.strategy.mixing == "heads" and any(states):
-            before, _ = unwound(split, scores.keys)
-            head = heads_for_rows(split, axis, args[0], Grain(split.steps[before].dims.heads))
+        head = held_alike(split, j, axis, args)
         args = [split.want(a, j, head) for a in args]
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
@@ -72,6 +69,15 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
                               rules=product_rules(placement, {k: "ring of keys"})))
 
 
+def held_alike(split: Ground, j: int, axis: Axis, args: Sequence[int]) -> Cut | None:
+    """How an axis cuts queries and keys, and values with them: between heads, or sequences."""
+    states = [split.steps[a].placement.on(j) for a in args]
+    head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
+    if head is not None or axis.strategy.mixing != "heads" or not any(states): return head
+    before, _ = unwound(split, args[1])
+    return heads_for_rows(split, axis, args[0], Grain(split.steps[before].dims.heads))
+
+
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
     """What a value is a turn or a repetition of: it goes round in place of it. Behind it, the steps from there on."""
     path: list[int] = []
@@ -82,8 +88,12 @@ def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
 
 
 def computed(split: Ground, scores: WaitingScores) -> int:
-    """Scores that something else reads: keys are gathered first."""
+    """Scores that something else reads: keys are gathered first; other axes cut heads and sequences of both alike."""
     if scores.relation is not None: return compute_scores(split, scores)
-    keys = split.want(scores.keys, scores.axis, None)
-    placement = split.steps[scores.queries].placement
-    return score_rows(split, (scores.queries, keys), scores, placement)
+    queries, keys = scores.queries, split.want(scores.keys, scores.axis, None)
+    for j, axis in enumerate(split.mesh.axes):
+        if j == scores.axis: continue
+        head = held_alike(split, j, axis, (queries, keys))
+        if head is not None: queries = split.want(queries, j, head)
+        keys = split.want(keys, j, head)
+    return score_rows(split, (queries, keys), scores, split.steps[queries].placement)

@@ -14,6 +14,7 @@ from opmatrix.partitions.plan import Partition
 from opmatrix.split.axis_states import Cut, Dims, Partial
 from opmatrix.split.placement import Placement
 from opmatrix.stepping.stage_chunks import StageChunk
+from opmatrix.training.expert_gradients import expert_copies
 from opmatrix.training.pullback import name_of_array
 
 
@@ -50,8 +51,9 @@ class LearnedArray:
 @dataclass(frozen=True)
 class Bucket:
     """Arrays whose gradients cross together. `summed`: axes over which they are summed whole; `copied`: how those are
-    cut of which several ranks of an axis have a copy; `pieces`: axes that store
-    the optimiser once, those that store weights once first; `stages`: those among which they are summed, too."""
+    cut of which several ranks of an axis have a copy; `pieces`: axes that store the optimiser once, those that store
+    weights once first; `stages`: those among which they are summed, too; `expert_copies`: of experts the axes among
+    whose ranks there are so many copies, to which sums and pieces then are confined."""
     number: int
     arrays: tuple[LearnedArray, ...]
     summed: tuple[int, ...]
@@ -59,6 +61,7 @@ class Bucket:
     stored: tuple[int, ...]
     stages: tuple[int, ...]
     copied: tuple[tuple[int, Cut], ...] = ()
+    expert_copies: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def chunks(self) -> frozenset[int]: return frozenset(k for each in self.arrays for k in each.chunks)
@@ -110,13 +113,16 @@ def check_alike(found: Sequence[LearnedArray]) -> None:
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
     """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket apart."""
     found: dict[tuple[object, ...], list[LearnedArray]] = {}
-    for each in arrays: found.setdefault((each.chunks, each.partial, each.stages, each.key[1].copied), []).append(each)
-    axes = plan.mesh.flat.axes
-    made = []
+    mesh = plan.mesh.flat
+    for each in arrays:
+        key = each.chunks, each.partial, each.stages, each.key[1].copied, expert_copies(mesh, each.key[1])
+        found.setdefault(key, []).append(each)
+    axes, made = mesh.axes, list[Bucket]()
     for number, own in enumerate(found.values()):
-        parts = own[0].partial
+        copies = expert_copies(mesh, own[0].key[1])
+        parts = *own[0].partial, *(k for k, _ in copies)
         pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
-        made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces),
-                           tuple(k for k in pieces if axes[k].strategy.stored > 2), own[0].stages,
-                           own[0].key[1].copied))
+        stored = tuple(k for k in pieces if axes[k].strategy.stored > 2 and not copies)     # rows come to whole experts
+        made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces), stored,
+                           own[0].stages, own[0].key[1].copied, copies))
     return made

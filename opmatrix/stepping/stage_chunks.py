@@ -2,15 +2,22 @@
 over its own arrays."""
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
+import sympy
+
+from opmatrix.partitions.booked import RENAMED, ROOM
 from opmatrix.partitions.factor_chain import layers
 from opmatrix.partitions.plan import Partition
 from opmatrix.split.moving import RankStep
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.keeping import Keep
 from opmatrix.training.step_costs import BackwardBooked, spans, split_both_ways
+
+SizesHeld: TypeAlias = dict[int, int]                       # numbers of values by their steps
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,38 @@ class StageChunk:
         return {line: self.split.places[line] for line in self.split.pulled.gradients.values()}
 
     @cached_property
+    def asked(self) -> frozenset[int]:
+        """Values of backward that are asked for: gradients, and the cotangent."""
+        return frozenset(self.gradients.values()) | ({self.cotangent} if self.cotangent is not None else set())
+
+    @cached_property
     def booked(self) -> BackwardBooked: return BackwardBooked(self.split)
 
+    def lives(self, part: Sequence[int], pinned: frozenset[int]) -> Iterator[tuple[int, list[int]]]:
+        """Each of some steps with the values that none of them reads behind it, but for what is pinned."""
+        lasts = {arg: at for at in part for arg in (at, *self.steps[at].args)}
+        for at in part:
+            yield at, [done for done in {at, *self.steps[at].args} if lasts[done] == at and done not in pinned]
 
-def stage_chunks(plan: Partition, stage: int, keep: Keep = "units") -> list[StageChunk]:
-    """The chunks of a stage, in order. Raises InputError for what has no pullback."""
-    return [StageChunk(lo, hi, split_both_ways(plan, lo, hi, keep))
-            for lo, hi in spans(*plan.cuts[stage], layers(plan.chain))]
+    def walked(self, part: Sequence[int], pinned: frozenset[int], sizes: SizesHeld,
+               size: Callable[[sympy.Expr], int]) -> int:
+        """The most numbers that are held while some steps run, by the formulas; `sizes` are those that are held before,
+        and then those that are held behind them. `size`: a formula on a rank."""
+        most, now = 0, sum(sizes.values())
+        for at, gone in self.lives(part, pinned):
+            step = self.steps[at]
+            if step.op in RENAMED and step.args[0] in gone: now -= sizes.pop(step.args[0])
+            sizes[at] = size(self.booked.numbers(at))
+            now += sizes[at]
+            most = max(most, now + (size(ROOM[step.op](self.booked, at)) if step.op in ROOM else 0))
+            now -= sum(sizes.pop(done, 0) for done in gone)
+        return most
+
+
+def stage_chunks(plan: Partition, stage: int, keep: Keep = "units", dropout: float = 0) -> list[StageChunk]:
+    """The chunks of a stage, in order. A policy and a rate of dropout are of layers; what stands before and behind them
+    keeps its units, and drops nothing. Raises InputError for what has no pullback."""
+    found = layers(plan.chain)
+    starts = {lo for lo, _ in found}
+    return [StageChunk(lo, hi, split_both_ways(plan, lo, hi, *((keep, dropout) if lo in starts else ("units",))))
+            for lo, hi in spans(*plan.cuts[stage], found)]

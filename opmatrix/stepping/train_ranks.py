@@ -4,102 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
-from opmatrix.microbatches.named import pipeline_kind
-from opmatrix.microbatches.tasks import Task
 from opmatrix.partitions.booked import StoredKey, stored_arrays, stored_dims
 from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import STEPS, assembled, drive, last_stage, with_mesh_axes
+from opmatrix.partitions.virtual import STEPS, drive, with_mesh_axes
 from opmatrix.split.axis_states import Cut, bounds
 from opmatrix.split.placement import Coordinates, copy_holders, found_at
 from opmatrix.split.traced import sliced_at
-from opmatrix.stepping.chunk_passes import NO_NUMBERS, ChunkPass
-from opmatrix.stepping.learned_arrays import Bucket, buckets_of, learned_arrays
-from opmatrix.stepping.stage_chunks import StageChunk, stage_chunks
+from opmatrix.stepping.asked_steps import TrainPlan
+from opmatrix.stepping.chunk_passes import NO_NUMBERS, ChunkPass, HeldNumbers
+from opmatrix.stepping.drop_masks import DropMasks
+from opmatrix.stepping.learned_arrays import Bucket
 from opmatrix.training.learning import Adam
 
-ORDERS = "gpipe", "1f1b"                                    # whose stages have one chunk each, and no passes apart
 GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000       # of weights, told from steps of values
 VERSIONS = count()                                          # of arrays, so that no two are taken for one
 
 
 class LossNotFinite(ArithmeticError):
     """A loss, or a gradient, that is no number."""
-
-
-class TrainAsked(NamedTuple):
-    """How a step of training is run: the rate of Adam, the schedule, micro-batches of a step, what is kept."""
-    rate: float = 1e-3
-    schedule: str = "1f1b"
-    micro_batches: int = 1
-    keep: str = "units"
-
-
-USUAL = TrainAsked()
-
-
-def check_train_asked(asked: TrainAsked) -> None:
-    """Raises InputError for a schedule that ranks do not run, and for a rate that is none."""
-    kind = pipeline_kind(asked.schedule)
-    if kind.name not in ORDERS:
-        raise InputError(f"schedule {asked.schedule}: ranks run {' or '.join(ORDERS)}; others are run in time alone "
-                         "(partition --train)")
-    if not 0 < asked.rate < float("inf"): raise InputError(f"rate {asked.rate:g}: more than 0, such as 0.001")
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """A partition of a model whose result is a loss a row, for micro-batches of its sizes."""
-    plan: Partition
-    asked: TrainAsked = USUAL
-
-    def __post_init__(self) -> None: check_train_asked(self.asked)
-
-    @property
-    def stages(self) -> int: return len(self.plan.stages)
-
-    @cached_property
-    def chunks(self) -> dict[int, list[StageChunk]]:
-        """The chunks of every stage: arrays may be shared between any."""
-        return {stage: stage_chunks(self.plan, stage, self.asked.keep) for stage in range(self.stages)}
-
-    @cached_property
-    def buckets(self) -> dict[int, list[Bucket]]:
-        return {stage: buckets_of(self.plan, arrays) for stage, arrays in learned_arrays(self.chunks).items()}
-
-    @cached_property
-    def order(self) -> list[list[Task]]:
-        return pipeline_kind(self.asked.schedule).tasks(self.stages, self.asked.micro_batches).order
-
-    @property
-    def rows(self) -> int:
-        """Rows of a whole batch, of each of which there is a loss."""
-        return int(self.plan.sizes.sequences) * self.asked.micro_batches * int(self.plan.sizes.tokens)
-
-    def feeds(self, whole: Feed) -> list[Feed]:
-        """The micro-batches of a batch, one after the other."""
-        n = int(self.plan.sizes.sequences)
-        return [Feed(whole.x[lo:lo + n], {name: each[lo:lo + n] for name, each in whole.fields.items()},
-                     {name: each[lo:lo + n] for name, each in whole.inputs.items()}, whole.relations, whole.even)
-                for lo in range(0, n * self.asked.micro_batches, n)]
-
-    def losses(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
-        """The loss of each row of each micro-batch, of what the ranks of the last stage have of them."""
-        chunk, mesh = self.chunks[self.stages - 1][-1], self.plan.mesh.flat
-        step, ends = chunk.steps[chunk.out], last_stage(self.plan, results)
-        return np.stack([assembled(step, {place: each[m] for place, each in ends.items()}, mesh)
-                         for m in range(self.asked.micro_batches)])
 
 
 @dataclass
@@ -118,7 +49,7 @@ class TrainingRank:
     """One rank with its numbers; `step` is a generator, as ranks are."""
     def __init__(self, train: TrainPlan, place: Coordinates) -> None:
         self.train, self.plan, self.place, self.flat_place = train, train.plan, place, train.plan.flat(place)
-        self.stage = self.plan.stage(place)
+        self.stage, self.steps = self.plan.stage(place), 0
         self.chunks, self.buckets = train.chunks[self.stage], train.buckets[self.stage]
         self.arrays: dict[Any, Data] = {}
         self.mesh = self.plan.mesh.flat
@@ -137,61 +68,75 @@ class TrainingRank:
         flat = np.concatenate([each.ravel() for each in arrays]).astype(np.float64)
         sizes = [len(flat)]
         for k in bucket.pieces:
-            own = self.own_piece(k, sizes[-1])
+            own = self.own_piece(bucket, k, sizes[-1])
             sizes.append(own.stop - own.start)
             if k in bucket.stored: flat = flat[own]
         found = Shard(bucket, flat, [each.shape for each in arrays], sizes, Adam(self.train.asked.rate))
         if bucket.stored: self.drop(bucket)
         return found
 
-    def own_piece(self, k: int, size: int) -> slice:
-        return slice(*bounds(size, self.mesh.axes[k].count, self.flat_place[k]))
+    def own_piece(self, bucket: Bucket, k: int, size: int) -> slice:
+        """What this rank stores of a bucket among those that store pieces of it on an axis."""
+        among = self.among(bucket, k)
+        if not among: return slice(*bounds(size, self.mesh.axes[k].count, self.flat_place[k]))
+        return slice(*bounds(size, len(among), among.index(self.flat_place[k])))
+
+    def among(self, bucket: Bucket, k: int) -> tuple[int, ...]:
+        """The ranks of an axis that have the same experts as this one; none for what is no expert's."""
+        n, copies = self.mesh.axes[k].count, dict(bucket.expert_copies).get(k)
+        return () if copies is None else tuple(range(self.flat_place[k] % (n // copies), n, n // copies))
 
     # One step.
 
     def step(self, feeds: Sequence[Feed], meter: Meter) -> Generator[Message, Any, Numeric]:
         """A step of training; what this rank has of the losses of each micro-batch's rows. Raises LossNotFinite."""
-        self.meter = meter
-        self.passes: dict[int, list[ChunkPass]] = {}
+        self.meter, self.held = meter, HeldNumbers(meter)
+        self.steps += 1
+        self.passes: dict[tuple[int, int], list[ChunkPass]] = {}
         self.gradients: dict[StoredKey, Numeric] = {}
         losses: dict[int, Numeric] = {}
-        for task in self.train.order[self.stage]:
-            if task.kind == "F": losses[task.micro] = yield from self.ahead(task.micro, feeds[task.micro])
-            else: yield from self.back(task.micro)
+        for kind, micro, leg in self.train.order[self.stage]:
+            if kind == "F": losses[micro] = yield from self.ahead(micro, leg, feeds[micro])
+            else: yield from self.back(micro, leg)
         for shard in self.shards: yield from self.learn(shard)
         return np.stack([losses[m] for m in sorted(losses)])
 
-    def ahead(self, micro: int, feed: Feed) -> Generator[Message, Any, Numeric]:
-        """A micro-batch forward through the stage."""
-        along, passes = self.along, list[ChunkPass]()
+    def ahead(self, micro: int, leg: int, feed: Feed) -> Generator[Message, Any, Numeric]:
+        """A micro-batch forward through a leg."""
+        along, passes, (lo, hi) = self.along, list[ChunkPass](), self.plan.cuts[leg]
+        asked, first = self.train.asked, micro * int(self.plan.sizes.sequences)
         value: Numeric | None = None
-        if self.stage: [value] = yield Message("take", along, (), self.chunks[0].lo)
-        for number, chunk in enumerate(self.chunks):
+        if leg: [value] = yield Message("take", along, (), lo)
+        for number in self.train.chunk_numbers(leg):
             yield from self.gather(number)
-            passes.append(ChunkPass(chunk, self.flat_place, feed, self.meter, self.arrays, value))
+            chunk = self.chunks[number]
+            masks = DropMasks(asked.seed, self.steps, first, chunk.lo)
+            passes.append(ChunkPass(chunk, self.flat_place, feed, self.held, self.arrays, value, masks))
             value = yield from with_mesh_axes(passes[-1].ahead(), self.plan, chunk.lo)
             self.leave(number)
-        self.passes[micro] = passes
+        self.passes[micro, leg] = passes
         assert value is not None
-        if self.stage < self.train.stages - 1:
-            yield Message("give", along, (value,), self.chunks[-1].hi)
+        if leg < self.train.legs - 1:
+            yield Message("give", along, (value,), hi)
             return NO_NUMBERS
         if not np.isfinite(value).all():
             raise LossNotFinite(f"the loss is not finite: a smaller rate than {self.train.asked.rate:g} may help")
         return value
 
-    def back(self, micro: int) -> Generator[Message, Any, None]:
-        """A micro-batch back through the stage: its gradients are added to those of others."""
-        along, g = self.along, 1 / self.train.rows          # type: tuple[int, Any]
-        if self.stage < self.train.stages - 1: [g] = yield Message("take_back", along, (), self.chunks[-1].hi)
-        for number in reversed(range(len(self.chunks))):
+    def back(self, micro: int, leg: int) -> Generator[Message, Any, None]:
+        """A micro-batch back through a leg: its gradients are added to those of others."""
+        along, g, (lo, hi) = self.along, 1 / self.train.rows, self.plan.cuts[leg]      # type: tuple[int, Any, Any]
+        if leg < self.train.legs - 1: [g] = yield Message("take_back", along, (), hi)
+        passes = self.passes.pop((micro, leg))
+        for number in reversed(self.train.chunk_numbers(leg)):
             yield from self.gather(number)
-            chunk, one = self.chunks[number], self.passes[micro].pop()
+            chunk, one = self.chunks[number], passes.pop()
             went: Any = yield from with_mesh_axes(one.back(g), self.plan, chunk.lo)      # type: ignore[arg-type]
             g = went.cotangent
             self.add_gradients(number, went.gradients)
+            one.end()
             self.leave(number)
-        if self.stage: yield Message("give_back", along, (g,), self.chunks[0].lo)
+        if leg: yield Message("give_back", along, (g,), lo)
 
     @property
     def along(self) -> int: return self.plan.mesh.index(self.plan.mesh.stages.name) if self.plan.mesh.stages else 0
@@ -206,7 +151,9 @@ class TrainingRank:
                     if use.turned: g = g.swapaxes(-1, -2)
                     if any(self.flat_place[k] for k in each.partial if k not in use.partial): g = np.zeros_like(g)
                     own = self.gradients.get(each.key)
+                    if own is None: self.held.change(g.size)
                     self.gradients[each.key] = np.array(g) if own is None else own + g
+        self.held.look()
 
     # Weights that are stored in pieces are there while a chunk runs.
 
@@ -228,7 +175,7 @@ class TrainingRank:
         """A bucket, as it is before an axis stores pieces of it, of the pieces of all."""
         whole = shard.sizes[shard.bucket.pieces.index(k)]
         found: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(shard.bucket, after), None,
-                                       Cut("batch", whole), units=whole)
+                                       Cut("batch", whole), units=whole, among=self.among(shard.bucket, k))
         return found
 
     def named(self, bucket: Bucket, after: int) -> int:
@@ -250,13 +197,15 @@ class TrainingRank:
         bucket = shard.bucket
         at = self.named(bucket, SUMMING)
         flat = np.concatenate([self.gradients[each.key].ravel() for each in bucket.arrays])
+        self.held.look(flat.size)
         for k, state in bucket.copied:
             holders = copy_holders(state, self.mesh.axes[k].count, self.flat_place[k])
             flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=holders)
-        for k in bucket.summed: flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum)
+        for k in bucket.summed:
+            flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=self.among(bucket, k))
         for k in bucket.pieces:
             flat = yield Message("reduce_scatter", self.numbers[k], (flat,), at, monoids.sum, None,
-                                 Cut("batch", flat.size))
+                                 Cut("batch", flat.size), among=self.among(bucket, k))
         if bucket.stages:
             flat = yield Message("all_reduce", self.along, (flat,), self.shared_at(bucket), monoids.sum,
                                  among=bucket.stages)
@@ -264,7 +213,7 @@ class TrainingRank:
             raise LossNotFinite(f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
                                 f"{self.train.asked.rate:g} may help")
         own, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
-        for k in apart: own = own[self.own_piece(k, len(own))]
+        for k in apart: own = own[self.own_piece(bucket, k, len(own))]
         new = shard.adam.step({"": own}, {"": flat})[""]
         for k in reversed(apart): new = yield from self.whole(shard, new, k, RENEWING)
         shard.flat = new
@@ -287,10 +236,17 @@ class TrainRan:
 
 def train_virtual(train: TrainPlan, feed: Feed, steps: int) -> TrainRan:
     """Steps of training with all ranks in this process."""
-    ranks = {place: TrainingRank(train, place) for place in train.plan.mesh.places()}
+    ranks = {place: TrainingRank(train, place) for place in train.mesh.places()}
     losses, feeds, meters = list[float](), train.feeds(feed), dict[Coordinates, Meter]()
     for _ in range(steps):
-        meters = {place: Meter() for place in ranks}
-        running = {place: rank.step(feeds, meters[place]) for place, rank in ranks.items()}
-        losses.append(float(train.losses(drive(running, train.plan.mesh, meters)).mean()))
+        loss, meters = virtual_step(train, ranks, feeds)
+        losses.append(loss)
     return TrainRan(losses, meters, ranks)
+
+
+def virtual_step(train: TrainPlan, ranks: Mapping[Coordinates, TrainingRank],
+                 feeds: Sequence[Feed]) -> tuple[float, dict[Coordinates, Meter]]:
+    """One step of ranks in this process: the mean loss, and what each counted."""
+    meters = {place: Meter() for place in ranks}
+    running = {place: rank.step(feeds, meters[place]) for place, rank in ranks.items()}
+    return float(train.losses(drive(running, train.mesh, meters)).mean()), meters

@@ -94,8 +94,8 @@ class BackwardRank(Rank, ExpertGradients):
         buckets: dict[GradientBucket, list[int]] = {}
         for line, at in self.asked.items():
             lies = self.steps[at].placement
-            buckets.setdefault((lies.partial, lies.copied), []).append(line)
-        for number, ((parts, copied), lines) in enumerate(buckets.items()):
+            buckets.setdefault((lies.partial, lies.copied, ()), []).append(line)
+        for number, ((parts, copied, _), lines) in enumerate(buckets.items()):
             arrays = [self.array(self.asked[line]) for line in lines]
             flat = np.concatenate([each.ravel() for each in arrays])
             for k, state in copied:

@@ -3,7 +3,6 @@ follows, and no table of duals is needed. Weights lie as forward has them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
@@ -161,14 +160,11 @@ class BackwardSplit(Split):
 
 
 def check_experts(pulled: Pulled, mesh: Mesh) -> None:
-    """Raises InputError for experts on an axis of their own that lines do not send rows to, and for copies of them."""
+    """Raises InputError for experts on an axis of their own that lines do not send rows to."""
     axis = mesh.experts
     if axis is None or axis.ranks == 1: return
     if not pulled.routed:
         raise InputError(f"mesh: {axis.name}: lines that give every row to every expert: pullback(.., routed=True)")
-    if (over := prod([mesh.axes[k].ranks for k in mesh.folded])) != axis.ranks:
-        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks of {over} among which rows are cut: gradients of "
-                         f"copies of experts are not summed yet: give {over}")
 
 
 def gives_to_one(state: AxisState) -> bool:

@@ -4,6 +4,7 @@ parts are the cotangents of rows and gate and the gradients of each stack."""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,8 +17,10 @@ from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.asked_experts import AskingRank, ByExpert, CountFlops, entry, expert_of
 from opmatrix.split.carrying import contracts
+from opmatrix.split.mesh import Mesh
 from opmatrix.split.mixtures import Mixture
 from opmatrix.split.moving import RankStep
+from opmatrix.split.placement import Placement
 from opmatrix.split.traced import Operation, TracedValue
 from opmatrix.training.backward_kinds import derivative, derivative_of
 from opmatrix.training.pull_rules import pulls, refuse, teaches
@@ -160,6 +163,15 @@ def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[
         give(step.args[0], g * data)
         if at in found: found[at][e] += (x * g).sum(0).reshape(found[at][e].shape)
     else: give(step.args[0], g * DenseReading(x).act(derivative(matrix)).array)
+
+
+def expert_copies(mesh: Mesh, stored: Placement) -> tuple[tuple[int, int], ...]:
+    """Of an array that ranks have expert by expert: the axes among whose ranks there are so many copies of an expert,
+    with as many; none for another array. Raises InputError where experts lie across parts of axes."""
+    axis = mesh.experts
+    if axis is None or stored.on(mesh.index(axis.name)) is None: return ()
+    if prod([mesh.axes[k].ranks for k in mesh.folded]) == axis.ranks: return ()
+    return tuple((k, int(n)) for k in mesh.folded if (n := mesh.copies(mesh.axes[k])) != 1)
 
 
 def back_flops(step: RankStep, widths: Sequence[Any]) -> sympy.Expr:

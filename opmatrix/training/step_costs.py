@@ -11,7 +11,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, gathers
+from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, gathers, stored_dims
 from opmatrix.partitions.factor_chain import joined, layers
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
@@ -20,12 +20,13 @@ from opmatrix.split.mesh import Axis
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import local
 from opmatrix.training.backward_split import BackwardSplit
-from opmatrix.training.expert_gradients import BACK, back_flops
+from opmatrix.training.expert_gradients import BACK, back_flops, expert_copies
 from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
+from opmatrix.training.pull_rules import teaches
 from opmatrix.training.pullback import PassPhase, pullback
 
 BACKWARD: tuple[PassPhase, ...] = ("kept", "again", "backward")
-GradientBucket: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, Cut], ...]]      # partial, and copied
+GradientBucket: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, Cut], ...], tuple[tuple[int, int], ...]]
 
 
 class BackwardBooked(Booked):
@@ -44,6 +45,15 @@ class BackwardBooked(Booked):
         if self.steps[step.args[0]].selects: return NONE
         u, own = self.held_dims[step.args[0]], self.held_dims[at]
         return sympy.sympify(2 * u.batch * u.rows * own.heads * own.rows * own.cols)
+
+    def numbers(self, at: int) -> sympy.Expr:
+        """Numbers that a rank holds of a value; of what comes back through experts all parts."""
+        step = self.steps[at]
+        if step.op != BACK: return super().numbers(at)
+        stacks = [(each.more[0].args[0], each.stored) for each in step.more[3]
+                  if each.op == "act" and teaches(each.more[0]) is not None]
+        return add_up([*map(self.numbers, step.args[:2]),
+                       *(local(stored_dims(data), stored, self.mesh).numbers for data, stored in stacks)])
 
     def expert_widths(self, step: RankStep) -> list[LiveSize]:
         """Columns that a rank has of each value within an expert."""
@@ -89,22 +99,23 @@ class BackwardBooked(Booked):
         return found
 
     def buckets(self) -> dict[GradientBucket, sympy.Expr]:
-        """Numbers of gradients by the axes over which ranks have parts of them, and by how those are cut over which
-        several have what their heads give to a copy: each bucket is summed at once."""
+        """Numbers of gradients by the axes over which ranks have parts of them, by how those are cut over which
+        several have what their heads give to a copy, and by copies of experts: each bucket is summed at once."""
         found: dict[GradientBucket, sympy.Expr] = {}
         for line in self.split.pulled.gradients.values():
             at = self.split.places[line]
             lies = self.steps[at].placement
-            key = lies.partial, lies.copied
+            key = lies.partial, lies.copied, expert_copies(self.mesh, lies)
             found[key] = found.get(key, NONE) + self.held_dims[at].numbers
         return found
 
     def reductions(self) -> Iterator[Crossing]:
         """How gradients are summed over ranks: as pieces where an axis stores the optimiser's state once, whose new
         weights are then gathered, unless weights are stored in pieces, too."""
-        for (parts, copied), numbers in self.buckets().items():
+        for (parts, copied, experts), numbers in self.buckets().items():
             for k, state in copied: yield among_copies(self.mesh.axes[k], state, numbers)
             for k in parts: yield from self.reduced(k, numbers)
+            for k, count in experts: yield from among_experts(self.mesh.axes[k], count, numbers)
 
     def reduced(self, k: int, numbers: sympy.Expr) -> Iterator[Crossing]:
         """The sum of a bucket over an axis."""
@@ -112,7 +123,7 @@ class BackwardBooked(Booked):
         if not axis.strategy.stored:
             yield summed_whole(axis, numbers, axis.ranks, axis.at)
             return
-        yield summed_in_pieces(axis, numbers)
+        yield summed_in_pieces(axis, numbers, axis.ranks, axis.at)
         if axis.strategy.stored < 3: yield from gathers([numbers], [axis])
 
 
@@ -123,11 +134,34 @@ def summed_whole(axis: Axis, numbers: sympy.Expr, ranks: LiveSize, at: LiveSize)
                     sympy.Integer(2), "weights")
 
 
-def summed_in_pieces(axis: Axis, numbers: sympy.Expr) -> Crossing:
-    """The sum of gradients over an axis, of which each rank has a piece."""
-    own = sympy.sympify(piece(numbers, axis.ranks, axis.at))
-    return Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, sympy.sympify(axis.ranks) - 1,
+def summed_in_pieces(axis: Axis, numbers: sympy.Expr, ranks: LiveSize, at: LiveSize) -> Crossing:
+    """The sum of gradients among so many ranks of an axis, of which each has a piece."""
+    own = sympy.sympify(piece(numbers, ranks, at))
+    return Crossing("reduce_scatter", axis.name, numbers, numbers - own, numbers, sympy.sympify(ranks) - 1,
                     sympy.Integer(1), "weights")
+
+
+def pieces_gathered(axis: Axis, whole: sympy.Expr, ranks: LiveSize, at: LiveSize) -> Crossing:
+    """New weights of which each of so many ranks of an axis has a piece."""
+    own = sympy.sympify(piece(whole, ranks, at))
+    return Crossing("all_gather", axis.name, own, whole - own, whole, sympy.sympify(ranks) - 1, sympy.Integer(1),
+                    "weights")
+
+
+def place_among_copies(axis: Axis, count: int) -> sympy.Expr:
+    """Which of so many copies of experts a rank of an axis has: neighbours have different experts."""
+    apart = axis.count // count
+    return (axis.at - sympy.Mod(axis.at, apart)) / apart
+
+
+def among_experts(axis: Axis, count: int, numbers: sympy.Expr) -> Iterator[Crossing]:
+    """The sum of what copies of experts learn, once for those whose state an axis stores once."""
+    at = place_among_copies(axis, count)
+    if not axis.strategy.stored:
+        yield summed_whole(axis, numbers, count, at)
+        return
+    yield summed_in_pieces(axis, numbers, count, at)
+    yield pieces_gathered(axis, numbers, count, at)
 
 
 def among_copies(axis: Axis, state: Cut, numbers: sympy.Expr) -> Crossing:

@@ -151,10 +151,13 @@ def launch_model(
                                                           "of keys and values on the ranks")] = False,
     train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
     rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
-    schedule: Annotated[str, typer.Option(help="of a step of training: 1f1b or gpipe")] = "1f1b",
+    schedule: Annotated[str, typer.Option(help="of a step of training: 1f1b, gpipe or interleaved:V, V "
+                                                       "chunks a stage")] = "1f1b",
     micro_batches: options.MicroBatches = 1,
     recompute: options.Recompute = "none",
-    seed: Annotated[int, typer.Option(help="what tokens, and weights of a configuration, are drawn by")] = 0,
+    dropout: Annotated[float, typer.Option(help="the share that layers drop in training")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="what tokens, weights of a configuration, and what is dropped, are "
+                                                  "drawn by")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a "
                                                           "configuration")] = False,
     deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 10.0,
@@ -174,7 +177,7 @@ def launch_model(
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
                       whole_experts=whole_experts)
     if train and decode: raise InputError("--decode, --train: ranks do one of both: leave one out")
-    learns = check_steps(train, rate, schedule, micro_batches, recompute)
+    learns = check_steps(train, rate, schedule, micro_batches, recompute, dropout, seed)
     if ranks is not None and ranks != mesh.ranks:
         axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
         raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
@@ -224,7 +227,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     term = job.operator()
     plan = job.plan(term)                                   # what does not fit is refused before a process starts
     ready = judge_of(job, plan, term)
-    with Ranks(int(plan.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
+    with Ranks(int(job.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
     counts, far, more = ready(ran, compare)
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
@@ -233,7 +236,7 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
              "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
     compared = [table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), ""] if rows else []
-    lines = [f"{name_of(model)} on {plan.mesh.ranks} processes: {describe_axes(plan.mesh)}; {size[0]} sequences of "
+    lines = [f"{name_of(model)} on {job.mesh.ranks} processes: {describe_axes(job.mesh)}; {size[0]} sequences of "
              f"{size[1]} tokens, float64", "", *compared,
              f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
              f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first", *more]
@@ -246,20 +249,20 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     return "\n".join(lines), found
 
 
-def check_steps(train: bool, rate: float, schedule: str, micro_batches: int,
-                recompute: str) -> dict[str, object] | None:
+def check_steps(train: bool, rate: float, schedule: str, micro_batches: int, recompute: str, dropout: float,
+                seed: int) -> dict[str, object] | None:
     """What the options of steps of training say, where there are any. Raises InputError for one that says nothing that
     there is, and for one without `--train`."""
-    from opmatrix.stepping.train_ranks import TrainAsked, check_train_asked
+    from opmatrix.stepping.asked_steps import TrainAsked, check_train_asked
     from opmatrix.training.timed_step import RECOMPUTED
     from rewrites.cli.partitions import check_among, check_left_out
     own = {"--rate": (rate, 1e-3), "--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1),
-           "--recompute": (recompute, "none")}
+           "--recompute": (recompute, "none"), "--dropout": (dropout, 0)}
     if not train:
         check_left_out(own, "steps of training")
         return None
     check_among("--recompute", recompute, [*RECOMPUTED])
-    asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute])
+    asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute], dropout, seed)
     check_train_asked(asked)
     return asked._asdict()
 

@@ -69,6 +69,7 @@ def other_numbers(message):
      r"rank 1 in all_reduce of step (?!\1)"),
     (lambda m: m._replace(op="reduce_scatter"), "rank 1 in reduce_scatter of step"),
     (lambda m: m._replace(unfinished=True), "and would cut or merge it otherwise$"),
+    (lambda m: m._replace(among=(0, 1)), "and would cut or merge it otherwise$"),
     (lambda m: m._replace(arrays=(m.arrays[0][:, :, 1:],)), "with 4 × 1 × 7 × 12, rank 1 .* with 4 × 1 × 6 × 12")])
 def test_ranks_that_disagree_are_named(how, words):
     ready = prepared(dict(t=(2, "tensor")))

@@ -38,9 +38,11 @@ def test_random_models_on_random_meshes(seed):
 
 @pytest.mark.parametrize("config", [LLAMA | ONE | dict(num_attention_heads=4, hidden_size=16), ANY | ONE | dict(
     positions="rotary", num_attention_heads=4)], ids=lambda config: config["model_type"])
-def test_one_head_of_keys_that_all_ranks_copy(config):
-    """Weights of keys that turn lie whole, those of values as a copy: what each rank's heads give is summed."""
-    term, mesh = made(config | dict(num_key_value_heads=1)), Mesh.of(x=(2, "tensor"))
+@pytest.mark.parametrize("axes", [dict(), dict(c=(2, "ring"))], ids=["alone", "ring"])
+def test_one_head_of_keys_that_all_ranks_copy(config, axes):
+    """Weights of keys that turn lie whole, those of values as a copy: what each rank's heads give is summed. Where rows
+    are cut like their keys, the keys of each rank's heads are taken of those that are gathered."""
+    term, mesh = made(config | dict(num_key_value_heads=1)), Mesh.of(**axes, x=(2, "tensor"))
     ids, g, alone = drawn(term, 2, 4)
     ran = run_backward(term, mesh, Feed(ids), g)
     assert off(ran, alone.arrays) < 1e-13 and differences(ran) == []

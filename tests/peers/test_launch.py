@@ -2,6 +2,7 @@
 memory stays flat, and a rank that is killed is named."""
 import os
 import signal
+from dataclasses import replace
 from threading import Timer
 
 import numpy as np
@@ -72,6 +73,18 @@ def test_three_steps_of_adam_are_one_ranks(ranks, alone, name):
     assert [each for each in train_tallies(train, ran.meters) if not each.holds] == []
 
 
+def test_stages_of_several_chunks_drop_as_one_rank(ranks):
+    """Interleaved chunks, which the last stage hands on to the first; what layers drop is drawn alike. The most that a
+    rank holds at a time is the formula's."""
+    job = Job(CONFIG | dict(num_hidden_layers=4), dict(pp=(2, "pipeline"), dp=(2, "zero1")), ids_of(8, 9).tolist(), 3,
+              train=dict(rate=1e-2, micro_batches=2, schedule="interleaved:2", dropout=0.1))
+    one = replace(job, axes={}, train=dict(rate=1e-2, dropout=0.1))
+    ran, train = ranks.run(job), train_plan(job)
+    np.testing.assert_allclose(mean_losses(train, ran.values), train_virtual(train_plan(one), one.feed, 3).losses,
+                               rtol=1e-6)
+    assert [each for each in train_tallies(train, ran.meters) if not each.holds] == []
+
+
 def test_experts_on_four_ranks_are_one_rank(ranks):
     """All-to-all, of as many rows as gates say."""
     job = Job(MIXTRAL, dict(dp=(4, "data"), ep=(4, "experts")), ids_of(4, 11), steps=2)
@@ -81,11 +94,13 @@ def test_experts_on_four_ranks_are_one_rank(ranks):
     assert np.abs(value - wanted).max() <= 1e-12 * np.abs(wanted).max()
 
 
-def test_experts_learn_on_four_ranks(ranks):
-    """Rows of cotangents go where forward's went; how many is what gates say, so no formula says it before."""
+@pytest.mark.parametrize("dp, ep", [("data", 4), ("data", 2), ("zero1", 2)])
+def test_experts_learn_on_four_ranks(ranks, dp, ep):
+    """Rows of cotangents go where forward's went; how many is what gates say, so no formula says it before. Where there
+    are two copies of each expert they learn the same."""
     often = dict(rate=1e-2)
     one, four = (Job(MIXTRAL, axes, ids_of(4, 9).tolist(), 3, train=often)
-                 for axes in ({}, dict(dp=(4, "data"), ep=(4, "experts"))))
+                 for axes in ({}, dict(dp=(4, dp), ep=(ep, "experts"))))
     losses = mean_losses(train_plan(four), ranks.run(four).values)
     np.testing.assert_allclose(losses, train_virtual(train_plan(one), one.feed, 3).losses, rtol=1e-6)
 

@@ -1,0 +1,123 @@
+"""What a step of training is: what was asked of it, and the partition, the order and the sums that follow."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.algebra.data import Numeric
+from opmatrix.microbatches.named import PipelineKind, pipeline_kind
+from opmatrix.microbatches.tasks import Task
+from opmatrix.partitions.feeds import Feed
+from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.virtual import assembled
+from opmatrix.split.mesh import Mesh
+from opmatrix.split.placement import Coordinates
+from opmatrix.stepping.learned_arrays import Bucket, buckets_of, learned_arrays
+from opmatrix.stepping.stage_chunks import StageChunk, stage_chunks
+
+ORDERS = "gpipe", "1f1b", "interleaved"                     # in which no pass of gradients of weights stands apart
+
+
+class TrainAsked(NamedTuple):
+    """How a step of training is run: the rate of Adam, the schedule, micro-batches of a step, what is kept, the share
+    of entries that layers drop, and the seed by which they are drawn."""
+    rate: float = 1e-3
+    schedule: str = "1f1b"
+    micro_batches: int = 1
+    keep: str = "units"
+    dropout: float = 0
+    seed: int = 0
+
+    @property
+    def kind(self) -> PipelineKind: return pipeline_kind(self.schedule)
+
+
+USUAL = TrainAsked()
+
+
+def check_train_asked(asked: TrainAsked) -> None:
+    """Raises InputError for a schedule that ranks do not run, for a rate that is none, and for dropping all."""
+    if asked.kind.name not in ORDERS:
+        raise InputError(f"schedule {asked.schedule}: ranks run {', '.join(ORDERS[:-1])} or {ORDERS[-1]}:V; others are "
+                         "run in time alone (partition --train)")
+    if not 0 < asked.rate < float("inf"): raise InputError(f"rate {asked.rate:g}: more than 0, such as 0.001")
+    if not 0 <= asked.dropout < 1: raise InputError(f"dropout {asked.dropout:g}: from 0 to below 1, such as 0.1")
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """A partition of a model whose result is a loss a row, for micro-batches of its sizes. A stage of the partition is
+    a leg of the way through the model: of an interleaved schedule a rank has several."""
+    plan: Partition
+    asked: TrainAsked = USUAL
+
+    def __post_init__(self) -> None:
+        check_train_asked(self.asked)
+        chunks = self.asked.kind.chunks
+        if chunks > 1 and (self.legs % chunks or self.stages < 2):
+            raise InputError(f"schedule {self.asked.schedule}: {self.legs} stages of the partition: as many for each "
+                             "of two ranks at least: give --pp 2")
+
+    @property
+    def legs(self) -> int: return len(self.plan.stages)
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline, each of which has as many legs as the schedule has chunks."""
+        return self.legs // self.asked.kind.chunks
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The ranks. That of the partition has a stage for each leg."""
+        mesh, along = self.plan.mesh, self.plan.mesh.stages
+        return replace(mesh, axes=tuple(replace(axis, ranks=self.stages) if axis is along else axis for axis in mesh))
+
+    def legs_of(self, stage: int) -> range: return range(stage, self.legs, self.stages)
+
+    @cached_property
+    def by_leg(self) -> list[list[StageChunk]]:
+        return [stage_chunks(self.plan, leg, self.asked.keep, self.asked.dropout) for leg in range(self.legs)]
+
+    @cached_property
+    def chunks(self) -> dict[int, list[StageChunk]]:
+        """The chunks of every stage, leg by leg: arrays may be shared between any."""
+        return {stage: [chunk for leg in self.legs_of(stage) for chunk in self.by_leg[leg]]
+                for stage in range(self.stages)}
+
+    def chunk_numbers(self, leg: int) -> range:
+        """The chunks of a leg, by their numbers on its stage."""
+        first = sum(len(self.by_leg[each]) for each in range(leg % self.stages, leg, self.stages))
+        return range(first, first + len(self.by_leg[leg]))
+
+    @cached_property
+    def buckets(self) -> dict[int, list[Bucket]]:
+        return {stage: buckets_of(self.plan, arrays) for stage, arrays in learned_arrays(self.chunks).items()}
+
+    @cached_property
+    def order(self) -> list[list[Task]]:
+        """The tasks of each stage; their chunks are legs."""
+        return self.asked.kind.tasks(self.stages, self.asked.micro_batches).order
+
+    @property
+    def rows(self) -> int:
+        """Rows of a whole batch, of each of which there is a loss."""
+        return int(self.plan.sizes.sequences) * self.asked.micro_batches * int(self.plan.sizes.tokens)
+
+    def feeds(self, whole: Feed) -> list[Feed]:
+        """The micro-batches of a batch, one after the other."""
+        n = int(self.plan.sizes.sequences)
+        return [Feed(whole.x[lo:lo + n], {name: each[lo:lo + n] for name, each in whole.fields.items()},
+                     {name: each[lo:lo + n] for name, each in whole.inputs.items()}, whole.relations, whole.even)
+                for lo in range(0, n * self.asked.micro_batches, n)]
+
+    def losses(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
+        """The loss of each row of each micro-batch, of what the ranks of the last stage have of them."""
+        chunk, mesh = self.by_leg[-1][-1], self.plan.mesh.flat
+        ends = {self.plan.flat(place): each for place, each in results.items()
+                if self.plan.stage(place) == self.stages - 1}
+        return np.stack([assembled(chunk.steps[chunk.out], {place: each[m] for place, each in ends.items()}, mesh)
+                         for m in range(self.asked.micro_batches)])
