@@ -48,7 +48,7 @@ __all__ = ["product_rounded_bytes", "product_rounded_levels"]
 
 TWO_GROUPS = 2 * GROUP_INPUTS                                # numbers of x that are rounded at a time
 PAIRED = "+avx2" in FEATURES and not FOURS                   # two numbers are multiplied and added at a time
-__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 4, 6                 # and rows of tiles
+__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 3, 6                 # and rows of tiles
 f4 = np.float32
 SHORTS = ir.VectorType(SHORT, 2 * LANES)
 SHARE = f4(64)                                              # a group may add up to 32 times the largest float32
@@ -308,7 +308,7 @@ def multiply_rounded(how: Rounded) -> Callable[..., None]:
                        totals, groups, y, step, None)
             else:
                 for at in range(0, columns, LANES):
-                    strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), 0, rows, 4, x, span, stored + 4 * at, across,
+                    strips(zeros(3, 1), zeros(2, 1), zeros(1, 1), 0, rows, 3, x, span, stored + 4 * at, across,
                            scale + scale_bytes * at, factors, totals, groups, y + 4 * at, step,
                            min(LANES, columns - at))
             finish_block(c.after, low, high, start, start + columns)
