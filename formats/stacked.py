@@ -3,7 +3,6 @@
 A kernel that multiplies by one of them needs its address alone: `stack.arrays()` lie with a fixed step from matrix to
 matrix, `stack.steps` in bytes, each a whole number of cache lines. `stack[e]` is the format itself, over views."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
 from math import prod
@@ -57,6 +56,7 @@ class Stacked:
                 raise FormatError(f"{form.name}: matrix {e} of a stack is {made!r}, the first is {first!r}")
             for name, array in made.arrays().items(): whole[name][e] = array
 
+        from concurrent.futures import ThreadPoolExecutor  # with logging, which nothing that only runs needs
         with ThreadPoolExecutor(min(threads(), count)) as pool:
             for _ in pool.map(place, range(count)): pass
         return cls(form, shape, sealed(whole), **first.remembered)

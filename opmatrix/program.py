@@ -20,7 +20,6 @@ from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
-from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
@@ -267,6 +266,7 @@ class Program:
         """Seconds of runs, and of each step inside them: looked at by native code between its stages, so they add up to
         the run but for what Python does before and after. Raises as `run` does, and RuntimeError where native code
         finds no clock."""
+        from opmatrix.measure import seconds, undisturbed
         given, names = batched(batch), [*(port.name for port in self.inputs), *(step.output for step in self.steps)]
         inside: list[dict[int, float]] = []
         with undisturbed():

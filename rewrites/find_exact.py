@@ -4,6 +4,7 @@ from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.program import Program
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.phased import Generation
+from rewrites.lower.shared_tables import with_shared_tables
 from rewrites.opened import Opened
 from rewrites.phases import Report, silence_stdout
 from rewrites.workload.resolve import calibrated, source
@@ -23,4 +24,5 @@ def find_exact(checkpoint: Checkpoint, report: Report, asked: Generation | None 
     workload, meta = draw_workload(asked, operator), source(checkpoint)
     with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
     with report.phase("search"), silence_stdout():
-        return Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS).program(meta)[0]
+        found = Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS)
+        return with_shared_tables(found.program(meta)[0], found.lowerings[0].prices, found.cost)

@@ -2,7 +2,6 @@
 it has; it reads OPENBLAS_CORETYPE when it is loaded, so each is tried in a process of its own."""
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,6 +51,7 @@ def adjustable() -> bool:
 
 def rate(core: str, seconds: float = 20.0) -> float | None:
     """Operations a second of a few products on one thread; None where this processor cannot run those kernels."""
+    import subprocess  # which few commands need
     setting = {CORE_VARIABLE: core} if core else {}
     inherited = {name: value for name, value in os.environ.items() if name != CORE_VARIABLE}
     try:

@@ -2,7 +2,6 @@
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -118,6 +117,7 @@ def single_blas() -> Generator[None]:
 
 def in_threads(calls: Iterable[Callable[[], T]], most: int = 2) -> list[T]:
     """What these calls return, so many at a time, each on one thread of BLAS; of what they raise the first."""
+    from concurrent.futures import ThreadPoolExecutor
     with single_blas(), ThreadPoolExecutor(min(most, available())) as pool:
         return [each.result() for each in [pool.submit(call) for call in calls]]
 

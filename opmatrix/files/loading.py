@@ -2,10 +2,10 @@
 writes it."""
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from os.path import exists, isdir
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from formats import FORMATS, read_stored
@@ -16,7 +16,7 @@ from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import read_tokenizer
+from opmatrix.pipelines.text import Tokenizer, read_tokenizer
 from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.signature import HALF, HELD_NUMBERS, Port
 
@@ -58,7 +58,8 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool = False) -> 
                 raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
             held, stored[each] = held | lies, ArrayFile(raw, copy)
         own = collect_arrays(file, described, held, stored)
-        reading = opened.enter_context(ThreadPoolExecutor(1)).submit(read_tokenizer, meta) if tokenizer else None
+        read = list[Tokenizer]()
+        if tokenizer: opened.callback(begin_reading(meta, read).join)
         with Digest(own, stored) as digest:
             with blamed(file, "its brackets"):
                 said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
@@ -72,11 +73,20 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool = False) -> 
         raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
                          f"after saving: {AGAIN}")
     program.hash = hashed
-    if reading and not reading.exception(): program.tokenizer = reading.result()    # else who asks for it hears why
+    if read: program.tokenizer = read[0]      # else who asks for it hears why
     if (kept := program.meta.get("certificate")) is not None:
         with blamed(directory / "certificate.json", "no certificate of this program"):
             certified.check_certificate(kept, program.hash)
     return program
+
+
+def begin_reading(meta: Mapping[str, object], found: list[Tokenizer]) -> Thread:
+    """A thread that reads a tokenizer, which is found where it can be read."""
+    def read() -> None:
+        with suppress(Exception): found.append(read_tokenizer(meta))
+    thread = Thread(target=read)
+    thread.start()
+    return thread
 
 
 def absent(directory: Path) -> str:

@@ -104,11 +104,14 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
             raise ValueError(f"state: input {names[i]!r}, {call.shape} in space C, has no next value: "
                              f"state={{{names[i]!r}: the value "
                              "that is appended to it}")
+    reading: dict[int, list[int]] = {}
+    for j, call in enumerate(calls):
+        for v in {*call.values.values()}: reading.setdefault(v, []).append(j)
     for i, behind in state.items():
         named = f"state: {names[i]!r}, {calls[i].shape} in space C"
         if not isinstance(calls[i].shape, Cache):
             raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: rows that a session holds are of space C")
-        readers = [j for j, call in enumerate(calls) if i in call.values.values()]
+        readers = reading.get(i, [])
         writers = [j for j in readers if calls[j].values.get(calls[j].kernel.inplace or "") == i]
         if not writers: raise ValueError(f"{named}: no step writes it: append to it")
         if len(writers) > 1:

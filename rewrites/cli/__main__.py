@@ -4,9 +4,11 @@ import gc
 import os
 import sys
 import time
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NoReturn
 
 from rewrites.cli.environment import prepare
+from rewrites.cli.straight import read_plainly
 
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
@@ -27,17 +29,17 @@ def run_command(began: float | None = None) -> None:
     """`began`: when, for the first phase of what the command reports."""
     prepare()
     gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
-    from rewrites.cli.commands import INTERRUPTED, app, misunderstood
-    from rewrites.cli.outputs import BAD_INPUT
     try:
-        status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False, obj=began)
+        status = call_command(sys.argv[1:] or ["--help"], began)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of
         sys.stdout.flush()
-    except misunderstood() as error:
+    except KeyboardInterrupt:
+        exit_with("interrupted", 130)
+    except known("commands", "misunderstood") as error:
         exit_with(error.format_message() + usage(error), 2)
-    except BAD_INPUT as error:
+    except known("outputs", "bad_input") as error:
         exit_with(str(error.args[0] if error.args else error), 2)
-    except INTERRUPTED:
+    except known("commands", "interruptions"):
         exit_with("interrupted", 130)
     except BrokenPipeError:
         discard(1)
@@ -51,6 +53,22 @@ def run_command(began: float | None = None) -> None:
         from rewrites.cli.outputs import FAULT, report_fault
         exit_with(report_fault(error), FAULT)
     sys.exit(status)
+
+
+def call_command(arguments: list[str], began: float | None) -> int | None:
+    """Its exit status, None for 0."""
+    if asked := read_plainly(arguments):
+        from rewrites.cli.generate import write_reply
+        write_reply(asked.model, asked.prompt, **asked.options, began=began)
+        return None
+    from rewrites.cli.commands import app
+    status: int | None = app(arguments, prog_name="opmatrix", standalone_mode=False, obj=began)
+    return status
+
+
+def known(module: str, kinds: str) -> Any:
+    """Exceptions that a module of commands knows of, which is imported once one is there."""
+    return getattr(import_module(f"rewrites.cli.{module}"), kinds)()
 
 
 def attend_streams() -> None:

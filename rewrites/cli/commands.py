@@ -17,7 +17,11 @@ from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
 if TYPE_CHECKING:
     from rewrites.verify.user_laws import UserDeclarations
 
-INTERRUPTED = (KeyboardInterrupt, typer.Abort)
+
+def interruptions() -> tuple[type[BaseException], ...]:
+    """What ends a command that was interrupted."""
+    return KeyboardInterrupt, typer.Abort
+
 
 def misunderstood() -> Any:
     """What typer raises for a command that is not understood; older ones leave that to click."""
@@ -185,12 +189,9 @@ def generate_text(
 ) -> None:
     """Write what follows a prompt, token by token, by a language MODEL's exact program, or by a saved one. The text is
     the same each time; with a temperature it is drawn, by a seed."""
-    from opmatrix.pipelines.sampling import Sampling
-    from rewrites.cli.generate import generate
-    from rewrites.phases import Report
-    possible({"--json": (results, writable)}, model)
-    sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=context.obj)
-    write_results(generate(model, prompt, max_tokens, sampling, cache, report), results)
+    from rewrites.cli.generate import write_reply
+    write_reply(model, prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+                cache=cache, results=results, quiet=quiet, began=context.obj)
 
 
 @app.command("embed")

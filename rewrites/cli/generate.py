@@ -5,13 +5,24 @@ from os.path import exists
 from pathlib import Path
 
 from formats.core.errors import InputError
+from formats.disk.files import writable
 from opmatrix.files.loading import PROGRAM, load
 from opmatrix.pipelines.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
 from opmatrix.pipelines.sampling import Sampling
 from opmatrix.program import Program
 from opmatrix.signature import check_cache
-from rewrites.cli.outputs import printable
+from rewrites.cli.outputs import possible, printable, write_results
 from rewrites.phases import Report
+
+
+def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int | None = None,
+                top_p: float = 1.0, seed: int = 0, cache: str | None = None, results: Path | None = None,
+                quiet: bool = False, began: float | None = None) -> None:
+    """The command: prints what follows a prompt, and writes its figures where that is asked for. `began`: when the
+    command did."""
+    possible({"--json": (results, writable)}, model)
+    sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=began)
+    write_results(generate(model, prompt, max_tokens, sampling, cache, report), results)
 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,

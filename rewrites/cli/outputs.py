@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import typer
-
-from formats import FormatError
 from formats.core.errors import InputError
 from formats.disk.cache import location
 from formats.disk.files import reason, replacing, shown
 from opmatrix.display.tables import fit_width
-from rewrites.extraction import Infeasible
-
-BAD_INPUT = (InputError, Infeasible, FormatError)           # what is answered with one line and status 2
 
 FAULT = 70                                                  # EX_SOFTWARE of sysexits.h
 DEBUG = "OPMATRIX_DEBUG"                                    # set to anything, the whole traceback is printed, too
 
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
+
+
+def bad_input() -> tuple[type[Exception], ...]:
+    """What is answered with one line and status 2: asked for once something is wrong."""
+    from formats import FormatError
+    from rewrites.extraction import Infeasible
+    return InputError, Infeasible, FormatError
 
 
 def printable(words: str) -> str:
@@ -36,7 +37,8 @@ def printable(words: str) -> str:
 def say(words: str) -> None:
     """On the standard output; on a terminal with tables that fit it."""
     if sys.stdout.isatty(): words = fit_width(words, shutil.get_terminal_size().columns)
-    typer.echo(printable(words))
+    from typer import echo
+    echo(printable(words))
 
 
 OutputPlaces = Mapping[str, tuple[Path | None, Callable[[Path], None]]]     # what is written, by its option; a check
@@ -46,6 +48,7 @@ def possible(places: OutputPlaces, *reads: object) -> None:
     """Raises InputError, with the option before it, for a place that its check refuses, and for one where writing would
     replace what the command reads, or what it writes elsewhere: both are compared as the system resolves them.
     `reads`: arguments of the command that name files or directories, or lists of them; what names none is passed by."""
+    if not any(place for place, _ in places.values()): return
     written: dict[Path, str] = {}
     inputs = [path for each in reads for path in existing(each)]
     for option, (place, check) in places.items():

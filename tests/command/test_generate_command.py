@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+from typing import get_args
 
 import checkpoints
 import ggufs
@@ -15,6 +17,9 @@ from speakers import BYTES, gpt2
 from opmatrix.files.loading import load
 from opmatrix.pipelines.sampling import Sampling
 from rewrites.cli import __main__ as cli
+from rewrites.cli import commands
+from rewrites.cli.generate import write_reply
+from rewrites.cli.straight import FLAGS, VALUED, read_plainly
 
 
 @pytest.fixture
@@ -50,7 +55,8 @@ def test_a_saved_program_needs_no_laws_and_no_terms(saved, tmp_path):
     """The first token of a process waits for none of them; the tokenizer is read beside the arrays."""
     told = """
 import atexit, sys
-heavy = {"numba", "llvmlite", "egglog", "sympy", "scipy", "rewrites.laws", "opmatrix.algebra.nodes"}
+heavy = {"numba", "llvmlite", "egglog", "sympy", "scipy", "rewrites.laws", "opmatrix.algebra.nodes", "typer",
+         "pydantic", "rewrites.extraction"}
 atexit.register(lambda: print("heavy:", *sorted(heavy & {*sys.modules})))
 sys.argv = ["opmatrix", "generate", "saved", "In ", "--max-tokens", "1", "--quiet"]
 from rewrites.cli.__main__ import main
@@ -63,6 +69,28 @@ main()"""
     read, own = vars(found)["tokenizer"], gpt2().program.tokenizer
     assert read.encode("In ").tokens.tolist() == own.encode("In ").tokens.tolist()
     assert "tokenizer" not in vars(load(tmp_path / "saved"))
+
+
+def test_plain_arguments_are_read_as_the_library_reads_them(saved):
+    """All of its options are there, with their names and kinds; what is no plain value, or names no saved program, is
+    left to it."""
+    given = signature(commands.generate_text, eval_str=True).parameters
+    own, asked = signature(write_reply).parameters, {*given} - {"context", "model", "prompt"}
+    spelt = {word: name for name in asked for word in
+             given[name].annotation.__metadata__[0].param_decls or [f"--{name.replace('_', '-')}"]}
+    assert {**{word: name for word, (name, _) in VALUED.items()}, **FLAGS} == spelt
+    assert {name: given[name].default for name in asked} == {name: own[name].default for name in asked}
+    words = {int: "7", float: "0.25", str: "bf16", Path: "x.json"}
+    for name, read in VALUED.values():
+        wanted = given[name].annotation.__origin__
+        kind = next(each for each in words if each in (get_args(wanted) or (wanted,)))
+        assert read(words[kind]) == kind(words[kind]) and type(read(words[kind])) is type(kind(words[kind]))
+    reads = read_plainly(["generate", saved, "the prompt", "-q", "--top-k", "5", "--json", "x.json"])
+    assert reads == (saved, "the prompt", {"quiet": True, "top_k": 5, "results": Path("x.json")})
+    for more in (["--top-k", "five"], ["--top-k"], ["--top-k=5"], ["--seed", "-1"], ["--top-p", "nan"], ["-h"],
+                 ["third"], ["--max-tokens", "٣"], ["--quiet", "--", "x"], ["--temperature", "1e3"]):
+        assert read_plainly(["generate", saved, "prompt", *more]) is None
+    assert read_plainly(["generate", "smollm2", "a"]) is read_plainly(["run", saved, "a"]) is read_plainly([]) is None
 
 
 def test_a_seed_is_a_text(generate, saved):

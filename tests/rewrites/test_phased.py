@@ -8,6 +8,7 @@ import standin
 from searched import Round, relative
 from searched import model as encoder
 from speakers import BYTES, LLAMA, llama
+from test_narrowing import Narrow
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
@@ -23,9 +24,12 @@ from rewrites.compiler.search import search
 from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.mixed import parse_mix, priced
+from rewrites.lower.narrowing import held_narrow, most_held
 from rewrites.lower.phased import NEW_SCORES, Generation, later_step, prefill
+from rewrites.opened import Opened, search_exact
 from rewrites.report.generated import find_generated, list_contexts
 from rewrites.report.results import printed, save
+from rewrites.run import find_front, propose_approximations
 from rewrites.workload.decoded import Decoding, decoder_of, measure_requests, measured_peak, planned_peak, predict_step
 from rewrites.workload.resolve import open_arguments
 from rewrites.workload.workload import Workload, draw_workload
@@ -203,3 +207,40 @@ def test_errors_are_stated_of_whole_texts():
     assert asked.state.tokens.tolist() == plain.state.tokens.tolist() and asked.fit.rows == plain.fit.rows
     assert np.diff(asked.timed.starts).tolist() == [24, 24] and asked.name.startswith("a prompt of 24 tokens")
     assert [np.diff(each.starts).tolist() for each in asked.lengths_run] == [[24, 24], [32]]
+
+
+# ---- caches of bf16 on a front
+
+@pytest.fixture(scope="module")
+def fronts(speaker):
+    """What is proposed, and the front, where attention over caches of bfloat16 takes half as long, and twice."""
+    found = {}
+    for times in (0.5, 2.0):
+        opened = Opened(speaker, draw_workload(ASKED, speaker), Narrow(times), EXACT_LAWS)
+        proposed = propose_approximations(search_exact(opened), 0.2)
+        found[times] = proposed, find_front(proposed, 0.2, None)
+    return found
+
+
+def test_points_of_a_front_say_and_take_off_what_their_caches_save(fronts):
+    """Exact programs keep float32, and so does everything where that is as quick."""
+    said = {}
+    for times, (proposed, front) in fronts.items():
+        prices = proposed.searched.space.prices
+        for point in front.points:
+            count, saved = held_narrow(point.program, prices)
+            halved = {port.number for port in point.program.decoder.inputs} == {"bf16"}
+            assert (count > 0) == (saved > 0) == halved == ("bf16 caches" in point.name)
+            assert point.predicted_s == pytest.approx(point.structure.time - saved + prices.beside(point.program)
+                                                      - prices.start, rel=1e-9)
+            said.setdefault(times, set()).add(halved)
+        assert not held_narrow(front.points[0].program, prices)[0] and front.points[0].name == "exact"
+    assert said == {0.5: {True, False}, 2.0: {False}}
+
+
+def test_the_bound_of_a_front_is_that_of_programs_with_such_caches(fronts):
+    for times, (proposed, front) in fronts.items():
+        saved = most_held(proposed.searched.exact, proposed.searched.space.prices)
+        assert (saved > 0) == (times < 1) and front.bound < min(point.structure.time for point in front.points)
+        assert front.bound <= min(point.structure.time - held_narrow(point.program, proposed.searched.space.prices)[1]
+                                  for point in front.points)

@@ -22,6 +22,7 @@ from rewrites.compiler.search import SearchSpace, search
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Use
 from rewrites.lower.representations import Representable
+from rewrites.lower.shared_tables import with_shared_tables
 from rewrites.pareto.budgets import within
 from rewrites.pareto.proposals import propose_methods
 from rewrites.verify.programs import unrounded, verify_exact
@@ -60,6 +61,11 @@ def tables(program):
     """The constants that rows are gathered from and that the head multiplies by."""
     head = next(step for step in reversed(program.steps) if step.kernel == "linear")
     return program.steps[0].operands["table0"], head.operands["weight"]
+
+
+def plain_rows(program):
+    """A copy of the table that rows are gathered from."""
+    return np.array(*program.constants[program.steps[0].operands["table0"]].arrays().values())
 
 
 def saved(program, place):
@@ -137,6 +143,24 @@ def test_two_layouts_count_as_two(tmp_path):
         table, head = tables(program)
         assert table != head and "turned" not in program.steps[0].attributes
         assert found.memory == program.stored_bytes == saved(program, tmp_path / str(machine.gathering)) > 2 * TABLE
+
+
+def test_a_table_is_read_from_the_head_where_that_takes_next_to_nothing_more():
+    """The search stores both, as a row takes longer to gather from panels; numbers and rows are the same to the bit."""
+    for positions in ("rotary", "learned"):
+        operator, machine = model(positions=positions), Stages(1e-7)
+        found = search(operator, EXACT_LAWS, machine, extents(operator))
+        program, prices = found.program({})[0], found.lowerings[0].prices
+        shared = with_shared_tables(program, prices, 1.0)
+        table, head = tables(shared)
+        assert table == head and shared.steps[0].attributes["turned"] == "0"
+        assert program.stored_bytes - shared.stored_bytes == 4 * WIDE * WORDS
+        assert np.array_equal(shared.run(BATCH), program.run(BATCH))
+        assert with_shared_tables(program, prices, 4e-5) is program, "a row would take longer than that is worth"
+        plain, rows = program.steps[0].operands["table0"], plain_rows(program)
+        rows[WORDS - 1, 3] += 1
+        other = program.over(program.steps, {**program.constants, plain: FORMATS["dense"].approximate(rows)})
+        assert with_shared_tables(other, prices, 1.0) is other, "one number is another one"
 
 
 def laid(own, gathered, multiplied):

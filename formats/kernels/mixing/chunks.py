@@ -13,8 +13,9 @@ from formats.kernels.engine.memory import extended, floats, longs, shorts
 from formats.kernels.engine.native import njit
 from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import fused, get, keep, larger
+from formats.kernels.simd.half_vectors import HALF_LANES, add_outer_eights, store_eights
 from formats.kernels.simd.maths import exp2, reciprocal
-from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, times_rows, zeros
+from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, prefetch, span, store_tile, times_rows, zeros
 
 from .attending import HIDDEN, LINE, LOWEST, QUERIES, scale_lines, softened
 
@@ -53,12 +54,50 @@ def score_tile(none, k, along, turned, depth, s):
     store_tile(sums, s, LINE, None)
 
 
+class Soon(NamedTuple):
+    """Rows of a page that are read soon, keys and values: where they lie, bytes between them, bytes of each; none at
+    0."""
+    k: int
+    k_along: int
+    k_bytes: int
+    v: int
+    v_along: int
+    v_bytes: int
+
+
 @njit(**HELPER)
-def score_pages(k, along, keys, turned, depth, s, wide):
+def ask_row(at, size):
+    """Ask for a row of so many bytes; of none at 0."""
+    if at:
+        for line in range(at, at + size, 64): prefetch(zeros(1, 1), line)
+
+
+@njit(**HELPER)
+def score_few(k, along, turned, depth, s, soon, first):
+    """Lines of scores of 8 keys against 8 queries at most, turned. Meanwhile it asks for 8 rows of what is read soon,
+    from the first on, one after another: so few are on their way at a time that nobody waits for them."""
+    sums, begun = zeros(4, 1), 0
+    for row in range(8):
+        ask_row(soon.k + (first + row) * soon.k_along if soon.k else 0, soon.k_bytes)
+        ask_row(soon.v + (first + row) * soon.v_along if soon.v else 0, soon.v_bytes)
+        end = (row + 1) * depth // 8
+        for _ in range(begun, end):
+            sums = add_outer_eights(sums, k, along, turned)
+            k += 4
+            turned += LINE
+        begun = end
+    store_eights(sums, s, LINE)
+
+
+@njit(**HELPER)
+def score_pages(k, along, keys, turned, depth, s, wide, many, soon):
     """Lines of scores of whole pages of keys."""
     for key in range(0, keys, PAGE):
         at, line = k + key * along, s + key * LINE
-        if not MANY_REGISTERS:
+        if not MANY_REGISTERS and many <= HALF_LANES:
+            score_few(at, along, turned, depth, line, soon, 0)
+            score_few(at + 8 * along, along, turned, depth, line + 8 * LINE, soon, 8)
+        elif not MANY_REGISTERS:
             for g in range(0, 4 * wide, 64):
                 for few in range(0, PAGE, 4):
                     score_tile(zeros(4, 1), at + few * along, along, turned + g, depth, line + few * LINE + g)
@@ -163,12 +202,17 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
     k, v = c.k + size * (head // c.k_of * c.k_head), c.v + size * (head // c.v_of * c.v_head)
     page = at
     while page < end:
-        count, s = 1 if c.halves else run_of(pages, page, end), u.s + (page - at) * PAGE * LINE
+        count = 1 if c.halves or u.rows == 1 else run_of(pages, page, end)
+        s = u.s + (page - at) * PAGE * LINE
         lies, along = k + size * pages[page] * PAGE * c.k_row, size * c.k_row
+        soon = Soon(0, 0, 0, 0, 0, 0)
+        if u.rows == 1:                                     # rows of a head lie apart, so nobody else foresees them
+            behind = k + size * pages[page + 1] * PAGE * c.k_row if page + 1 < end else 0
+            soon = Soon(behind, along, size * c.d, v + size * pages[page] * PAGE * c.v_row, size * c.v_row, size * c.e)
         if c.halves:
             widen_rows(lies, along, PAGE, c.d, u.widened, 4 * c.d)
             lies, along = u.widened, 4 * c.d
-        score_pages(lies, along, count * PAGE, u.turned, c.d, s, u.wide)
+        score_pages(lies, along, count * PAGE, u.turned, c.d, s, u.wide, u.many, soon)
         page += count
     if u.rows > 1: hide_later(u.s, keys, ahead, u.rows)
     for g in range(0, 4 * u.wide, 64):

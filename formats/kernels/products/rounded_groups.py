@@ -2,7 +2,8 @@
 scale of their own, as ggml rounds them: products of a group are sums of whole numbers, four at a time (words.py).
 
 Levels d q + m of a group give d (x q) + m (x 1): what the second takes is computed when x is rounded. A sum is one
-chain along the groups in any tile, so its bits depend on no tile."""
+chain along the groups in any tile, so its bits depend on no tile. Where there is only AVX2, products of the levels of a
+group are added up in 16 bits, which they just fit, and bytes meet numbers of x that lie as 16 bits each."""
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from formats.kernels.simd.vectors import (
     store_tile,
     zeros,
 )
-from formats.kernels.simd.words import BYTE, FOURS, SHORT, WORDS, add_fours, everywhere, nibbles
+from formats.kernels.simd.words import BYTE, FOURS, SHORT, WORDS, add_fours, everywhere, nibbles, words_of
 from formats.machine.threads import threads
 from formats.storage.q4_1 import GROUP_INPUTS
 
@@ -46,9 +47,10 @@ from .widened_words import WORDED, Wording, ask_ahead, check_words
 __all__ = ["product_rounded_bytes", "product_rounded_levels"]
 
 TWO_GROUPS = 2 * GROUP_INPUTS                                # numbers of x that are rounded at a time
-PAIRED = "+avx2" in FEATURES and not FOURS                   # levels are multiplied pair by pair, into 16 bits
-__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 4, 6                 # and rows of tiles
+PAIRED = "+avx2" in FEATURES and not FOURS                   # two numbers are multiplied and added at a time
+__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 3, 6                 # and rows of tiles
 f4 = np.float32
+SHORTS = ir.VectorType(SHORT, 2 * LANES)
 SHARE = f4(64)                                              # a group may add up to 32 times the largest float32
 
 
@@ -82,6 +84,21 @@ def deal_bytes(typing, address):
     return types.void(types.int64), code
 
 
+@intrinsic
+def spread_bytes(typing, address):
+    """64 bytes with signs as 16 bits each, in the room of 128: of every four the first and third, then the others, as
+    the halves of a word's bytes meet them."""
+    def code(context, builder, signature, values):
+        stored = builder.load(pointer_at(builder, values[0], 0, ir.VectorType(BYTE, TWO_GROUPS)))
+        stored.align = 1
+        order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(TWO_GROUPS)]
+        dealt = builder.shuffle_vector(stored, stored, ir.Constant(ir.VectorType(LANE, TWO_GROUPS), order))
+        kind = ir.VectorType(SHORT, TWO_GROUPS)
+        builder.store(builder.sext(dealt, kind), pointer_at(builder, values[0], 0, kind)).align = 1
+        return context.get_dummy_value()
+    return types.void(types.int64), code
+
+
 @njit(**HELPER)
 def steps_of(largest):
     """What a group whose largest magnitude this is is taken times, and the scale of its bytes: NaN where a number is
@@ -91,12 +108,13 @@ def steps_of(largest):
 
 
 @njit(**HELPER)
-def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
-    """n float32 at x as whole numbers up to 127, zeros up to whole steps; scales of the groups; of each group what its
-    bytes add up to, where shifted as float32 times a share of the scale, else as int32 times middle."""
+def round_groups(x, n, groups, target, scales, totals, dealt, wide, shifted, middle):
+    """n float32 at x as whole numbers up to 127, of so many bytes each, zeros up to whole steps; scales of the groups;
+    of each group what its numbers add up to, where shifted as float32 times a share of the scale, else as int32 times
+    middle."""
     scale, shift, whole = floats(scales, groups), floats(totals, groups), ints_at(totals, groups)
     for k in range(0, n, TWO_GROUPS):
-        at, left, to, g = x + 4 * k, n - k, target + k, k // GROUP_INPUTS
+        at, left, to, g = x + 4 * k, n - k, target + wide * k, k // GROUP_INPUTS
         if left >= TWO_GROUPS: a, b, c, d = get(at, None), get(at + 64, None), get(at + 128, None), get(at + 192, None)
         else: a, b, c, d = get(at, left), get(at + 64, left - 16), get(at + 128, left - 32), get(at + 192, left - 48)
         first, low = steps_of(largest_magnitude(larger_magnitude(larger_magnitude(zeros(1, 1), a), b)))
@@ -107,7 +125,8 @@ def round_groups(x, n, groups, target, scales, totals, dealt, shifted, middle):
             total = sum_of_group(to + GROUP_INPUTS * (h - g))
             if shifted: shift[h] = scale[h] * (f4(total) / SHARE)
             else: whole[h] = np.int32(middle * total)
-        if dealt: deal_bytes(to)
+        if wide > 1: spread_bytes(to)
+        elif dealt: deal_bytes(to)
 
 
 def by_halves(builder, name, result, *vectors):
@@ -125,30 +144,61 @@ def by_halves(builder, name, result, *vectors):
     return builder.shuffle_vector(*found, lanes)
 
 
-def add_levels(builder, total, x, w):
-    """add_fours for levels w: two of them times 127 add up to 16 bits, as two bytes need not."""
-    if not PAIRED: return add_fours(builder, total, x, w)
+def times_levels(builder, x, w):
+    """Pairs of bytes of x times levels w, added up as 16 bits: a group's together are at most 8 times 2 times 15 times
+    127, which just fits."""
     kind = ir.VectorType(BYTE, TWO_GROUPS)
-    pairs = by_halves(builder, "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
-                      builder.bitcast(x, kind))
-    ones = ir.Constant(pairs.type, [1] * 2 * LANES)
-    fours = by_halves(builder, "pmadd.wd", ir.VectorType(LANE, LANES // 2), pairs, ones)
-    return builder.bitcast(builder.add(builder.bitcast(total, WORDS), fours), VECTOR)
+    return by_halves(builder, "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
+                     builder.bitcast(x, kind))
+
+
+def times_pairs(builder, x, w):
+    """Pairs of 16 bits with signs, added up as 32 bits."""
+    return by_halves(builder, "pmadd.wd", ir.VectorType(LANE, LANES // 2), builder.bitcast(x, SHORTS),
+                     builder.bitcast(w, SHORTS))
+
+
+def adding(kind, times):
+    """What adds products of x and w to a total whose bits are whole numbers of this kind."""
+    def add(builder, total, x, w):
+        return builder.bitcast(builder.add(builder.bitcast(total, kind), times(builder, x, w)), VECTOR)
+    return add
+
+
+def join_pairs(builder, total):
+    """Sums of 16 bits, two by two."""
+    ones = ir.Constant(SHORTS, [1] * 2 * LANES)
+    return times_pairs(builder, ones, total)
+
+
+def keep_words(builder, total):
+    """Sums that are words already."""
+    return builder.bitcast(total, WORDS)
+
+
+def split_bytes(builder, words):
+    """Bytes of even place, and of odd place, as 16 bits."""
+    pairs = builder.bitcast(words, SHORTS)
+    eight = ir.Constant(SHORTS, [8] * 2 * LANES)
+    return builder.and_(words, words_of(0x00FF00FF)), builder.bitcast(builder.lshr(pairs, eight), WORDS)
 
 
 class Rounded(NamedTuple):
-    """How words of a wording meet bytes of x: `split` takes them apart into words of four bytes, for `add`, which
-    leaves in that `middle` was added to each. shifted: m is a number of its own."""
+    """How words of a wording meet whole numbers of x of so many bytes each: `split` takes them apart into words of two
+    or four numbers, for `add`, which leaves in that `middle` was added to each; `close` makes words of what a group
+    adds up to. shifted: m is a number of its own."""
     wording: Wording
+    wide: int
     split: Callable[..., Sequence[ir.Value]]
     add: Callable[..., ir.Value]
+    close: Callable[..., ir.Value]
     middle: int
     shifted: bool
 
 
 def group_adder(how: Rounded) -> Callable[..., Any]:
     """What adds a group of inputs to a tile of sums."""
-    inputs, split, add = how.wording.inputs, how.split, how.add
+    inputs, split, add, apart_in_x = how.wording.inputs, how.split, how.add, how.wide * how.wording.inputs
 
     @intrinsic
     def add_group(typing, sums, x, along, w, across, scale, factors, totals, apart):
@@ -165,12 +215,12 @@ def group_adder(how: Rounded) -> Callable[..., Any]:
             whole = [each for each in begin for _ in range(sums.across)]
             for k in range(GROUP_INPUTS // inputs):
                 start = builder.add(w, builder.mul(across, across.type(k)))
-                if sums.rows == 1: ask_ahead(builder, sums.across, start)
+                if sums.rows == 1 or not MANY_REGISTERS: ask_ahead(builder, sums.across, start)
                 found = [split(builder, builder.bitcast(load_vector(builder, start, 64 * v), WORDS))
                          for v in range(sums.across)]
                 for i, vectors in enumerate(zip(*found, strict=True)):
                     for r in rows:
-                        factor = everywhere(builder, at_row(x, along, r, LANE, inputs * k + 4 * i))
+                        factor = everywhere(builder, at_row(x, along, r, LANE, apart_in_x * k + 4 * i))
                         for v, vector in enumerate(vectors):
                             at = r * sums.across + v
                             whole[at] = add(builder, whole[at], factor, vector)
@@ -178,7 +228,7 @@ def group_adder(how: Rounded) -> Callable[..., Any]:
             shares = [builder.fmul(m, share) for m in turns[sums.across:]] if how.shifted else []
             for at, each in enumerate(whole):
                 r, v = divmod(at, sums.across)
-                number = builder.fmul(builder.sitofp(builder.bitcast(each, WORDS), VECTOR), turns[v])
+                number = builder.fmul(builder.sitofp(how.close(builder, each), VECTOR), turns[v])
                 total = multiply_add(builder, number, splat(builder, at_row(factors, apart, r, FLOAT)),
                                      builder.extract_value(tile, at))
                 if how.shifted:
@@ -193,13 +243,14 @@ def group_adder(how: Rounded) -> Callable[..., Any]:
 def group_strips(how: Rounded) -> tuple[Callable[..., None], Callable[..., None]]:
     """Functions: a tile of rows against some columns; all rows from one on."""
     inputs, scale_bytes, add_group = how.wording.inputs, how.wording.scale_bytes, group_adder(how)
+    group_bytes = how.wide * GROUP_INPUTS
 
     @njit(**HELPER)
     def strip_groups(none, x, along, w, across, scale, factors, totals, groups, y, step, lanes):
         """A tile of sums: some rows against as many columns as it has."""
         sums = none
         for g in range(groups):
-            sums = add_group(sums, x + GROUP_INPUTS * g, along, w, across, scale, factors + 4 * g, totals + 4 * g,
+            sums = add_group(sums, x + group_bytes * g, along, w, across, scale, factors + 4 * g, totals + 4 * g,
                              4 * groups)
             w += GROUP_INPUTS // inputs * across
             scale += across // 4 * scale_bytes
@@ -226,20 +277,21 @@ def multiply_rounded(how: Rounded) -> Callable[..., None]:
     """A function: an item of a product; the epilogue follows panel by panel."""
     inputs, scale_bytes, middle, shifted = how.wording.inputs, how.wording.scale_bytes, how.middle, how.shifted
     strip_groups, strips = group_strips(how)
-    dealt = inputs > 4
+    dealt, wide = inputs > 4, how.wide
 
     @njit(**HELPER)
     def multiply_item(item, worker, arguments):
         c = record(arguments, LINEAR)
         w = record(c.w, WORDED)
         low, high, left, right = tile(c, item)
-        rows, groups, span, step = high - low, w.groups, (c.n + TWO_GROUPS - 1) // TWO_GROUPS * TWO_GROUPS, 4 * c.step
+        rows, groups, step = high - low, w.groups, 4 * c.step
+        span = (c.n + TWO_GROUPS - 1) // TWO_GROUPS * TWO_GROUPS * wide
         x = c.room + worker * c.apart
         factors = x + rows * span
         totals = factors + 4 * rows * groups
         for i in range(rows):
             round_groups(c.x + 4 * (low + i) * c.along, c.n, groups, x + i * span, factors + 4 * i * groups,
-                         totals + 4 * i * groups, dealt, shifted, -middle)
+                         totals + 4 * i * groups, dealt, wide, shifted, -middle)
         for start in range(left, right, PANEL):
             columns, y = min(PANEL, c.p - start), c.out + 4 * low * c.step + 4 * start
             across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
@@ -256,7 +308,7 @@ def multiply_rounded(how: Rounded) -> Callable[..., None]:
                        totals, groups, y, step, None)
             else:
                 for at in range(0, columns, LANES):
-                    strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), 0, rows, 4, x, span, stored + 4 * at, across,
+                    strips(zeros(3, 1), zeros(2, 1), zeros(1, 1), 0, rows, 3, x, span, stored + 4 * at, across,
                            scale + scale_bytes * at, factors, totals, groups, y + 4 * at, step,
                            min(LANES, columns - at))
             finish_block(c.after, low, high, start, start + columns)
@@ -264,8 +316,12 @@ def multiply_rounded(how: Rounded) -> Callable[..., None]:
     return multiply_item
 
 
-multiply_rounded_levels = multiply_rounded(Rounded(LEVELS, nibbles, add_levels, 0, True))
-multiply_rounded_bytes = multiply_rounded(Rounded(BYTES, lambda builder, words: [words], add_fours, 128, False))
+ROUNDED_LEVELS = Rounded(LEVELS, 1, nibbles, *((adding(SHORTS, times_levels), join_pairs) if PAIRED else
+                                               (add_fours, keep_words)), 0, True)
+ROUNDED_BYTES = Rounded(BYTES, 2, split_bytes, adding(WORDS, times_pairs), keep_words, 128, False) if PAIRED else \
+    Rounded(BYTES, 1, lambda builder, words: [words], add_fours, keep_words, 128, False)
+multiply_rounded_levels = multiply_rounded(ROUNDED_LEVELS)
+multiply_rounded_bytes = multiply_rounded(ROUNDED_BYTES)
 
 
 @Kernel.of(3, rare=True)
@@ -280,14 +336,15 @@ def rounded_bytes(item, worker, arguments):
     multiply_rounded_bytes(item, worker, arguments)
 
 
-def product_rounded(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+def product_rounded(kernel: Kernel, how: Rounded, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
                     epilogue: Epilogue | None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, each 32 numbers of a row of x in bytes, then the epilogue."""
-    groups, workers = check_words(kernel, wording, x, w, scale, out), threads()
+    groups, workers = check_words(kernel, how.wording, x, w, scale, out), threads()
     after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), groups)
     rows, _ = split_work(len(x), out.shape[1], workers, PANEL)
     with POOL.lock:
-        room = ROOM.reserve(rows * (-(-x.shape[1] // TWO_GROUPS) * TWO_GROUPS + 8 * groups) + TWO_GROUPS, workers)
+        span = how.wide * -(-x.shape[1] // TWO_GROUPS) * TWO_GROUPS
+        room = ROOM.reserve(rows * (span + 8 * groups) + TWO_GROUPS, workers)
         launch(workers, *linear_stages(kernel, x, address(weight), out, after, workers, room, unit=PANEL))
     return out
 
@@ -296,7 +353,7 @@ def product_rounded_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out:
                            epilogue: Epilogue | None = None) -> np.ndarray:
     """product_levels, where each 32 numbers of a row of x are rounded to 255 steps; sums are exact within a group."""
     w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)
-    return product_rounded(rounded_levels, LEVELS, x, w, scale, out, epilogue)
+    return product_rounded(rounded_levels, ROUNDED_LEVELS, x, w, scale, out, epilogue)
 
 
 def product_rounded_bytes(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
@@ -304,4 +361,4 @@ def product_rounded_bytes(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: 
     """product_scaled_bytes, where each 32 numbers of a row of x are rounded to 255 steps; sums are exact within a
     group."""
     w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)
-    return product_rounded(rounded_bytes, BYTES, x, w, scale, out, epilogue)
+    return product_rounded(rounded_bytes, ROUNDED_BYTES, x, w, scale, out, epilogue)

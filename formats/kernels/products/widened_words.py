@@ -126,8 +126,9 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
     return read_turns, add_words, store_words
 
 
-def word_strips(wording: Wording) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Functions for words of this wording: all rows of an item against some columns; columns widened into a block."""
+def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
+    """Functions for words of this wording: a tile of rows, and all rows of an item, against some columns; columns
+    widened into a block."""
     inputs, scale_bytes = wording.inputs, wording.scale_bytes
     read_turns, add_words, store_words = word_readers(wording)
 
@@ -178,13 +179,13 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], Callable[..., No
         else:
             for at in range(0, columns, LANES):
                 widen_strip(zeros(1, 1), w + 4 * at, scale + scale_bytes * at, across, depth, to + 4 * at)
-    return strips, widen_columns
+    return strip_words, strips, widen_columns
 
 
 def multiply_words(wording: Wording) -> Callable[..., None]:
     """A function: an item of a product with words of this wording; the epilogue follows panel by panel."""
     inputs, scale_bytes = wording.inputs, wording.scale_bytes
-    strips, widen_columns = word_strips(wording)
+    strip_words, strips, widen_columns = word_strips(wording)
 
     @njit(**HELPER)
     def multiply_item(item, worker, arguments):
@@ -202,7 +203,11 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
                 strips(zeros(4, 4), zeros(2, 4), zeros(1, 4), rows, x, along, stored, scale, across, c.n, y, step, room,
                        None)
             elif rows <= REGISTER_ROWS:
-                for at in range(0, columns, LANES):
+                twice = columns // (2 * LANES) * 2 * LANES if rows == 1 else 0     # one sum waits for itself
+                for at in range(0, twice, 2 * LANES):
+                    strip_words(zeros(1, 2), x, along, stored + 4 * at, scale + scale_bytes * at, across, c.n,
+                                y + 4 * at, step, room, None)
+                for at in range(twice, columns, LANES):
                     strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), rows, x, along, stored + 4 * at,
                            scale + scale_bytes * at, across, c.n, y + 4 * at, step, room, min(LANES, columns - at))
             else:

@@ -155,7 +155,7 @@ class attention(Arguments):
         """Some queries, which see keys and values as ever."""
         return {**arguments, "q": arguments["q"][at], "at": at}, batch
 
-    def telling(a, rng: np.random.Generator) -> Iterator[dict[str, object]]:
+    def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
         """Where all scores are 0 every key has an equal share, however narrow numbers are, and each value is seen in
         one column; where they differ by much, what makes them is seen."""
         (T, _, d), e = a.q.shape, a.v.shape[2]

@@ -43,10 +43,13 @@ def place_buffers(lives: Sequence[Life], result: int | None) -> Plan:
     allocation of its own; until it is written its space is lent to others, and no buffer crosses its end."""
     wall = 0 if result is None else lives[result].size
     offsets = {} if result is None else {result: 0}
+    placed = [(*lives[i][1:], at, at + lives[i].size) for i, at in offsets.items()]
     for i in sorted(set(range(len(lives))) - {*offsets}, key=lambda i: (-lives[i].size, i)):
-        busy = [(at, at + lives[j].size) for j, at in offsets.items() if lives[j].meets(lives[i])]
-        fits = [(end - at, at) for at, end in gaps(busy, wall) if end - at >= lives[i].size]
+        size, first, last = lives[i]
+        busy = [(low, high) for begun, ended, low, high in placed if begun <= last and first <= ended]
+        fits = [(end - at, at) for at, end in gaps(busy, wall) if end - at >= size]
         offsets[i] = int(min(fits)[1])
+        placed.append((first, last, offsets[i], offsets[i] + size))
     end = max((offsets[i] + lives[i].size for i in offsets), default=0)
     return Plan(tuple(offsets[i] for i in range(len(lives))), wall, end)
 

@@ -1,0 +1,63 @@
+"""Text by a saved program, without the library that reads command lines: to import that, and what it checks values by,
+takes a quarter of the time to the first token. What is not plainly right here is left to it, help and errors among it;
+a test holds these options to those that it knows."""
+import re
+from collections.abc import Callable, Mapping, Sequence
+from os.path import exists
+from pathlib import Path
+from typing import NamedTuple, TypedDict, cast
+
+COMMAND, PROGRAM = "generate", "program.json"
+WHOLE, NUMBER = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
+
+
+class Options(TypedDict, total=False):
+    """What `write_reply` may be told besides a model and a prompt."""
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    cache: str
+    results: Path
+    quiet: bool
+
+
+class Asked(NamedTuple):
+    """A directory, a prompt, and options."""
+    model: str
+    prompt: str
+    options: Options
+
+
+def whole(word: str) -> int: return int(plain(WHOLE, word))
+def number(word: str) -> float: return float(plain(NUMBER, word))
+
+
+def plain(kind: re.Pattern[str], word: str) -> str:
+    """The word, where it is of a kind; else ValueError."""
+    if kind.fullmatch(word): return word
+    raise ValueError(word)
+
+
+VALUED: Mapping[str, tuple[str, Callable[[str], object]]] = {               # options that a value follows
+    "--max-tokens": ("max_tokens", whole), "--temperature": ("temperature", number), "--top-k": ("top_k", whole),
+    "--top-p": ("top_p", number), "--seed": ("seed", whole), "--cache": ("cache", str), "--json": ("results", Path)}
+FLAGS = {"--quiet": "quiet", "-q": "quiet"}
+
+
+def read_plainly(arguments: Sequence[str]) -> Asked | None:
+    """What is asked of a saved program; None where that is not plain, or for another command."""
+    if arguments[:1] != [COMMAND]: return None
+    words, found, left = list[str](), dict[str, object](), [*reversed(arguments[1:])]
+    while left:
+        word = left.pop()
+        if word in FLAGS: found[FLAGS[word]] = True
+        elif not word.startswith("-"): words.append(word)
+        elif word not in VALUED or not left or left[-1].startswith("-"): return None
+        else:
+            name, read = VALUED[word]
+            try: found[name] = read(left.pop())
+            except ValueError: return None
+    if len(words) != 2 or not exists(Path(words[0]) / PROGRAM): return None
+    return Asked(*words, cast(Options, found))

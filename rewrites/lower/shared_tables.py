@@ -1,0 +1,69 @@
+"""Tables whose rows are gathered, read from the panels of a product that stores the same numbers: so a head that a file
+ties to its table is stored once. A step after a program is chosen: its rows are the same to the bit, and a row takes a
+little longer to gather."""
+from functools import partial
+
+import numpy as np
+
+from formats import Dense, kernels
+from formats.format import Format
+from formats.kernels.rows.gathering import Columns
+from opmatrix.program import Program, Step
+from opmatrix.runtime.kernels.lookup import embed
+from opmatrix.runtime.schedule import Call
+from rewrites.lower.mixed import Mean
+from rewrites.lower.price import Prices
+
+LONGER = 0.002                                              # that a program may take, as a share, to store numbers once
+ROWS = 4096                                                 # that are compared at a time
+
+
+def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) -> Program:
+    """The program with as few tables as its panels allow, where that adds next to nothing to the seconds that it is
+    predicted; the same program where that is none."""
+    steps, left = list[Step](), LONGER * seconds
+    for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
+        for number in range(len(call.bound.tables)) if call.kernel is embed else ():
+            if (name := find_panels(program, step.operands[f"table{number}"])) is None: continue
+            other = gathered_from(step, number, name)
+            if (more := longer(program, call, number, other, prices)) <= left: step, left = other, left - more
+        steps.append(step)
+    if steps == list(program.steps): return program
+    read = {name for step in steps for name in step.operands.values()}
+    return program.over(steps, {name: each for name, each in program.constants.items() if name in read})
+
+
+def find_panels(program: Program, name: str) -> str | None:
+    """The constant in whose panels the rows of a plain table lie as columns."""
+    table = program.constants[name]
+    if not isinstance(table, Dense): return None
+    for other, stored in program.constants.items():
+        if isinstance(stored, Format) and stored.panelled and stored.shape == table.shape[::-1] and holds_rows(
+                stored, table): return other
+    return None
+
+
+def holds_rows(stored: Format, table: Format) -> bool:
+    """Whether the columns of a matrix in panels are the rows of a table, to the bit."""
+    rows, columns = next(iter(table.arrays().values())), Columns.of(stored)
+    for low in range(0, len(rows), ROWS):
+        some = rows[low:low + ROWS]
+        found = kernels.gather(np.arange(low, low + len(some)), columns, np.empty(some.shape, np.float32))
+        if not np.array_equal(found.view(np.uint32), some.view(np.uint32)): return False
+    return True
+
+
+def gathered_from(step: Step, number: int, name: str) -> Step:
+    """The step with that table read from the columns of a matrix."""
+    turned = {*filter(None, str(step.attributes.get("turned", "")).split(",")), str(number)}
+    return Step(step.kernel, {**step.operands, f"table{number}": name},
+                {**step.attributes, "turned": ",".join(sorted(turned, key=int))}, step.output)
+
+
+def longer(program: Program, call: Call, number: int, other: Step, prices: Prices | Mean) -> float:
+    """Seconds that a step takes more where that table is read from columns."""
+    tables = list(call.bound.tables)
+    tables[number] = program.constants[other.operands[f"table{number}"]]
+    turned = call.kernel.record(**vars(call.bound) | {"tables": (*tables,), "turned": other.attributes["turned"]})
+    before, after = (prices.spent(partial(call.kernel.cost, each, call.shape)) for each in (call.bound, turned))
+    return max(0.0, after - before)
