@@ -36,7 +36,7 @@ def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
     name = model if isinstance(model, str) else "operator"
     if isinstance(model, str) and weightless(model): model = shapes(model)
     tokens = batch if isinstance(batch, int) else None
-    if tokens is not None: check_tokens(tokens)
+    if tokens is not None: check_token_count(tokens)
     workload = None if batch is None or isinstance(batch, int) else read_batch(batch)
     operator, drawn, meta = open_arguments(model, workload, None, tokens)
     found, note = resolve_machine(machine, drawn)
@@ -63,11 +63,11 @@ def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workloa
 
 def refuse_large(batch: str) -> NoReturn:
     """Raises InputError for more tokens than are explored."""
-    raise InputError(f"batch {batch:.60}: explore takes at most {MOST_TOKENS:,} tokens in all: prices grow evenly beyond, "
-                     "so ask for fewer")
+    raise InputError(f"batch {batch:.60}: explore takes at most {MOST_TOKENS:,} tokens in all: "
+                     "ask for fewer")
 
 
-def check_tokens(tokens: int) -> None:
+def check_token_count(tokens: int) -> None:
     """Raises InputError for a number of tokens that no batch has."""
     if tokens < 1: raise InputError(f"explore: {tokens} tokens: at least 1")
     if tokens > MOST_TOKENS: refuse_large(f"of {tokens} tokens" if tokens < 10 ** MOST_DIGITS else "of so many tokens")
@@ -77,7 +77,7 @@ def resolve_workload(opened: Opened, batch: AnyBatch) -> Workload:
     """Another batch for a model that is open."""
     if batch is None: return opened.workload
     if isinstance(batch, int):
-        check_tokens(batch)
+        check_token_count(batch)
         batch = [batch]
     return draw_workload(read_batch(batch), opened.model)
 
