@@ -12,7 +12,7 @@ import opmatrix as om
 from formats.core.errors import InputError
 from rewrites.derivations.chain import derive_chain
 from rewrites.exploring.exploration import explore
-from rewrites.law import RESTRUCTURE, law, n, value
+from rewrites.law import RESTRUCTURE, edges, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS
 
 OPERATOR = model()
@@ -169,3 +169,26 @@ def test_without_a_calibration(idle, monkeypatch, tmp_path):
     """Prices are a data sheet's, and that is said."""
     monkeypatch.setattr("rewrites.exploring.openings.machine_file", lambda: tmp_path / "none.json")
     assert "not calibrated: prices are lower bounds of A100's data sheet" in str(explore(idle.opened.model, 4))
+
+
+def test_a_law_of_ones_own_over_a_relation():
+    """It is tried over relations of many entries a row, so one that holds of a single entry alone is refused; of parts
+    that are there once, the dearest is looked at."""
+    links, rng = om.relation("links", "V", "V"), np.random.default_rng(0)
+    own, near = (om.weight(rng.normal(size=(64, 3))) for _ in range(2))
+    layer = om.formula(lambda x: x @ own + om.product(om.given(links), x, over="mean") @ near)
+    batch = om.Batch(relations={"links": rng.random((40, 40)) < 0.2}, inputs={"x": rng.normal(size=(40, 64))})
+    graph = explore(om.given("x", 64, "V") @ layer, batch, machine="A100")
+    assert graph.looked_at == 1 and len(graph.classes) > 3
+
+    @law(source="(E x) W = E (x W)")
+    def narrow_first(x: value[n], W: matrix[n, p], r: edges):
+        return om.product(om.given(r), x, over="mean") @ W, om.product(om.given(r), x @ W, over="mean")
+    more = graph.with_laws(narrow_first)
+    assert more.why().steps == ("narrow_first",) and graph.compare(more).seconds < 0
+    np.testing.assert_allclose(more.best.run(batch), om.dense(om.given("x", 64, "V") @ layer, batch), atol=1e-4)
+
+    @law(source="wrong")
+    def widest_first(x: value[n], W: matrix[n, p], r: edges):
+        return om.product(om.given(r), x, over="max") @ W, om.product(om.given(r), x @ W, over="max")
+    with pytest.raises(InputError, match="law widest_first: it is wrong: with"): graph.with_laws(widest_first)
