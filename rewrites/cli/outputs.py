@@ -40,8 +40,8 @@ PLAIN_LETTERS = str.maketrans("─│…×µσΣ₁²ᵀ→⇄±‖≤≥≠√�
 def encodable(words: str, encoding: str) -> str:
     """Words as a stream of this encoding can show them: what it lacks by plain letters, the rest by numbers."""
     try: words.encode(encoding)
-    except UnicodeEncodeError: return words.translate(PLAIN_LETTERS).encode(encoding, "backslashreplace").decode(encoding)
-    return words
+    except UnicodeEncodeError: words = words.translate(PLAIN_LETTERS)
+    return words.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def say(words: str) -> None:
