@@ -56,8 +56,8 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
     with report.phase("search"):
         imported, _ = opened.structure((), fusion=False).program({})
         exact = opened.structure(opened.laws)
-        left = {join_names(names): structure for names, structure in group_fired(opened, exact)}
-    useful = {name: structure for name, structure in left.items() if saves(structure, exact.time)}
+        groups = {join_names(names): (names, structure) for names, structure in group_fired(opened, exact)}
+    useful = {name: structure for name, (_, structure) in groups.items() if saves(structure, exact.time)}
     with report.phase("derive") as progress:
         steps = read_text(kept) if kept.exists() else find_steps(program, found, opened, exact, progress)
     programs = {"imported": imported, "fused": opened.structure(()).program({})[0], "exact": exact.program({})[0]}
@@ -86,9 +86,10 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
         "program": str(directory), "model": opened.meta["source"], "chosen": name, "busy": busy,
         "measured_s": {which: {"median": median(every[which]), "quartiles": quartiles(every[which])}
                        for which in ("imported", "fused", "exact")},
-        "saved": [{"laws": each, "predicted_s": structure.time - exact.time,
+        "saved": [{"laws": list(groups[each][0]), "predicted_s": structure.time - exact.time,
                    **find_saving(taken, f"without {each}", "exact")._asdict()} for each, structure in ordered],
-        "steps": [str(step) for step in program.steps], "derivation": steps.splitlines(),
+        "steps": [{"output": step.output, "kernel": step.kernel, "operands": dict(step.operands),
+                   "attributes": dict(step.attributes)} for step in program.steps], "derivation": steps.splitlines(),
         "front": [{key: point[key] for key in ("name", "measured_s", "measured_bytes", "predicted_error",
                                                "measured_error")} for point in found.front]}
 
