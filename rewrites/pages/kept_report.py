@@ -11,7 +11,7 @@ from rewrites.evaluate.reported import MAX_PROGRAMS
 from rewrites.report.results import PACKAGES, TITLES, installed
 
 EntryCheck = Callable[[object, str], None]                       # of a value and where it is; raises Misfit
-MOST_ENTRIES, MOST_LETTERS, MOST_BYTES = 5000, 2_000_000, 64_000_000
+MOST_ENTRIES, MOST_LETTERS, MOST_BYTES, MOST_NUMBER = 5000, 2_000_000, 64_000_000, 1e18
 
 
 class Misfit(Exception):
@@ -26,8 +26,19 @@ def of_kind(what: str, *kinds: type) -> EntryCheck:
     return check
 
 
+def figure_of(what: str, *kinds: type) -> EntryCheck:
+    """A check of a number that is not larger than any that a run has: a picture could not show it."""
+    fits = of_kind(what, *kinds)
+
+    def check(value: object, where: str) -> None:
+        fits(value, where)
+        if isinstance(value, int | float) and abs(value) > MOST_NUMBER:
+            raise Misfit(f"{where} is {value:g}: {what} of a run")
+    return check
+
+
 word, truth = of_kind("no text", str), of_kind("neither true nor false", bool)
-number, whole = of_kind("no number", int, float), of_kind("no whole number", int)
+number, whole = figure_of("no number", int, float), figure_of("no whole number", int)
 
 
 def maybe(check: EntryCheck) -> EntryCheck:
