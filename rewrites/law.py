@@ -102,7 +102,7 @@ by_rows = Sort("operator", ("row_wise",))                   # what goes through 
 mixing = Sort("mixing")                                     # what does not
 relation = Sort("relation")                                 # a relation with exactly one entry a row; relation[square]
                                                             # within a space
-edges = Sort("edges")                                       # a relation with any entries
+any_relation = Sort("any_relation")                         # a relation with any entries
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
 where = Sort("where")                                       # a pattern; where[reflexive]
 
@@ -237,7 +237,7 @@ CHOICES: dict[str, Sequence[object]] = dict(
            patterns.causal & patterns.sequence,
            patterns.among(HELD), patterns.mask(SCATTERED),
            patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
-    relation=[GIVEN["last"], GIVEN["first"], SWAPPED], edges=[BEHIND, SWAPPED, GIVEN["last"]])
+    relation=[GIVEN["last"], GIVEN["first"], SWAPPED], any_relation=[BEHIND, SWAPPED, GIVEN["last"]])
 
 
 def ragged() -> Batch:

@@ -12,7 +12,7 @@ import opmatrix as om
 from formats.core.errors import InputError
 from rewrites.derivations.chain import derive_chain
 from rewrites.exploring.exploration import explore
-from rewrites.law import RESTRUCTURE, edges, law, matrix, n, p, value
+from rewrites.law import RESTRUCTURE, any_relation, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS
 
 OPERATOR = model()
@@ -182,13 +182,13 @@ def test_a_law_of_ones_own_over_a_relation():
     assert graph.looked_at == 1 and len(graph.classes) > 3
 
     @law(source="(E x) W = E (x W)")
-    def narrow_first(x: value[n], W: matrix[n, p], r: edges):
+    def narrow_first(x: value[n], W: matrix[n, p], r: any_relation):
         return om.product(om.given(r), x, over="mean") @ W, om.product(om.given(r), x @ W, over="mean")
     more = graph.with_laws(narrow_first)
     assert more.why().steps == ("narrow_first",) and graph.compare(more).seconds < 0
     np.testing.assert_allclose(more.best.run(batch), om.dense(om.given("x", 64, "V") @ layer, batch), atol=1e-4)
 
     @law(source="wrong")
-    def widest_first(x: value[n], W: matrix[n, p], r: edges):
+    def widest_first(x: value[n], W: matrix[n, p], r: any_relation):
         return om.product(om.given(r), x, over="max") @ W, om.product(om.given(r), x @ W, over="max")
     with pytest.raises(InputError, match="law widest_first: it is wrong: with"): graph.with_laws(widest_first)
