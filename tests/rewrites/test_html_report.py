@@ -78,7 +78,7 @@ def test_who_does_not_see_reads_it(read):
     assert tags.count("table") == tags.count("caption") == tags.count("thead")
     assert all(given.get("scope") in ("col", "row") for tag, given in read.tags if tag == "th")
     for tag, given in read.tags:
-        if tag == "svg": assert given["role"] == "img" and given["aria-labelledby"] == "front-title"
+        if tag == "svg": assert given["role"] == "img" and given["aria-labelledby"] in ("front-title", "spectra-title")
         if given.get("role") == "region": assert given["tabindex"] == "0" and given["aria-label"]
 
 
@@ -103,7 +103,7 @@ def test_what_files_say_stays_text(found, words):
     (lambda r: r.pop("search"), "it has no search"), (lambda r: r.update(front=[]), "front is .*: no list of 1 to 100"),
     (lambda r: r["front"][0].update(predicted_s="fast"), r"front\[0\].predicted_s is 'fast': no number"),
     (lambda r: r["front"][0].update(predicted_s=1e300), r"front\[0\].predicted_s is 1e\+300: no number of a run"),
-    (lambda r: r["spectra"]["weights"][0].update(curve=[]), r"weights\[0\].curve is \[\]: no list of 1 to 1000"),
+    (lambda r: r["spectra"]["weights"][0].update(curve=[]), r"spectra.weights\[0\].curve is .*: no list"),
     (lambda r: r.update(chosen=99), "chosen is 99: the front has"),
     (lambda r: r.update(model=3), "model is 3: no text"),
     (lambda r: r.update(bound={"seconds": 1.0, "gap": None}), "bound.gap is None, though bound.seconds was proved"),
