@@ -74,8 +74,8 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     yield section("Goals", grid_of("Of the chosen program", ("goal", "value", "kept"), [
         [goal["goal"], f"{goal['value']:.4g}", {True: "yes", False: "no"}.get(goal["kept"], "")]
         for goal in found["goals"]]))
-    yield section("What is stated, and what is not covered", paragraph(spoken(found["stated"], best)),
-                  paragraph(tell_routing(best["routing"])))
+    yield section("What is stated, and what is not covered", *map(paragraph, split_stated(
+        spoken(found["stated"], best))), paragraph(tell_routing(best["routing"])))
     yield section("How weights are stored", stored_methods(best["methods"]))
     if found["spectra"]: yield section("Spectra of weights", *spectra(found["spectra"]))
     yield section("Verified", paragraph(verified(found)), *(
@@ -85,6 +85,11 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
                   facts_of(sorted(found["versions"].items())), files(found))
     yield section("Phases", grid_of("Seconds of this run", ("phase", "s"), [
         [name, f"{seconds:.1f}"] for name, seconds in [*found["phases"].items(), ("in all", found["wall_s"])]]))
+
+
+def split_stated(said: str) -> list[str]:
+    """What is stated of whole and single texts, what was found at other lengths, what is not covered."""
+    return said.removeprefix("stated").replace("\n          (", " (").split("\n")
 
 
 def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str, Any]) -> str:

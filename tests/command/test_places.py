@@ -68,6 +68,7 @@ def test_every_command_that_writes_is_here():
         ("optimize", "out"), ("optimize", "results"), ("embed", "out"), ("evaluate", "results"), ("spectrum", "out"),
         ("generate", "results"), ("launch", "results"), ("launch", "trace"), ("optimize", "html"), ("report", "out"),
         ("verify", "results"), ("spectrum", "results"), ("laws", "results"), ("profile", "results"),
+        ("run", "results"), ("explain", "results"),
         ("plan", "results"), ("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
     assert len(CASES) >= 40
 
