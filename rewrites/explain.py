@@ -5,7 +5,7 @@ from dataclasses import replace
 from os.path import exists, isabs
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text, shown
@@ -36,10 +36,16 @@ REPEATS = 3                                                 # measurements, whic
 
 def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
             **given: Path | None) -> str:
-    """The report on a saved program, chosen or of the front beside it, for the workload that it was made for; `full`:
-    with every step of its derivation, and the program before it. `given` are the user's files that took part: laws,
-    text, texts (rewrites.evaluate.reported). `model` is where the checkpoint is now; without it, where the program
-    says.
+    """What `find_explanation` says, as text alone."""
+    return find_explanation(directory, report, rounds, model, full, **given)[0]
+
+
+def find_explanation(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
+                     **given: Path | None) -> tuple[str, dict[str, object]]:
+    """The report on a saved program, chosen or of the front beside it, for the workload that it was made for, as text
+    and as figures; `full`: with every step of its derivation, and the program before it. `given` are the user's files
+    that took part: laws, text, texts (rewrites.evaluate.reported). `model` is where the checkpoint is now; without it,
+    where the program says.
     Raises InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
     with report.phase("model"):
         program, (found, kept) = Program.load(directory), read_report(directory)
@@ -50,8 +56,8 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     with report.phase("search"):
         imported, _ = opened.structure((), fusion=False).program({})
         exact = opened.structure(opened.laws)
-        left = {join_names(names): structure for names, structure in group_fired(opened, exact)}
-    useful = {name: structure for name, structure in left.items() if saves(structure, exact.time)}
+        groups = {join_names(names): (names, structure) for names, structure in group_fired(opened, exact)}
+    useful = {name: structure for name, (_, structure) in groups.items() if saves(structure, exact.time)}
     with report.phase("derive") as progress:
         steps = read_text(kept) if kept.exists() else find_steps(program, found, opened, exact, progress)
     programs = {"imported": imported, "fused": opened.structure(()).program({})[0], "exact": exact.program({})[0]}
@@ -60,12 +66,13 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     with report.phase("measure") as progress:
         taken = [opened.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
     for runs in taken: watch.note(runs.values())
+    ordered = sorted(useful.items(), key=lambda item: -item[1].time)
     rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *tell_saving(taken, f"without {name}", "exact")]
-            for name, structure in sorted(useful.items(), key=lambda item: -item[1].time)]
-    every = {name: [second for each in taken for second in each[name]] for name in programs}
-    return "\n\n".join([
+            for name, structure in ordered]
+    every, busy = {name: [second for each in taken for second in each[name]] for name in programs}, watch.seen()
+    said = "\n\n".join([
         f"model: {opened.meta['source']}{'' if model else ', as the program says'}",
-        *warn_busy(watch.seen(), "measured times are too long, and differences between them mostly noise",
+        *warn_busy(busy, "measured times are too long, and differences between them mostly noise",
                    getattr(opened.machine, "marks", ())),
         *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + format_program(imported)]
           if full else []),
@@ -75,6 +82,16 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
         table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
         *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"])])
+    return said, {
+        "program": str(directory), "model": opened.meta["source"], "chosen": name, "busy": busy,
+        "measured_s": {which: {"median": median(every[which]), "quartiles": quartiles(every[which])}
+                       for which in ("imported", "fused", "exact")},
+        "saved": [{"laws": list(groups[each][0]), "predicted_s": structure.time - exact.time,
+                   **find_saving(taken, f"without {each}", "exact")._asdict()} for each, structure in ordered],
+        "steps": [{"output": step.output, "kernel": step.kernel, "operands": dict(step.operands),
+                   "attributes": dict(step.attributes)} for step in program.steps], "derivation": steps.splitlines(),
+        "front": [{key: point[key] for key in ("name", "measured_s", "measured_bytes", "predicted_error",
+                                               "measured_error")} for point in found.front]}
 
 
 def read_report(directory: Path) -> tuple[Reported, Path]:
@@ -99,13 +116,26 @@ def format_program(program: Program) -> str:
     return "\n".join([*lines[:SHOWN_STEPS + 1], *more])
 
 
-def tell_saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
-    """Microseconds that `name` takes more than `base`, round by round: the median, or that it is below noise, and
-    quartiles."""
+class MeasuredSaving(NamedTuple):
+    """Seconds that one program takes more than another, round by round: median, quartiles, whether that is noise."""
+
+    measured_s: float
+    quartiles_s: tuple[float, float]
+    below_noise: bool
+
+
+def find_saving(taken: Sequence[Seconds], name: str, base: str) -> MeasuredSaving:
+    """What `name` takes more than `base`."""
     repeats = [[a - b for a, b in zip(each[name], each[base], strict=True)] for each in taken]
     found = [difference for rounds in repeats for difference in rounds]
-    return ["below noise" if noisy(repeats) else f"{1e6 * median(found):.1f}",
-            " to ".join(f"{1e6 * end:.1f}" for end in quartiles(found))]
+    return MeasuredSaving(median(found), quartiles(found), noisy(repeats))
+
+
+def tell_saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
+    """Microseconds that `name` takes more than `base`: the median, or that it is below noise, and quartiles."""
+    found = find_saving(taken, name, base)
+    return ["below noise" if found.below_noise else f"{1e6 * found.measured_s:.1f}",
+            " to ".join(f"{1e6 * end:.1f}" for end in found.quartiles_s)]
 
 
 def gains(taken: Seconds) -> str:

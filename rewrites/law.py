@@ -102,6 +102,7 @@ by_rows = Sort("operator", ("row_wise",))                   # what goes through 
 mixing = Sort("mixing")                                     # what does not
 relation = Sort("relation")                                 # a relation with exactly one entry a row; relation[square]
                                                             # within a space
+any_relation = Sort("any_relation")                         # a relation with any entries
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
 where = Sort("where")                                       # a pattern; where[reflexive]
 
@@ -223,8 +224,10 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> object:
 
 
 SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a batch backwards
+BEHIND = made_relation("behind", "T", "T")                  # from one entry in a row to all, of any numbers
 # matrices of relations, in a check
-RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1]}
+RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1],
+           BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1))}
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[type[Monoid]] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, Sequence[object]] = dict(
@@ -234,7 +237,7 @@ CHOICES: dict[str, Sequence[object]] = dict(
            patterns.causal & patterns.sequence,
            patterns.among(HELD), patterns.mask(SCATTERED),
            patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
-    relation=[GIVEN["last"], GIVEN["first"], SWAPPED])
+    relation=[GIVEN["last"], GIVEN["first"], SWAPPED], any_relation=[BEHIND, SWAPPED, GIVEN["last"]])
 
 
 def ragged() -> Batch:

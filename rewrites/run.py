@@ -52,6 +52,7 @@ from rewrites.report.gains import add_means
 from rewrites.report.generated import find_generated, list_contexts
 from rewrites.report.points import Point
 from rewrites.report.results import Result
+from rewrites.report.weight_spectra import sample_spectra
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
@@ -361,6 +362,7 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
+        spectra=sample_spectra(opened.model),
         terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices))
 
 

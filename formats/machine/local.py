@@ -2,7 +2,7 @@
 what a search then asks for and nobody measured is measured on demand, each part kept in a file of its own."""
 import os
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 def local_machine(catalogue: Catalogue, progress: Progress = lambda *_: None) -> Machine:
     """This machine's model for the kernels of a catalogue: read from the cache, else begun and kept there. What cannot
     be read, belongs to another machine, or could be somebody else's, is measured again, and that is said; so is what
-    cannot be kept. What was measured while the machine was busy is measured again as soon as it is quiet; until then
-    it is used, with its mark (`marks`)."""
+    cannot be kept. What was measured while the machine was busy is measured again by the first process that finds it
+    quiet; until then it is used, with its mark (`marks`)."""
     return load_or_measure(machine_file(), catalogue, partial(calibrate, catalogue), progress)
 
 
@@ -52,6 +52,12 @@ def part_file(names: Collection[str]) -> Path:
     return machine_file().with_suffix(f".{digested(' '.join(sorted(names)))}.json")
 
 
+@cache
+def find_others() -> str:
+    """What is seen of others now: looked for once a process, by the first prices that ask."""
+    return probe()
+
+
 def load_or_measure(file: Path, catalogue: Catalogue, measure: Callable[..., Machine], progress: Progress,
                     wanted: Collection[str] = (), way: str = FROM_PYTHON) -> Machine:
     """The machine in a file, with rates of these kernels in this way, or else measured and kept there. A machine
@@ -60,7 +66,7 @@ def load_or_measure(file: Path, catalogue: Catalogue, measure: Callable[..., Mac
         try: machine = Machine.load(file, catalogue, wanted, way)
         except NotThisMachine as error: say(f"measured again: {error}")
         else:
-            if not machine.busy or probe(): return machine
+            if not machine.busy or find_others(): return machine
             say("measured again: prices that were measured while the machine was busy, as it is quiet now")
     machine = measure(progress=progress)
     if machine.coefficients or wanted: machine.save(file)

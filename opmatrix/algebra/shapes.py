@@ -91,7 +91,9 @@ def root(a: LiveSize, b: LiveSize, unknown: LiveSize) -> LiveSize | None:
     if isinstance(a, int) and isinstance(b, int): return None
     for one, other in ((a, b), (b, a)):
         if one is unknown and (isinstance(other, int) or (other.is_Symbol and other is not unknown)): return other
-    difference = expression(a) - expression(b)
+    left, right = expression(a), expression(b)
+    if not (left.has(unknown) or right.has(unknown)): return None
+    difference = left - right                               # sympy imports its tensors, 0.05 s, for its first sum
     if not difference.has(unknown): return None
     at_zero = difference.subs(unknown, 0)
     slope = difference.subs(unknown, 1) - at_zero

@@ -78,5 +78,6 @@ def html_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], caption
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     said = "".join(f"<tr{' style=font-weight:bold' if line[0].startswith('*') else ''}>"
                    + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in rows)
-    return (f"<table>{caption and f'<caption>{escape(caption)}</caption>'}<thead><tr>{head}</tr></thead>"
+    title = caption and f'<caption style="white-space:pre-line;text-align:left">{escape(caption)}</caption>'
+    return (f"<table>{title}<thead><tr>{head}</tr></thead>"
             f"<tbody>{said}</tbody></table>{foot and f'<p><small>{escape(foot)}</small></p>'}")

@@ -1,6 +1,7 @@
 """The command `opmatrix`. What must be in the environment before numpy is imported is put there first."""
 import errno
 import gc
+import io
 import os
 import sys
 import time
@@ -73,9 +74,10 @@ def known(module: str, kinds: str) -> Any:
 
 def attend_streams() -> None:
     """A closed standard output ends the command, before a file takes its number and is printed into; a closed standard
-    error is one that says nothing."""
+    error is one that says nothing. What an encoding cannot show is spelled by its number."""
     if sys.stderr is None: sys.stderr = open(os.devnull, "w")
     if sys.stdout is None: exit_with("standard output: it is closed: send it to a file, or to /dev/null", 2)
+    if isinstance(sys.stdout, io.TextIOWrapper): sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard(*streams: int) -> None:

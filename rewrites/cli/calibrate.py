@@ -1,5 +1,6 @@
 """What `opmatrix calibrate` does: measures this machine, keeps what later commands read, says what it found."""
 import time
+from dataclasses import asdict
 from math import expm1
 
 from formats import kernels
@@ -17,9 +18,9 @@ TAKEN_BUSY = ("prices are too high; the calibration is marked so, and the first 
               "takes it anew")
 
 
-def calibrate_machine(report: Report) -> str:
-    """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept. Files: the machine model that
-    `this_machine` reads, beside it the peaks, and the setting of BLAS that later commands run with."""
+def calibrate_machine(report: Report) -> tuple[str, dict[str, object]]:
+    """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept, as text and as figures. Files: the machine
+    model that `this_machine` reads, beside it the peaks, and the setting of BLAS that later commands run with."""
     with report.phase("compile") as progress: kernels.warm(progress=lambda name, seconds: progress(name))
     start = time.perf_counter()
     with report.phase("peaks") as progress: found = peaks.measure_peaks(progress)
@@ -29,10 +30,13 @@ def calibrate_machine(report: Report) -> str:
     kept = machine.save(target), found.save(
         target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
     seconds = time.perf_counter() - start
-    return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found),
+    said = "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found),
                         blas_table(setting),
                         kernel_table(machine), *([describe_noise(machine.busy, TAKEN_BUSY)] if machine.busy else []),
                         f"kept in {target}" if all(kept) else "not kept"])
+    return said, {"machine": machine.name, "threads": machine.threads, "seconds": seconds, "busy": machine.busy,
+                  "peaks": asdict(found), "blas": {"core": setting.core, "rates": setting.rates},
+                  "kernels": kernel_figures(machine), "kept": str(target) if all(kept) else None}
 
 
 def peak_table(found: Peaks) -> str:
@@ -45,6 +49,13 @@ def blas_table(setting: blas.Blas) -> str:
     rows = [[f"{'*' if core == setting.core else ' '} {core or 'its own choice'}", f"{rate / 1e9:.0f}"]
             for core, rate in sorted(setting.rates.items(), key=lambda item: -item[1])]
     return table(rows, ["numpy's BLAS", "Gflop/s"])
+
+
+def kernel_figures(machine: Machine) -> dict[str, dict[str, object]]:
+    """For each kernel its seconds as an expression in its sizes, and within which share of them 80 % of calls are."""
+    return {kernel: {"seconds": str(machine.expression(kernel)),
+                     "within": expm1(machine.interval[kernel]) if kernel in machine.interval else None}
+            for kernel in machine.coefficients}
 
 
 def kernel_table(machine: Machine) -> str:

@@ -79,7 +79,10 @@ def optimize(
     """Find, verify, measure and save the cheapest program of a MODEL."""
     if machine is not None:
         from rewrites.cli.predict import elsewhere
-        say(elsewhere(model, machine, tokens))
+        possible({"--json": (results, writable)}, model)
+        said, bounds = elsewhere(model, machine, tokens)
+        say(said)
+        write_results(bounds, results)
         return
     from rewrites.phases import Report, silence_stdout
     report = Report(quiet=quiet, began=context.obj)
@@ -133,44 +136,35 @@ def refuse(memory: float | None, number_type: str, output: str) -> None:
 
 
 @app.command()
-def calibrate(context: typer.Context) -> None:
+def calibrate(context: typer.Context, results: options.Results = None) -> None:
     """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows
     with."""
     from rewrites.phases import Report, silence_stdout
+    possible({"--json": (results, writable)})
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
         from rewrites.cli.calibrate import calibrate_machine
     with silence_stdout():
-        found = calibrate_machine(report)
-    say(found)
+        said, found = calibrate_machine(report)
+    say(said)
+    write_results(found, results)
 
 
 @app.command()
 def run(
     directory: options.Saved,
-    text: Annotated[list[str], typer.Argument(help="sentences")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="sentences")],
     truncate: options.Truncate = None,
+    results: options.Results = None,
 ) -> None:
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
     a language model, the likeliest tokens that follow each."""
-    from opmatrix.display.tables import table
-    from opmatrix.pipelines.generation import speaks
-    from opmatrix.pipelines.pooling import normalise_rows
     from opmatrix.program import Program
-    from rewrites.evaluate.perplexity import likeliest
-    program = Program.load(directory)
-    vectors = program.embed(text, truncate=truncate)
-    if speaks(program):
-        for sentence, scores in zip(text, vectors, strict=True):
-            say(f"{sentence[-60:]!r}: {likeliest(program, scores)}")
-        return
-    for sentence, vector in zip(text, vectors, strict=True):
-        say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
-    if len(text) > 1:
-        if not program.pooling.normalise: vectors = normalise_rows(vectors)
-        alike = vectors @ vectors.T
-        say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
-                         ["cosine", *(str(i + 1) for i in range(len(text)))]))
+    from rewrites.evaluate.texts_run import run_texts
+    possible({"--json": (results, writable)}, directory)
+    said, found = run_texts(Program.load(directory), texts, truncate)
+    say(said)
+    write_results(found, results)
 
 
 @app.command("generate")
@@ -306,16 +300,19 @@ def explain(
     model: options.Origin = None,
     full: Annotated[bool, typer.Option("--full",
                                        help="every step of the derivation, and the program before it, too")] = False,
+    results: options.Results = None,
 ) -> None:
     """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
     a report names it: your own files are named again, and compared by SHA-256."""
     from rewrites.phases import Report, silence_stdout
+    possible({"--json": (results, writable)}, directory, own, text, workload, model)
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
-        from rewrites.explain import explain as told
+        from rewrites.explain import find_explanation
     with silence_stdout():
-        found = told(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
-    say(found)
+        said, found = find_explanation(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
+    say(said)
+    write_results(found, results)
 
 
 @app.command("report")

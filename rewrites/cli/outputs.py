@@ -34,11 +34,22 @@ def printable(words: str) -> str:
     return words.translate(CONTROLS)
 
 
+# letters of tables and formulas, by what stands for each, as wide, where an encoding has none
+PLAIN_LETTERS = str.maketrans("─│…×µσΣ₁²ᵀ→⇄±‖≤≥≠√·▁▂▃▄▅▆▇█⊙°", "-|.xusS12T>=+|<>!V*__..--==*.")
+
+
+def encodable(words: str, encoding: str) -> str:
+    """Words as a stream of this encoding can show them: what it lacks by plain letters, the rest by numbers."""
+    try: words.encode(encoding)
+    except UnicodeEncodeError: words = words.translate(PLAIN_LETTERS)
+    return words.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def say(words: str) -> None:
     """On the standard output; on a terminal with tables that fit it."""
     if sys.stdout.isatty(): words = fit_width(words, shutil.get_terminal_size().columns)
     from typer import echo
-    echo(printable(words))
+    echo(encodable(printable(words), sys.stdout.encoding or "utf-8"))
 
 
 OutputPlaces = Mapping[str, tuple[Path | None, Callable[[Path], None]]]     # what is written, by its option; a check

@@ -2,6 +2,7 @@
 claimed measured."""
 import os
 from dataclasses import replace
+from typing import NamedTuple
 
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
@@ -24,8 +25,8 @@ PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)    # by laws, an
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
-def elsewhere(model: str, name: str, tokens: int | None) -> str:
-    """What programs of a model would take on a machine from its data sheet."""
+def elsewhere(model: str, name: str, tokens: int | None) -> tuple[str, dict[str, object]]:
+    """What programs of a model would take on a machine from its data sheet, as text and as figures."""
     sheet = datasheet(name)
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
@@ -46,35 +47,49 @@ def open_known(model: str) -> Checkpoint:
     return open_model(model)
 
 
-def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
+def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> tuple[str, dict[str, object]]:
     """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds
     them."""
     extents, found, spaces = counted([tokens], patterns(model)), parts(model), dict[str, SearchSpace]()
-    rows = []
+    rows: list[ProgramBounds] = []
     for kind in NUMBER_TYPES:
         machine = replace(sheet, activations=kind)
         for name, laws, fusion in PROGRAMS:
             spaces[name] = space = SearchSpace(model, laws, machine, extents, fusion, found=found,
                                                elsewhere=spaces.get(name))
-            rows.append(predicted_row(name, cheapest(space), machine, extents))
-    return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
+            structure = cheapest(space)
+            rows.append(ProgramBounds(name, kind, structure.time, structure.memory,
+                                      shares(structure, machine, extents)))
+    said = "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
                       "run",
                       f"source: {sheet.source}", "",
-                      table(rows, ["", "activations", "µs at least", "MB stored",
-                                   *(f"{unit} bound" for unit in BOTTLENECKS)])])
+                      table([row.cells for row in rows], ["", "activations", "µs at least", "MB stored",
+                                                          *(f"{unit} bound" for unit in BOTTLENECKS)])])
+    return said, {"machine": sheet.name, "source": sheet.source, "tokens": tokens,
+                  "programs": [row._asdict() for row in rows]}
 
 
-def predicted_row(name: str, structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
-    """The row of the table for one program."""
-    return [name, machine.activations, f"{1e6 * structure.time:.1f}", megabytes(structure.memory),
-            *shares(structure, machine, extents)]
+class ProgramBounds(NamedTuple):
+    """What a program takes at least on a machine that is not here, and which unit decides which share of that."""
+
+    name: str
+    activations: str
+    predicted_s: float
+    stored_bytes: float
+    bound: dict[str, float]
+
+    @property
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        return [self.name, self.activations, f"{1e6 * self.predicted_s:.1f}", megabytes(self.stored_bytes),
+                *(f"{100 * share:.0f} %" for share in self.bound.values())]
 
 
-def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
+def shares(structure: Structure, machine: Datasheet, extents: Extents) -> dict[str, float]:
     """The share of the seconds of a program's kernels that each unit decides."""
     program, _ = structure.program({})
     spent = dict.fromkeys(BOTTLENECKS, 0.0)
     for kernel, sizes in program.cost(extents):
         parts = machine.roofline(kernel, **sizes)
         spent[max(parts, key=lambda unit: parts[unit])] += max(parts.values())
-    return [f"{100 * seconds / sum(spent.values()):.0f} %" for seconds in spent.values()]
+    return {unit: seconds / sum(spent.values()) for unit, seconds in spent.items()}

@@ -28,8 +28,8 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     prices = Prices(Running.of(machine, batch.starts, program.stored_bytes), program.extents(batch))
     *steps, beside = measure_operators(program, found, prices)
     run = "a run", 0, beside[2] + sum(row[2] for row in steps), whole
-    rows = [(what, str(count or ""), ahead, seen) for what, count, ahead, seen in (*steps, beside, run)]
-    lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
+    rows = [*steps, beside, run]
+    lines = [[what, str(count or ""), ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
     figures = [dict(zip(OPERATOR_FIGURES, row, strict=True)) for row in rows]
     said = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,

@@ -18,7 +18,7 @@ from rewrites.lower.kernel_matches import attribute_variable
 from rewrites.lower.lower import KernelCall, Lowering, Method, Use
 from rewrites.spelling import spelled
 
-OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
+OPEN = "count", "where", "over", "relation", "any_relation"  # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
 STORED = "stored"                                           # a weight in a representation: as logical, the weight
                                                             # itself

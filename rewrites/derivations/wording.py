@@ -21,11 +21,15 @@ TRUST, ROUNDED = 1.3, 1e-6                                  # times the stated e
 
 
 class TreeWriter:
-    """Trees of one forest in the algebra's notation; `short` says some by a name."""
+    """Trees of one forest in the algebra's notation; `short` says some by a name. Arrays without one are numbered: W1 a
+    matrix, b2 a row."""
 
     def __init__(self, forest: Forest, short: dict[Tree, str] | None = None) -> None:
         self.forest, self.values, self.short = forest, forest.lowering.template.values, short or {}
-        names = [value.label for value in self.values.values() if isinstance(value, Data) and value.name]
+        arrays = [value for value in self.values.values() if isinstance(value, Data)]
+        names = [value.label for value in arrays if value.name]
+        bare = dict.fromkeys(each for value in arrays if not (each := value.base or value).name and each.shape != (1,))
+        self.numbered = {data: f"{'W' if len(data.shape) > 1 else 'b'}{at}" for at, data in enumerate(bare, 1)}
         self.skip = count_common(min(names), max(names)) if len(names) > 1 else 0
 
     def text(self, tree: Tree, level: int = 0, depth: int = DEPTH) -> str:
@@ -70,6 +74,7 @@ class TreeWriter:
         """The name of an array, or of an operator that has one."""
         if tree.kind in ("weight", "const") and not tree.children:
             data = self.values[tree.attributes[0]]
+            if (own := self.numbered.get(data.base or data)) is not None: return f"{own}.T" if data.base else own
             return str(data.label)[self.skip:] if data.name or (data.base and data.base.name) else str(data.label)
         return self.own_name(tree) if tree.size <= NAMED else None
 

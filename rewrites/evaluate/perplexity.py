@@ -82,13 +82,12 @@ def foreseen(scores: ScoreRows, ids: NDArray[np.int64]) -> np.float64:
     return total
 
 
-def likeliest(program: Program, scores: NDArray[np.float32]) -> str:
+def find_likeliest(program: Program, scores: NDArray[np.float32]) -> list[tuple[str, float]]:
     """What follows a text, by the scores of its last token: the likeliest tokens, and how likely each is."""
     p = np.exp(scores.astype(np.float64) - scores.max())
     best = np.argsort(-p, kind="stable")[:SHOWN_TOKENS]
-    said = ((program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), p[token] / p.sum())
-            for token in best)
-    return "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in said)
+    return [(program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), float(p[token] / p.sum()))
+            for token in best]
 
 
 def score_rows(name: str, program: Program) -> ScoreRows:

@@ -6,6 +6,8 @@ from opmatrix.display.tables import megabytes, micro, table
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import KernelCall, Use
 
+BRIEF_SECONDS = 1e-5                                        # seconds: less is said in microseconds
+
 
 @dataclass(frozen=True)
 class KernelShare:
@@ -38,7 +40,8 @@ class ProgramPrice:
     machine: str
 
     def __str__(self) -> str:
-        return f"{1e3 * self.seconds:.4g} ms predicted, {megabytes(self.stored)} MB stored, on {self.machine}"
+        takes = f"{1e3 * self.seconds:.4g} ms" if self.seconds >= BRIEF_SECONDS else f"{micro(self.seconds)} µs"
+        return f"{takes} predicted, {megabytes(self.stored)} MB stored, on {self.machine}"
 
     __repr__ = __str__
 

@@ -72,8 +72,11 @@ class Exploration:
 
     @property
     def looked_at(self) -> int:
-        """The part that is looked at: where none was named, of the signature that most parts have."""
-        return max(self.alike, key=len)[0] if self.number is None else self.number
+        """The part that is looked at: where none was named, of the signature that most parts have, of several such the
+        dearest."""
+        if self.number is not None: return self.number
+        times = [each.time for each in self.structure.extractions]
+        return max(self.alike, key=lambda numbers: (len(numbers), times[numbers[0]]))[0]
 
     @property
     def signatures(self) -> Listing[tuple[int, ...]]:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import micro
@@ -145,7 +146,10 @@ class LookedAt:
     def say(self, cls: int, depth: int = SHOWN_DEPTH) -> str:
         """A class in the algebra's notation."""
         tree = self.forest.representatives.get(cls)
-        return f"c{cls}" if tree is None else shorten(self.writer.text(tree, depth=depth))
+        if tree is None: return f"c{cls}"
+        data = None if tree.children or not tree.attributes else self.writer.values.get(tree.attributes[0])
+        shape = f" {'×'.join(map(str, data.shape))}" if isinstance(data, Data) and not data.name else ""
+        return shorten(self.writer.text(tree, depth=depth)) + shape * (shape != " 1")
 
     def operand(self, at: object) -> str:
         """An operand of a kernel: a value by its class, what is stored in words."""

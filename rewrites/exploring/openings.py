@@ -3,6 +3,7 @@ import re
 from collections.abc import Sequence
 from inspect import getsourcefile
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -26,6 +27,7 @@ AnyBatch = int | str | Sequence[int] | Batch | Workload | None
 MachineName = str | TimeModel | None
 STAND_IN = "A100"                                           # the data sheet where this machine is not calibrated
 SENTENCES = re.compile(r"(?:(\d+)x)?(\d+)")
+MOST_TOKENS, MOST_DIGITS = 1_000_000, 9                     # of a batch that is explored, all sentences together
 
 
 def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
@@ -34,7 +36,7 @@ def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
     name = model if isinstance(model, str) else "operator"
     if isinstance(model, str) and weightless(model): model = shapes(model)
     tokens = batch if isinstance(batch, int) else None
-    if tokens is not None and tokens < 1: raise InputError(f"explore: {tokens} tokens: at least 1")
+    if tokens is not None: check_token_count(tokens)
     workload = None if batch is None or isinstance(batch, int) else read_batch(batch)
     operator, drawn, meta = open_arguments(model, workload, None, tokens)
     found, note = resolve_machine(machine, drawn)
@@ -48,17 +50,35 @@ def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workloa
         if not (found := SENTENCES.fullmatch(batch)):
             raise InputError(f"batch {batch!r:.60}: give a number of tokens, sentences x tokens such as 8x128, "
                              "lengths, or a Batch")
-        batch = [int(found[2])] * int(found[1] or 1)
+        if max(map(len, filter(None, found.groups()))) > MOST_DIGITS: refuse_large(batch)
+        count, length = int(found[1] or 1), int(found[2])
+        if count * length > MOST_TOKENS: refuse_large(batch)
+        batch = [length] * count
     lengths = [*batch]
     if not lengths or not all(isinstance(each, int | np.integer) and each > 0 for each in lengths):
         raise InputError(f"batch {lengths!r:.60}: lengths are whole numbers from 1 on, one for each sentence")
+    if sum(lengths) > MOST_TOKENS: refuse_large(f"of {len(lengths)} sentences")
     return Batch([np.zeros(length, int) for length in lengths])
+
+
+def refuse_large(batch: str) -> NoReturn:
+    """Raises InputError for more tokens than are explored."""
+    raise InputError(f"batch {batch:.60}: explore takes at most {MOST_TOKENS:,} tokens in all: "
+                     "ask for fewer")
+
+
+def check_token_count(tokens: int) -> None:
+    """Raises InputError for a number of tokens that no batch has."""
+    if tokens < 1: raise InputError(f"explore: {tokens} tokens: at least 1")
+    if tokens > MOST_TOKENS: refuse_large(f"of {tokens} tokens" if tokens < 10 ** MOST_DIGITS else "of so many tokens")
 
 
 def resolve_workload(opened: Opened, batch: AnyBatch) -> Workload:
     """Another batch for a model that is open."""
     if batch is None: return opened.workload
-    if isinstance(batch, int): batch = [batch]
+    if isinstance(batch, int):
+        check_token_count(batch)
+        batch = [batch]
     return draw_workload(read_batch(batch), opened.model)
 
 

@@ -11,6 +11,11 @@ from rewrites.derivations.trees import Tree
 from rewrites.exploring.looked_at import LookedAt
 from rewrites.law import Law
 
+LACKS = {                                                   # what a value that is not so is, in words
+    "act": "no input reaches it", "storable": "it is no matrix of known numbers", "column": "it has several columns",
+    "constant": "it depends on the input", "uniform": "it is not the same in every row",
+    "row_wise": "it mixes rows", "entrywise": "it is no function of single entries",
+    "level": "its columns differ", "turning": "it is no matrix for each position"}
 MOST_PLACES = 200                                           # where a law nearly fits: more are not looked at
 
 
@@ -94,12 +99,13 @@ def near_misses(view: LookedAt, law: Law) -> Iterator[tuple[int, list[str]]]:
     for cls in view.forest.members:
         for side in law.sides()[0]:
             for bound in view.deriver.matches.find(side, cls):
-                lacking = []
+                lacking: dict[str, None] = {}
                 for fact, *names in (guard.strip("()").split() for guard in law.guards):
                     rows = [row if isinstance(row, tuple) else (row,) for row in facts.get(fact, ())]
                     wanted = [bound.get(name) for name in names]
                     if not any(all(a is None or a == b for a, b in zip(wanted, row, strict=True)) for row in rows):
                         what = ", ".join(view.say(at, 2) if isinstance(at, int) else str(at or "anything")
                                          for at in wanted)
-                        lacking.append(f"{' and '.join(names)}, here {what}, is not {fact.replace('_', ' ')}")
-                yield cls, lacking
+                        why = f" ({LACKS[fact]})" if fact in LACKS else ""
+                        lacking[f"{' and '.join(names)}, here {what}, is not {fact.replace('_', ' ')}{why}"] = None
+                yield cls, [*lacking]

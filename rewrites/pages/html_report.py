@@ -13,6 +13,7 @@ from opmatrix.display.tables import megabytes, ms, percent
 from rewrites.derivations.savings import join_names
 from rewrites.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
 from rewrites.pages.repeated import repeat_commands
+from rewrites.pages.spectra_plot import spectra_plot
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.generated import CONTEXT_COLUMNS, context_row
 from rewrites.report.results import (
@@ -28,6 +29,7 @@ from rewrites.report.results import (
 from rewrites.workload.stated import spoken
 
 FRONT = ("program", *POINT_COLUMNS[1:])
+SPECTRUM_FIGURES = "matrix", "shape", "σ₁", "stable", "effective", "tail 10 %", "tail 1 %", "knee"
 OURS = b"<title>opmatrix: "                                # begins every page
 MOST_WEIGHTS = 400                                          # rows of the table of weights
 
@@ -72,9 +74,10 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     yield section("Goals", grid_of("Of the chosen program", ("goal", "value", "kept"), [
         [goal["goal"], f"{goal['value']:.4g}", {True: "yes", False: "no"}.get(goal["kept"], "")]
         for goal in found["goals"]]))
-    yield section("What is stated, and what is not covered", paragraph(spoken(found["stated"], best)),
-                  paragraph(tell_routing(best["routing"])))
+    yield section("What is stated, and what is not covered", *map(paragraph, split_stated(
+        spoken(found["stated"], best))), paragraph(tell_routing(best["routing"])))
     yield section("How weights are stored", stored_methods(best["methods"]))
+    if found["spectra"]: yield section("Spectra of weights", *spectra(found["spectra"]))
     yield section("Verified", paragraph(verified(found)), *(
         paragraph(f"dropped: {each['name']}: {each['measured_error']:.3g} off, {each['predicted_error']:.3g} predicted")
         for each in found["dropped"] if None not in (each["measured_error"], each["predicted_error"])))
@@ -82,6 +85,11 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
                   facts_of(sorted(found["versions"].items())), files(found))
     yield section("Phases", grid_of("Seconds of this run", ("phase", "s"), [
         [name, f"{seconds:.1f}"] for name, seconds in [*found["phases"].items(), ("in all", found["wall_s"])]]))
+
+
+def split_stated(said: str) -> list[str]:
+    """What is stated of whole and single texts, what was found at other lengths, what is not covered."""
+    return said.removeprefix("stated").replace("\n          (", " (").split("\n")
 
 
 def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str, Any]) -> str:
@@ -154,12 +162,27 @@ def stored_methods(methods: Mapping[str, object]) -> str:
         paragraph(f"and {more} more, in report.json") if more else "")
 
 
+def spectra(found: Mapping[str, Any]) -> Iterator[str]:
+    """A picture of the weights that were sampled, and their figures."""
+    rows = [[each["name"], "×".join(map(str, each["shape"])), f"{each['largest']:.3g}", f"{each['stable']:.1f}",
+             f"{each['effective']:.0f}", str(each["tail_10"]), str(each["tail_1"]), str(each["knee"])]
+            for each in found["weights"]]
+    yield paragraph(f"{len(rows)} of the {found['of']} matrices that the model multiplies by: of each kind the first "
+                    "layer's, the middle one's and the last one's. What falls fast can be stored by low rank. "
+                    "`opmatrix spectrum MODEL` prints all.")
+    if not rows: return
+    yield (f"<figure>{spectra_plot(found['weights'])}<figcaption>Singular values over the largest, by index. The first "
+           "layer's line is solid, the middle one's dashed, the last one's dotted.</figcaption></figure>")
+    yield grid_of("Of each matrix: σ₁; stable and effective rank; the ranks that leave 10 % and 1 % of the energy; the "
+                  "knee", SPECTRUM_FIGURES, rows)
+
+
 def verified(found: Mapping[str, Any]) -> str:
     """What was verified, and by what."""
     checked = found["verified"]
     return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
             f"oracle on {checked['rows']} held-out rows. The certificate lies beside the program; `opmatrix verify` "
-            "does its checks again. Spectra of weights are not in report.json: `opmatrix spectrum MODEL` prints them.")
+            "does its checks again.")
 
 
 def files(found: Mapping[str, Any]) -> str:

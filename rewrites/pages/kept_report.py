@@ -11,7 +11,7 @@ from rewrites.evaluate.reported import MAX_PROGRAMS
 from rewrites.report.results import PACKAGES, TITLES, installed
 
 EntryCheck = Callable[[object, str], None]                       # of a value and where it is; raises Misfit
-MOST_ENTRIES, MOST_LETTERS, MOST_BYTES = 5000, 2_000_000, 64_000_000
+MOST_ENTRIES, MOST_LETTERS, MOST_BYTES, MOST_NUMBER = 5000, 2_000_000, 64_000_000, 1e18
 
 
 class Misfit(Exception):
@@ -26,8 +26,19 @@ def of_kind(what: str, *kinds: type) -> EntryCheck:
     return check
 
 
+def figure_of(what: str, *kinds: type) -> EntryCheck:
+    """A check of a number that is not larger than any that a run has: a picture could not show it."""
+    fits = of_kind(what, *kinds)
+
+    def check(value: object, where: str) -> None:
+        fits(value, where)
+        if isinstance(value, int | float) and abs(value) > MOST_NUMBER:
+            raise Misfit(f"{where} is {value:g}: {what} of a run")
+    return check
+
+
 word, truth = of_kind("no text", str), of_kind("neither true nor false", bool)
-number, whole = of_kind("no number", int, float), of_kind("no whole number", int)
+number, whole = figure_of("no number", int, float), figure_of("no whole number", int)
 
 
 def maybe(check: EntryCheck) -> EntryCheck:
@@ -73,6 +84,9 @@ STATED_ERRORS = object_with(sentences=number, error=number, sentence=maybe(numbe
 ROUTED_ROWS = maybe(object_with(rows=number, of=number))
 NAMED_FILE = maybe(object_with(file=word, sha256=word))
 OPERATORS = each_entry(object_with(what=word, steps=whole, predicted_s=number, measured_s=maybe(number)))
+SPECTRA = object_with(of=whole, weights=each_entry(object_with(
+    name=word, layer=maybe(whole), kind=word, shape=each_entry(whole, 2, 2), largest=number, stable=number,
+    effective=number, tail_10=whole, tail_1=whole, knee=whole, curve=each_entry(number, 1000, 1)), 1000))
 REPORTED = object_with(
     model=word, machine=word, workload=word, rows=whole, tokens=maybe(whole), generate=maybe(word),
     mix=maybe(each_entry(each_entry(of_kind("no share or lengths", str, int, float), 2, 2))),
@@ -88,7 +102,7 @@ REPORTED = object_with(
                                  token_measured_s=maybe(number), cache_bytes=number))),
     terms=maybe(object_with(steps=number, of=number, share=number, measured=truth, kinds=each_entry(word),
                             places=each_entry(word))),
-    operators=maybe(object_with(before=OPERATORS, after=OPERATORS)),
+    operators=maybe(object_with(before=OPERATORS, after=OPERATORS)), spectra=maybe(SPECTRA),
     bound=object_with(seconds=maybe(number), gap=maybe(number)),
     prediction=object_with(programs=number, median=number, worst=number, worst_program=word),
     baseline=object_with(**POINT), fused=object_with(**POINT),
@@ -111,8 +125,8 @@ def read_kept(directory: Path) -> dict[str, Any]:
 def check_report(found: object, where: str) -> dict[str, Any]:
     """The figures, where all of them can be shown. Raises InputError."""
     try:
-        if isinstance(found, dict):                         # what 0.17.0 and before leave out
-            found = {"operators": None, **found}
+        if isinstance(found, dict):                         # what 0.18.0 and before leave out
+            found = {"operators": None, "spectra": None, **found}
             if isinstance(found.get("terms"), dict): found["terms"] = {"places": [], **found["terms"]}
         REPORTED(found, "")
         assert isinstance(found, dict)

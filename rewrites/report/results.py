@@ -65,6 +65,7 @@ class Result:
     terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
     generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
     operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see by_operator.py
+    spectra: Mapping[str, object] | None = None             # of weights, see weight_spectra.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -126,6 +127,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "error": result.error, "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
         "generated": result.generated, "terms": result.terms, "operators": result.operators,
+        "spectra": result.spectra,
         "bound": report_bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],

@@ -73,6 +73,17 @@ def test_a_command_measures_keeps_and_tells(kept, measured, capsys):
     assert environment.blas() == {"OPENBLAS_CORETYPE": "ZEN"}
 
 
+def test_what_is_measured_is_written_as_figures(kept, measured, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate", "--json", str(tmp_path / "found.json")])
+    with pytest.raises(SystemExit) as end: cli.main()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert end.value.code in (None, 0) and found["peaks"]["rates"] == {"vector": {"one": 2e11, "all": 4e11}}
+    assert found["blas"] == {"core": "ZEN", "rates": RATES} and found["kept"] == str(machine_file())
+    assert found["kernels"].keys() == machine().coefficients.keys()
+    dense = found["kernels"]["linear.dense"]
+    assert dense["within"] is None and "1.0e-9*" in dense["seconds"]
+
+
 def test_commands_run_with_the_setting_unless_the_user_set_one(kept):
     assert environment.blas() == {}
     environment.remember("ZEN", RATES)

@@ -25,6 +25,16 @@ def test_run_prints_an_embedding_for_each_text(command, optimized):
     refused(command("run", out, "the " * 40), "42 tokens")
 
 
+def test_run_writes_what_it_found(command, optimized, tmp_path):
+    """Vectors whole, and all cosines."""
+    assert command("run", optimized.out, "the bank", "the river", "--json", "found.json").status == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    vectors = Program.load(optimized.out).embed(["the bank", "the river"])
+    assert [each["text"] for each in found["texts"]] == ["the bank", "the river"]
+    assert np.array_equal(np.float32([each["vector"] for each in found["texts"]]), vectors)
+    np.testing.assert_allclose(found["cosines"], vectors @ vectors.T, rtol=1e-6)
+
+
 def test_embed_writes_a_row_for_each_line(command, optimized, tmp_path, monkeypatch):
     out = optimized.out
     wanted = Program.load(out).embed(LINES)

@@ -79,6 +79,20 @@ def test_what_is_within_its_spread_is_below_noise():
     assert told([9] * 5, [9] * 5, [-1, -1, -1, 9, 9]) == ["below noise", "9.0 to 9.0"]     # what does not come again
 
 
+def test_what_is_told_is_written_as_figures(saved, monkeypatch):
+    """Seconds and bytes as numbers; each law with what leaving it out takes."""
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr(explain, "group_fired", lambda opened, exact: [
+        (("associate",), opened.structure([law for law in opened.laws if law.name != "associate"]))])
+    said, found = explain.find_explanation(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt")
+    found = json.loads(json.dumps(found))
+    assert found["chosen"] == "exact" and found["measured_s"].keys() == {"imported", "fused", "exact"}
+    [law] = found["saved"]
+    assert law["laws"] == ["associate"] and f"{1e6 * law['predicted_s']:.1f}" in said and len(law["quartiles_s"]) == 2
+    assert [each["output"] for each in found["steps"]] == [step.output for step in Program.load(saved[0] / "out").steps]
+    assert [each["name"] for each in found["front"]] == [point.name for point in saved[1].points]
+
+
 def test_what_fusion_and_laws_saved_is_told(told):
     for name in ("imported", "fused", "exact"):
         row = next(line for line in told.splitlines() if line.startswith(name))

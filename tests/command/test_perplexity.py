@@ -1,4 +1,6 @@
 """Perplexity of language models: what the definition gives, whatever the windows; what has none is refused."""
+import json
+
 import checkpoints
 import ggufs
 import numpy as np
@@ -96,7 +98,7 @@ def test_programs_are_compared_with_the_first(place, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["rows", "pooled"])
-def test_run_says_what_follows(place, kind):
+def test_run_says_what_follows(place, kind, tmp_path):
     """The likeliest tokens behind the last one, of either program."""
     checkpoint = open_model(place / "small.gguf")
     scores = dense(checkpoint.operator(), checkpoint.tokenizer().encode("the bird"))[-1]
@@ -104,8 +106,11 @@ def test_run_says_what_follows(place, kind):
     wanted = "  ".join(f"{checkpoint.tokenizer().tokenizer.decode([at], skip_special_tokens=False)!r} "
                        f"{100 * p[at]:.1f} %"
                        for at in np.argsort(-p)[:5].tolist())
-    told = CliRunner().invoke(commands.app, ["run", str(place / kind), "the bird"])
+    words = "run", str(place / kind), "the bird", "--json", str(tmp_path / "next.json")
+    told = CliRunner().invoke(commands.app, words)
     assert told.output.split() == f"'the bird': {wanted}".split()
+    [found] = json.loads((tmp_path / "next.json").read_text())["texts"]
+    assert [each["share"] for each in found["next"]] == pytest.approx(np.sort(p)[:-6:-1], rel=1e-4)
 
 
 @pytest.mark.parametrize("options, words", [

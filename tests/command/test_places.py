@@ -15,7 +15,7 @@ from rewrites.pages.html_report import OURS
 
 WRITES = {"out", "results", "trace", "html"}                # parameters that name what is written, of every command
 OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
-TEXTS = {"prompt"}                                          # arguments that name no file
+TEXTS = {"prompt", "texts"}                                          # arguments that name no file
 SUFFIX = {"embed": ".npy", "spectrum": ".png", "launch": ".json", "report": ".html", ("optimize", "html"): ".html",
           ("plan", "timeline"): ".json", ("partition", "timeline"): ".json"}
 NEEDS = {"plan": ("--devices", "2", "--machine", "A100"),   # words without which nothing is written
@@ -68,6 +68,7 @@ def test_every_command_that_writes_is_here():
         ("optimize", "out"), ("optimize", "results"), ("embed", "out"), ("evaluate", "results"), ("spectrum", "out"),
         ("generate", "results"), ("launch", "results"), ("launch", "trace"), ("optimize", "html"), ("report", "out"),
         ("verify", "results"), ("spectrum", "results"), ("laws", "results"), ("profile", "results"),
+        ("run", "results"), ("explain", "results"),
         ("plan", "results"), ("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
     assert len(CASES) >= 40
 

@@ -1,5 +1,7 @@
 """Profiles: every step that computes is timed inside the run, whatever runs it, and what is priced of a run is all
 there."""
+import json
+
 import numpy as np
 import pytest
 import standin
@@ -40,10 +42,10 @@ def test_a_machine_without_a_clock_is_told(rng, monkeypatch):
     with pytest.raises(RuntimeError, match="no clock"): stepped(rng).profile(ONE)
 
 
-def test_a_saved_program_is_profiled(command, optimized, monkeypatch):  # noqa: F811
+def test_a_saved_program_is_profiled(command, optimized, monkeypatch, tmp_path):  # noqa: F811
     """What all its steps are predicted to take together is what the search predicts."""
     monkeypatch.setattr(profile, "calibrated", lambda progress, *batches: standin.machine())
-    ran = command("profile", optimized.out, "--tokens", 8, "--rounds", 2)
+    ran = command("profile", optimized.out, "--tokens", 8, "--rounds", 2, "--json", "steps.json")
     lines = [line.split() for line in ran.out.splitlines()]
     assert ran.status == 0 and lines[-1][:2] == ["a", "run"] and lines[-1][-1] == "100%"
     counts = [int(line[-4]) for line in lines[2:-2] if line[-1].endswith("%")]
@@ -51,6 +53,9 @@ def test_a_saved_program_is_profiled(command, optimized, monkeypatch):  # noqa: 
     assert sum(counts) == len(computing(program))
     ahead = sum(standin.machine().seconds(kernel, **sizes) for kernel, sizes in program.cost(Batch([[1] * 8])))
     assert float(lines[-1][2]) == pytest.approx(1e3 * ahead, abs=0.006)
+    *steps, beside, whole = json.loads((tmp_path / "steps.json").read_text())["steps"]
+    assert [each["steps"] for each in steps] == counts and beside["steps"] == whole["steps"] == 0
+    assert whole["predicted_s"] == pytest.approx(ahead) and all(each["measured_s"] > 0 for each in steps)
 
 
 def test_what_cannot_be_drawn_is_refused(command, optimized, tmp_path):  # noqa: F811

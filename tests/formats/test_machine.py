@@ -332,13 +332,18 @@ def test_a_calibration_is_kept(cache, monkeypatch):
 def test_a_calibration_taken_while_busy_is_used_marked_and_taken_anew_when_quiet(cache, monkeypatch, caplog):
     runs, now, answers = [], ["the load was 8"], iter([known(busy="the load was 8"), known()])
     monkeypatch.setattr(local, "calibrate", lambda catalogue, progress: runs.append(1) or next(answers))
-    monkeypatch.setattr(local, "probe", lambda: now[0])
+    looked = []
+    monkeypatch.setattr(local, "probe", lambda: looked.append(1) or now[0])
+    local.find_others.cache_clear()
     assert this_machine() == this_machine() == known(busy="the load was 8") and len(runs) == 1
     assert json.loads(machines.machine_file().read_text())["busy"] == "the load was 8"
+    assert len(looked) == 1, "once a process"
     now[0] = ""
+    local.find_others.cache_clear()                         # another process
     assert this_machine() == this_machine() == known() and len(runs) == 2
     assert Machine.load(machines.machine_file(), CATALOGUE) == known()
     [anew] = caplog.messages
+    local.find_others.cache_clear()
     assert "measured again" in anew
 
 

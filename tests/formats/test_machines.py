@@ -189,13 +189,15 @@ def test_every_machine_says_where_its_numbers_are_from():
 
 def test_a_prediction_compares_and_says_that_nothing_was_run(small):
     from rewrites.cli.predict import predicted
-    said = predicted(small, datasheet("A100"), 20)
+    said, found = predicted(small, datasheet("A100"), 20)
     assert "nothing was run" in said and datasheet("A100").source in said
     rows = {tuple(line.split()[:2]): [*line.split()[2:]] for line in said.splitlines()[-4:]}
     assert set(rows) == {(name, kind) for name in ("imported", "exact") for kind in ("float32", "bf16")}
     for kind in ("float32", "bf16"): assert float(rows["exact", kind][0]) <= float(rows["imported", kind][0])
     assert all(sum(map(int, (row[2], row[4], row[6]))) in (99, 100, 101)
                for row in rows.values()), "shares of one whole"
+    assert [f"{1e6 * each['predicted_s']:.1f}" for each in found["programs"]] == [row[0] for row in rows.values()]
+    assert all(sum(each["bound"].values()) == pytest.approx(1) for each in found["programs"])
 
 
 def test_the_command_predicts_or_names_the_machines(monkeypatch, capsys):

@@ -11,7 +11,8 @@ pytest.importorskip("ipykernel", reason="needs peers: ipykernel")
 pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
 
 # of docs/, and how many pictures each has at least
-FILES = {"algebra": 5, "compression": 4, "exploring": 1, "families": 0, "partition": 1, "planner": 3, "training": 3}
+FILES = {"algebra": 5, "compression": 4, "exploring": 1, "families": 0, "formats": 5, "graphs": 2,
+         "partition": 1, "planner": 3, "training": 3}
 
 
 def cells(notebook):

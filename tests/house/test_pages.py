@@ -143,7 +143,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr("rewrites.explain.group_fired", lambda opened, exact: [])
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda *_: "its steps")
     monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("launched", {"holds": True}))
-    monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: "calibrated")
+    monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})
     words, piped = asked(line)

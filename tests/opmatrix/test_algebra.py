@@ -293,3 +293,17 @@ def test_a_scalar_function_gives_a_number_for_each_entry(f):
     def mine(u): return f(u)
     with pytest.raises(ShapeError, match=r"^mine: of \(2, 3\) entries it gives \(.*\): a scalar function"):
         scalar_function()(mine)(np.ones((2, 3)))
+
+
+def test_arrays_are_equal_by_their_numbers():
+    """Whatever their layout; one that differs where nobody looked first is another one, and a large one that looks like
+    no other is never read as a whole."""
+    numbers = np.random.default_rng(0).normal(size=(50, 60)).astype(np.float32)
+    other = numbers.copy()
+    other[1, 3] += 1
+    first, same, near = Data(numbers), Data(numbers.copy()), Data(other)
+    assert first == same and hash(first) == hash(near) and first != near and len({first, same, near}) == 2
+    turned = Data(np.ascontiguousarray(numbers.T))
+    assert first.T == turned and hash(first.T) == hash(turned) and Data(np.zeros((0, 3))) == Data(np.zeros((0, 3)))
+    far = Data(numbers[::-1])
+    assert far != first and "key" not in vars(far)

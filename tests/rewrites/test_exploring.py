@@ -12,7 +12,7 @@ import opmatrix as om
 from formats.core.errors import InputError
 from rewrites.derivations.chain import derive_chain
 from rewrites.exploring.exploration import explore
-from rewrites.law import RESTRUCTURE, law, n, value
+from rewrites.law import RESTRUCTURE, any_relation, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS
 
 OPERATOR = model()
@@ -154,6 +154,10 @@ def test_a_picture_that_is_cut(found, tmp_path):
     (lambda e: e.about("joined"), "law 'joined'"),
     (lambda e: e.members("c99999"), "class 'c99999': this part has none"),
     (lambda e: e.at(99), "part 99: the model has parts 0 to"), (lambda e: e.over("8 by 128"), "batch '8 by 128'"),
+    (lambda e: e.over("1x99999999999"), "batch 1x99999999999: explore takes at most 1,000,000 tokens"),
+    (lambda e: e.over("9" * 5000), "at most 1,000,000 tokens"), (lambda e: e.over("99999x99999"), "at most 1,000,000"),
+    (lambda e: e.over(10 ** 12), "batch of so many tokens"), (lambda e: e.over([600_000, 600_000]), "of 2 sentences"),
+    (lambda e: explore(OPERATOR, "1x99999999999"), "at most 1,000,000"),
     (lambda e: e.over([3, 0]), "lengths are whole numbers from 1 on"), (lambda e: e.on("A1000"), "machine A1000"),
     (lambda e: e.with_laws("laws.txt"), "does not end in .py"), (lambda e: e.with_laws(EXACT_LAWS[0]), "of that name"),
     (lambda e: e.draw(most=0), "at least 1"), (lambda e: explore(OPERATOR, 0), "0 tokens")])
@@ -165,3 +169,26 @@ def test_without_a_calibration(idle, monkeypatch, tmp_path):
     """Prices are a data sheet's, and that is said."""
     monkeypatch.setattr("rewrites.exploring.openings.machine_file", lambda: tmp_path / "none.json")
     assert "not calibrated: prices are lower bounds of A100's data sheet" in str(explore(idle.opened.model, 4))
+
+
+def test_a_law_of_ones_own_over_a_relation():
+    """It is tried over relations of many entries a row, so one that holds of a single entry alone is refused; of parts
+    that are there once, the dearest is looked at."""
+    links, rng = om.relation("links", "V", "V"), np.random.default_rng(0)
+    own, near = (om.weight(rng.normal(size=(64, 3))) for _ in range(2))
+    layer = om.formula(lambda x: x @ own + om.product(om.given(links), x, over="mean") @ near)
+    batch = om.Batch(relations={"links": rng.random((40, 40)) < 0.2}, inputs={"x": rng.normal(size=(40, 64))})
+    graph = explore(om.given("x", 64, "V") @ layer, batch, machine="A100")
+    assert graph.looked_at == 1 and len(graph.classes) > 3
+
+    @law(source="(E x) W = E (x W)")
+    def narrow_first(x: value[n], W: matrix[n, p], r: any_relation):
+        return om.product(om.given(r), x, over="mean") @ W, om.product(om.given(r), x @ W, over="mean")
+    more = graph.with_laws(narrow_first)
+    assert more.why().steps == ("narrow_first",) and graph.compare(more).seconds < 0
+    np.testing.assert_allclose(more.best.run(batch), om.dense(om.given("x", 64, "V") @ layer, batch), atol=1e-4)
+
+    @law(source="wrong")
+    def widest_first(x: value[n], W: matrix[n, p], r: any_relation):
+        return om.product(om.given(r), x, over="max") @ W, om.product(om.given(r), x @ W, over="max")
+    with pytest.raises(InputError, match="law widest_first: it is wrong: with"): graph.with_laws(widest_first)

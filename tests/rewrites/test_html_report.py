@@ -78,7 +78,7 @@ def test_who_does_not_see_reads_it(read):
     assert tags.count("table") == tags.count("caption") == tags.count("thead")
     assert all(given.get("scope") in ("col", "row") for tag, given in read.tags if tag == "th")
     for tag, given in read.tags:
-        if tag == "svg": assert given["role"] == "img" and given["aria-labelledby"] == "front-title"
+        if tag == "svg": assert given["role"] == "img" and given["aria-labelledby"] in ("front-title", "spectra-title")
         if given.get("role") == "region": assert given["tabindex"] == "0" and given["aria-label"]
 
 
@@ -102,6 +102,8 @@ def test_what_files_say_stays_text(found, words):
 @pytest.mark.parametrize("change, said", [
     (lambda r: r.pop("search"), "it has no search"), (lambda r: r.update(front=[]), "front is .*: no list of 1 to 100"),
     (lambda r: r["front"][0].update(predicted_s="fast"), r"front\[0\].predicted_s is 'fast': no number"),
+    (lambda r: r["front"][0].update(predicted_s=1e300), r"front\[0\].predicted_s is 1e\+300: no number of a run"),
+    (lambda r: r["spectra"]["weights"][0].update(curve=[]), r"spectra.weights\[0\].curve is .*: no list"),
     (lambda r: r.update(chosen=99), "chosen is 99: the front has"),
     (lambda r: r.update(model=3), "model is 3: no text"),
     (lambda r: r.update(bound={"seconds": 1.0, "gap": None}), "bound.gap is None, though bound.seconds was proved"),
@@ -117,6 +119,17 @@ def test_terms_of_an_older_report(found):
     """What it leaves out is none: the places at which functions could not be followed."""
     older = check_report({key: value for key, value in found.items() if key != "operators"} | {"terms": TERMS}, "old")
     assert older["operators"] is None and "1 step is evaluated as a term" in html_report(older)
+
+
+def test_spectra_are_drawn_and_listed(found, read):
+    """Every weight that was sampled has a line and a row, whose figures are those of its matrix."""
+    rows, said = found["spectra"]["weights"], " ".join(read.words)
+    assert 4 <= len(rows) <= found["spectra"]["of"] and [tag for tag, _ in read.tags].count("polyline") == len(rows)
+    for row in rows:
+        assert row["name"] in said and f"{row['largest']:.3g}" in said and row["curve"][0] == 1
+        assert 1 <= row["stable"] <= row["effective"] <= min(row["shape"]) and row["tail_10"] <= row["tail_1"]
+    older = check_report({key: value for key, value in found.items() if key != "spectra"}, "old")
+    assert "Spectra" not in html_report(older)
 
 
 def test_a_report_that_is_cut_short(optimized, tmp_path):

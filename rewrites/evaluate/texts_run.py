@@ -1,0 +1,34 @@
+"""What a saved program says of texts that are handed to it one by one: embeddings and how alike they are, or the tokens
+that a language model takes to follow."""
+from collections.abc import Sequence
+
+from opmatrix.display.tables import table
+from opmatrix.pipelines.generation import speaks
+from opmatrix.pipelines.pooling import normalise_rows
+from opmatrix.program import Program
+from rewrites.evaluate.perplexity import find_likeliest
+
+SHOWN_NUMBERS = 6                                           # of a vector that is printed
+
+
+def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> tuple[str, dict[str, object]]:
+    """The answer as text and as figures: a vector each and all cosines; of a language model the likeliest tokens that
+    follow each, with their shares."""
+    rows = program.embed(texts, truncate=truncate)
+    if speaks(program):
+        following = [find_likeliest(program, scores) for scores in rows]
+        lines = [f"{text[-60:]!r}: " + "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in tokens)
+                 for text, tokens in zip(texts, following, strict=True)]
+        return "\n".join(lines), {"texts": [
+            {"text": text, "next": [{"token": token, "share": share} for token, share in tokens]}
+            for text, tokens in zip(texts, following, strict=True)]}
+    said = [f"{text[:60]!r}: [{', '.join(f'{v:.4f}' for v in row[:SHOWN_NUMBERS])}, …] ({len(row)} numbers)"
+            for text, row in zip(texts, rows, strict=True)]
+    found: dict[str, object] = {"texts": [{"text": text, "vector": row.tolist()}
+                                          for text, row in zip(texts, rows, strict=True)]}
+    unit = rows if program.pooling.normalise else normalise_rows(rows)
+    alike = unit @ unit.T
+    if len(texts) > 1:
+        said.append(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+                          ["cosine", *(str(i + 1) for i in range(len(texts)))]))
+    return "\n".join(said), found | {"cosines": alike.tolist()}
