@@ -55,6 +55,21 @@ def disk_not_waited_for():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def compilers_forked():
+    """What tests compile in this process. Processes that they start compile as anybody's do."""
+    if not hasattr(os, "fork"): yield
+    else:
+        from zygote import Zygote
+
+        from formats.kernels.engine import compiler
+        made = Zygote(compiler.started)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "started", made.started)
+            yield
+        made.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def graphs_shared():
     """Where tests search at all."""
     with pytest.MonkeyPatch.context() as patch:

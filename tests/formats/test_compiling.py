@@ -16,6 +16,7 @@ from formats.kernels import frozen
 from formats.kernels.engine import compiler, objects
 from formats.kernels.engine.compiled import FUNCTIONS, Function, provide
 from formats.kernels.engine.native import Nothing, types
+from formats.kernels.rows.activations import PASSES
 
 
 @Function.of(1, rare=True)
@@ -50,7 +51,7 @@ FUNCTIONS["square"].call(address(x), 40, 1, 160)
 assert (x == np.arange(40) ** 2).all()
 print("compiled" if "formats.kernels.engine.compiler" in sys.modules else "found", objects.key())
 """
-FILE = f"{FUNCTIONS['square'].symbol}.o"
+FILE = f"{PASSES['square'].symbol}.o"
 NAME = """
 from formats.kernels.engine import objects
 from formats.kernels.products.packed_panels import packed
@@ -83,19 +84,22 @@ def test_what_is_damaged_is_compiled_again(cache, damage):
 
 
 def test_a_change_of_a_source_changes_the_names_that_depend_on_it(tmp_path):
-    """Of what all kernels import all names, of a kernel's module its own and those that import it, of others none."""
+    """Of a kernel's module its own and those that import it, as products do the functions behind them; of others
+    none."""
     shutil.copytree(ROOT / "formats", tmp_path / "formats")
-    key, square, gemm = run(NAME, tmp_path)
-    assert [key, square, gemm] == run(NAME)
+    key, square, packed = run(NAME, tmp_path)
+    assert [key, square, packed] == run(NAME)
 
     def change(name):
         with (tmp_path / "formats" / "kernels" / f"{name}.py").open("a") as source: source.write("\n# changed\n")
         return run(NAME, tmp_path)
-    assert change("mixing/caches") == [key, square, gemm]
-    _, other, same = change("rows/activations")
-    assert other != square and same == gemm
-    _, every, more = change("engine/memory")
-    assert every != other and more != gemm
+    assert change("mixing/caches") == [key, square, packed]
+    same, own, other = change("products/packed_panels")
+    assert [same, own] == [key, square] and other != packed
+    for name in ("rows/activations", "engine/memory"):
+        before, (same, *now) = (own, other), change(name)
+        own, other = now
+        assert same == key and own != before[0] and other != before[1]
 
 
 def test_a_kernel_of_a_new_file_leaves_the_others_as_they_are(tmp_path):

@@ -1,63 +1,33 @@
 """docs/add_a_kernel.md: its three files, put into a copy of the packages, are enough, and it ends with the kernel in
 use; what is left out, or there twice, is one line, or planned as a term."""
-import os
 import re
 import shutil
-from typing import NamedTuple
+import subprocess
+import sys
 
 import pytest
 from children import ROOT
-from forked import Forks
 
 PAGE = (ROOT / "docs" / "add_a_kernel.md").read_text("utf-8")
 CODE, KERNEL, LAW, USE, MEASURED = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 IMPORTED = "import opmatrix.runtime.kernels\n"
-PACKAGES = "formats", "opmatrix", "rewrites"
 CALLED = "np.concatenate([x, np.tanh(x)], axis=1, out=out)"
 
 
-class Packages:
-    """A copy of the packages, to which a test's blocks are added while it runs, and processes that import it."""
-
-    def __init__(self, place, forks):
-        self.place, self.forks = place, forks
-        for name in PACKAGES:
-            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*"))
-
-    def add(self, block):
-        """Appends a block to the file that its first line names."""
-        with self.named(block).open("a", encoding="utf-8") as file: file.write(block)
-
-    def drop(self, block):
-        """The file that a block was added to is as it was, or gone."""
-        file = self.named(block)
-        if (whole := ROOT / file.relative_to(self.place)).exists(): shutil.copy2(whole, file)
-        else: file.unlink()
-
-    def named(self, block): return self.place / re.match(r"# (\S+)\n", block)[1]
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    place, unkept = tmp_path_factory.mktemp("copy"), {"PYTHONDONTWRITEBYTECODE": "1"}     # of blocks of one size
-    with Forks(place, os.environ | unkept) as forks: yield Packages(place, forks)
-
-
-class Done(NamedTuple):
-    """How a process ended."""
-    returncode: int
-    stdout: str
-    stderr: str
+@pytest.fixture
+def packages(tmp_path):
+    for name in ("formats", "opmatrix", "rewrites"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc.*"))
+    return tmp_path
 
 
 def run(packages, *blocks, use):
-    """A process that imports the packages with these blocks."""
-    script = packages.place / "use.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(packages.place)!r})\n{use}", "utf-8")
-    for block in blocks: packages.add(block)
-    try: return Done(*packages.forks(packages.place, script))
-    finally:
-        for block in blocks: packages.drop(block)
+    """A process that imports the packages, where each block is appended to the file that its first line names."""
+    for block in blocks:
+        with (packages / re.match(r"# (\S+)\n", block)[1]).open("a", encoding="utf-8") as file: file.write(block)
+    script = packages / "use.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(packages)!r})\n{use}", "utf-8")
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=500, cwd=packages)
 
 
 def last(done): return done.stderr.splitlines()[-1]
