@@ -150,6 +150,9 @@ def test_tables_are_read_with_mistrust(tmp_path):
                          ({"links": [["near", 8, 1e11, 0]]}, "mine: link 'near'.*positive"),
                          ({"links": [["near", 1, 1e11, 1e-6]]}, "mine: link 'near': at least two devices"),
                          ({"links": [["near", 7.5, 1e11, 1e-6]]}, "7.5 devices are no whole number"),
+                         ({"links": [["near", 8, 1e11, 1e-6, 1]]}, "mine: link 'near': a mesh is true or false.* 1"),
+                         ({"links": [["near", None, 1e11, 1e-6, True]]}, "mine: link 'near': a mesh is of so many"),
+                         ({"cores": 0}, "mine: cores 0: give a whole number from 1 on"),
                          ({"host": ["bus", 1e10]}, "mine.*latency"),
                          ({"host": ["bus", 1e10, 0]}, "mine: link 'bus'.*positive"),
                          *(({"links": [["near", 8, 1e11, 1e-6], ["far", *far, 1e-6]]}, "mine: links must grow.*'far'")
