@@ -174,7 +174,7 @@ def test_links_are_levels_from_the_nearest_on(tmp_path):
         assert machine.links[-1].devices == inf, "networks bound no number of devices"
         assert "links: " in machine.source and "latenc" in machine.source, machine.name
     h100, tpu = datasheet("H100").links, datasheet("TPUv5e").links
-    assert h100 == (("NVLink 4", 8, 450e9, 0.6e-6), ("InfiniBand NDR", inf, 50e9, 2.7e-6))
+    assert h100 == (("NVLink 4", 8, 450e9, 0.6e-6, False), ("InfiniBand NDR", inf, 50e9, 2.7e-6, False))
     assert [link.devices for link in tpu] == [16, 256, inf]
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"mine": {k: v for k, v in json.loads(FILE.read_text())["A100"].items()
