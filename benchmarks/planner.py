@@ -5,9 +5,9 @@
 FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
 figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
 the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits the
-five constants that vTrain's rows tell on every 21st of them, and prints them. What is reserved of what is allocated was
-chosen with all BLOOM rows in view; that products reach 0.95 of the peak is assumed. The layouts of Ascend are
-those that were published; their places are among the best of each way to factor the devices.
+four constants that vTrain's rows tell on every 21st of them, and prints them. What is reserved of what is allocated was
+chosen with all BLOOM rows in view; that products reach 0.95 of the peak and links 0.77 is assumed. The layouts of
+Ascend are those that were published; their places are among the best of each way to factor the devices.
 Rows of experts and of eight bits are left out.
 Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each
 for time of computation and of the rest."""

@@ -99,7 +99,8 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
     """What a model computes, sends, keeps and stores, read off it once for a configuration and a strategy; of layers
     that are all alike a few are read. Raises InputError for what has no pullback or no head."""
     def read(said: Settings) -> ModelWork:
-        return read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
+        found: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
+        return found
     depth = spelling(config, "num_hidden_layers")
     count = config.get(depth)
     if not isinstance(count, int) or count <= LAYERS_READ or layers_differ(config): return read(config)
@@ -119,11 +120,11 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     axes: dict[str, tuple[LiveSize | str, str]] = dict(
         cp=("c", "gathered" if context == "ring" else context),
         tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
-    sizes = BatchSizes()
+    batch = BatchSizes()
     if count_experts(said):                                 # experts lie over ranks of data and of context
         axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA_RANKS * CONTEXT_RANKS, "experts"))
-        sizes = BatchSizes(sizes.sequences * DATA_RANKS)
-    plan = partition(promised(said, scores=True), Mesh.of(**axes), sizes)
+        batch = BatchSizes(batch.sequences * DATA_RANKS)
+    plan = partition(promised(said, scores=True), Mesh.of(**axes), batch)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
     places = [at for at, work in enumerate(works) if any(each.between for each in work.products)]

@@ -166,13 +166,21 @@ def learning_seconds(setting: Setting, work: LayerWork) -> Quantity:
     return add_all(product_seconds(setting, each) for each in work.products if each.learns)
 
 
+def known_learning(setting: Setting, work: LayerWork) -> Quantity:
+    """`learning_seconds`, once for all forms of strategies."""
+    if setting.passes is None: return learning_seconds(setting, work)
+    key = id(work), "learns"
+    if key not in setting.passes: setting.passes[key] = {"learns": learning_seconds(setting, work)}
+    return setting.passes[key]["learns"]
+
+
 def filled_seconds(setting: Setting, every: Quantity) -> Quantity:
     """What gradients of weights that wait fill of the bubble of ZB-H1: what 1F1B waits for less what this one does,
     by the work of an equal stage. `every`: seconds of a micro-batch on all of them."""
     own, model = setting.strategy, setting.model
     layers = [(model.first, 1), *model.layers, (model.last, 1)]
     forward = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers) / own.pp
-    learnt = add_all(count * learning_seconds(setting, work) for work, count in layers) / own.pp
+    learnt = add_all(count * known_learning(setting, work) for work, count in layers) / own.pp
     took = own.pp, setting.micro_batches, 1, forward, every / own.pp - forward - learnt, learnt
     return rounds(*took) - deferred_rounds(*took)
 

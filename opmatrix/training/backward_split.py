@@ -109,9 +109,9 @@ class BackwardSplit(Split):
             found = self.settled(self.place[line.args[0]])
             if self.steps[found].selects: return found
         if line.op in (MIXTURE, BACK, PART): return self.asking(line)
-        found = super().split(at, line, selects)
-        if line.op == "entered" and line.more[0].name == COTANGENT and self.last: return self.as_result(found)
-        return found
+        made = super().split(at, line, selects)
+        if line.op == "entered" and line.more[0].name == COTANGENT and self.last: return self.as_result(made)
+        return made
 
     def as_result(self, found: int | WaitingScores) -> int:
         """The cotangent of a last result lies as the result does, so scores of a vocabulary that columns cut stay so:

@@ -150,6 +150,9 @@ def test_tables_are_read_with_mistrust(tmp_path):
                          ({"links": [["near", 8, 1e11, 0]]}, "mine: link 'near'.*positive"),
                          ({"links": [["near", 1, 1e11, 1e-6]]}, "mine: link 'near': at least two devices"),
                          ({"links": [["near", 7.5, 1e11, 1e-6]]}, "7.5 devices are no whole number"),
+                         ({"links": [["near", 8, 1e11, 1e-6, 1]]}, "mine: link 'near': a mesh is true or false.* 1"),
+                         ({"links": [["near", None, 1e11, 1e-6, True]]}, "mine: link 'near': a mesh is of so many"),
+                         ({"cores": 0}, "mine: cores 0: give a whole number from 1 on"),
                          ({"host": ["bus", 1e10]}, "mine.*latency"),
                          ({"host": ["bus", 1e10, 0]}, "mine: link 'bus'.*positive"),
                          *(({"links": [["near", 8, 1e11, 1e-6], ["far", *far, 1e-6]]}, "mine: links must grow.*'far'")
@@ -171,7 +174,7 @@ def test_links_are_levels_from_the_nearest_on(tmp_path):
         assert machine.links[-1].devices == inf, "networks bound no number of devices"
         assert "links: " in machine.source and "latenc" in machine.source, machine.name
     h100, tpu = datasheet("H100").links, datasheet("TPUv5e").links
-    assert h100 == (("NVLink 4", 8, 450e9, 0.6e-6), ("InfiniBand NDR", inf, 50e9, 2.7e-6))
+    assert h100 == (("NVLink 4", 8, 450e9, 0.6e-6, False), ("InfiniBand NDR", inf, 50e9, 2.7e-6, False))
     assert [link.devices for link in tpu] == [16, 256, inf]
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"mine": {k: v for k, v in json.loads(FILE.read_text())["A100"].items()
