@@ -25,7 +25,7 @@ from lib.command import Figure, Parser, concluded, count, followed, tabled, take
 
 import numpy as np
 from partitioned import compared, random_arrays, random_case
-from trained_ranks import random_training_case, trained, without_a_dual
+from trained_ranks import noticed, random_training_case, trained
 
 from opmatrix.models import build
 
@@ -74,13 +74,6 @@ def run_backward(seed):
     if not found.agrees: return case, case.changed, found, "wrong"
     cut = any(axis.strategy.weights for axis in case.mesh)
     return case, case.changed, found, "unnoticed" if cut and seed % CONTROLS == 0 and not noticed(case) else "right"
-
-
-def noticed(case) -> bool:
-    """Whether gradients differ where a dual is left out; ranks that then have other shapes to sum notice it at once."""
-    with without_a_dual():
-        try: return trained(case).error > 1e-6
-        except (ValueError, RuntimeError): return True
 
 
 def judged(many: int, seed: int, processes: int, backward: bool = False) -> Iterator[Outcome]:

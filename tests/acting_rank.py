@@ -36,6 +36,6 @@ match part:
     case "done": done()
 while True:
     if select.select([sys.stdin], [], [], 0.05)[0]: sys.exit()             # nobody writes any more
-    counter += part == "works"
-    if counter == 24: done()
+    counter += part in ("works", "goes on")
+    if counter == 24 and part == "works": done()
     beat(counter, waits="" if part in ("computes", "works") else f"send of step 1 on axis x, {part}")

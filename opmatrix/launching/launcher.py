@@ -31,6 +31,7 @@ from opmatrix.split.placement import Coordinates
 
 PROGRAM = sys.executable, "-m", "opmatrix.launching.worker"
 STARTING = 120.0                                            # seconds that ranks may take to import and meet
+SLEPT = 2.0                                                 # seconds between two looks that nothing explains
 AFTERMATH = 1.0                                             # seconds in which who was lost says why
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 LOST = "Lost"
@@ -83,6 +84,7 @@ class Ranks:
         self.count, self.deadline, self.program = count, deadline, program
         self.notes: SimpleQueue[tuple[int, Note | None]] = SimpleQueue()
         self.ranks: list[Watched] = []
+        self.looked = 0.0
         self.door = listening(port)
 
     def __enter__(self) -> Self:
@@ -151,7 +153,7 @@ class Ranks:
     def gather(self, kind: str, patience: float) -> dict[int, Note]:
         """A note of that kind of every rank, in order. Raises RanksFailed."""
         found: dict[int, Note] = {}
-        start = time.monotonic()
+        self.looked = start = time.monotonic()
         for each in self.ranks: each.moved, each.heard, each.idle = start, start, False
         while len(found) < self.count:
             try: rank, note = self.notes.get(timeout=0.1)
@@ -169,9 +171,16 @@ class Ranks:
         return {rank: found[rank] for rank in range(self.count)}
 
     def look(self, patience: float) -> None:
-        """Raises RanksFailed where no rank got on for too long: it names the one that does not wait for another, or
-        that says nothing; else what all wait in."""
-        now = time.monotonic()
+        """Raises RanksFailed for a rank that says nothing for too long, though others get on, and where none got on: it
+        names the one that does not wait for another; else what all wait in."""
+        now, looked = time.monotonic(), self.looked
+        self.looked = now
+        if now - looked > SLEPT:                            # this process was stopped, and has not heard what was said
+            for each in self.ranks: each.heard = now
+        silent = [(each.heard, rank) for rank, each in enumerate(self.ranks)
+                  if not each.idle and now - each.heard > patience]
+        if silent: raise RanksFailed(f"rank {min(silent)[1]} hangs: nothing of it for {patience:g} s: a longer "
+                                     "--deadline lets it go on")
         if now - max(each.moved for each in self.ranks) <= patience: return
         busy = [(each.moved, rank) for rank, each in enumerate(self.ranks) if not each.idle
                 and (not each.waits or now - each.heard > patience / 2)]

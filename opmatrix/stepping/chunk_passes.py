@@ -1,7 +1,7 @@
 """One micro-batch through one chunk on one rank: forward, and later back, with what backward reads held between."""
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from opmatrix.partitions.ranks import WAITING, Held, Message, Meter, count_held
 from opmatrix.split.moving import RankStep
 from opmatrix.split.placement import Coordinates
 from opmatrix.stepping.drop_masks import DropMasks
-from opmatrix.stepping.stage_chunks import StageChunk
+from opmatrix.stepping.stage_chunks import Lives, StageChunk
 from opmatrix.training.backward_ranks import BackwardRank
 from opmatrix.training.expert_gradients import BACK
 from opmatrix.training.line_readings import COTANGENT
@@ -44,7 +44,7 @@ class ChunkPass(BackwardRank):
 
     def ahead(self) -> Generator[Message, Any, Numeric]:
         """What this rank holds of the result."""
-        yield from self.walk(self.chunk.forward, self.chunk.saved | {self.chunk.out})
+        yield from self.walk(self.chunk.there)
         found = self.array(self.chunk.out)
         if self.chunk.out not in self.chunk.saved: self.forget([self.chunk.out])
         return found
@@ -61,13 +61,13 @@ class ChunkPass(BackwardRank):
     def back(self, cotangent: Numeric | float) -> Generator[Message, Any, WentBack]:
         """Back from the cotangent of the result, or from a number that all of its entries are."""
         self.cotangent = np.asarray(cotangent)
-        yield from self.walk(self.chunk.backward, self.chunk.asked)
+        yield from self.walk(self.chunk.back)
         own = NO_NUMBERS if self.chunk.cotangent is None else self.array(self.chunk.cotangent)
         return WentBack(own, {line: self.array(at) for line, at in self.chunk.gradients.items()})
 
-    def walk(self, part: Sequence[int], pinned: frozenset[int]) -> Generator[Message, Any, None]:
-        """Runs some steps; what none of them reads later goes, but for what is pinned."""
-        for at, gone in self.chunk.lives(part, pinned):
+    def walk(self, way: Lives) -> Generator[Message, Any, None]:
+        """Runs some steps, behind each of which some values go."""
+        for at, gone in way:
             step, room = self.steps[at], 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
             elif step.op == "kept":

@@ -2,7 +2,7 @@
 over its own arrays."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from opmatrix.training.keeping import Keep
 from opmatrix.training.step_costs import BackwardBooked, spans, split_both_ways
 
 SizesHeld: TypeAlias = dict[int, int]                       # numbers of values by their steps
+Lives: TypeAlias = list[tuple[int, list[int]]]              # steps, each with the values that none reads behind it
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,26 @@ class StageChunk:
     @cached_property
     def booked(self) -> BackwardBooked: return BackwardBooked(self.split)
 
-    def lives(self, part: Sequence[int], pinned: frozenset[int]) -> Iterator[tuple[int, list[int]]]:
-        """Each of some steps with the values that none of them reads behind it, but for what is pinned."""
+    def lives(self, part: Sequence[int], pinned: frozenset[int]) -> Lives:
         lasts = {arg: at for at in part for arg in (at, *self.steps[at].args)}
-        for at in part:
-            yield at, [done for done in {at, *self.steps[at].args} if lasts[done] == at and done not in pinned]
+        return [(at, [done for done in {at, *self.steps[at].args} if lasts[done] == at and done not in pinned])
+                for at in part]
 
-    def walked(self, part: Sequence[int], pinned: frozenset[int], sizes: SizesHeld,
-               size: Callable[[sympy.Expr], int]) -> int:
+    @cached_property
+    def there(self) -> Lives:
+        """The steps of forward; what backward reads, and the result, stay."""
+        return self.lives(self.forward, self.saved | {self.out})
+
+    @cached_property
+    def back(self) -> Lives:
+        """The steps of backward; what is asked for stays."""
+        return self.lives(self.backward, self.asked)
+
+    def walked(self, way: Lives, sizes: SizesHeld, size: Callable[[sympy.Expr], int]) -> int:
         """The most numbers that are held while some steps run, by the formulas; `sizes` are those that are held before,
         and then those that are held behind them. `size`: a formula on a rank."""
         most, now = 0, sum(sizes.values())
-        for at, gone in self.lives(part, pinned):
+        for at, gone in way:
             step = self.steps[at]
             if step.op in RENAMED and step.args[0] in gone: now -= sizes.pop(step.args[0])
             sizes[at] = size(self.booked.numbers(at))

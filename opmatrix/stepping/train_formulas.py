@@ -85,10 +85,10 @@ class ChunkSizes(NamedTuple):
     @classmethod
     def of(cls, chunk: StageChunk, size: Callable[[sympy.Expr], int]) -> ChunkSizes:
         held: dict[int, int] = {}
-        forward = chunk.walked(chunk.forward, chunk.saved | {chunk.out}, held, size)
+        forward = chunk.walked(chunk.there, held, size)
         if chunk.out not in chunk.saved: held.pop(chunk.out)
         saved = sum(held.values())
-        backward = chunk.walked(chunk.backward, chunk.asked, held, size)
+        backward = chunk.walked(chunk.back, held, size)
         return cls(forward, saved, backward, sum(held.values()))
 
 

@@ -36,6 +36,7 @@ def acted(*parts, deadline=0.8):
     (("loses", "fails"), "^step 3: rank 1: what comes out is not finite$"),
     (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.8 s, and the others wait for it"),
     (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.8 s"),
+    (("goes on", "stops"), "^rank 1 hangs: nothing of it for 0.8 s: a longer --deadline"),
     (("waits", "done"), "^ranks wait for each other: rank 0 waits in send of step 1 on axis x, waits$")])
 def test_what_goes_wrong_is_named(parts, words):
     began, hangs = time.monotonic(), "hangs" in words or "wait for each other" in words
