@@ -3,7 +3,7 @@
     python benchmarks/crossovers.py --shapes 384x1536 --structures random blocks nm shared --providers ours numpy \
         --densities 0.05 0.1 0.2 0.3 0.5 0.7 --threads 1 --rounds 5 --decode 0 --csv crossovers.csv
     python benchmarks/selection.py --quick --csv selection.csv
-    python docs/make_formats.py crossovers.csv selection.csv
+    python docs/make_formats.py crossovers.csv selection.csv [--busy "what they said of a busy machine"]
 
 The first takes four minutes, the second five, on two quiet cores."""
 import csv
@@ -32,8 +32,9 @@ def main() -> None:
     parser = Parser(__doc__, table=False)
     parser.add_argument("crossovers", type=readable)
     parser.add_argument("selection", type=readable)
+    parser.add_argument("--busy", default="", help="what the benchmarks said of a busy machine")
     given = parser.parse_args()
-    made = {"machine": cpu(), "versions": {name: version(name) for name in ("numpy", "numba")},
+    made = {"machine": cpu(), "busy": given.busy, "versions": {name: version(name) for name in ("numpy", "numba")},
             "times": {"columns": TIMES, "rows": read_columns(Path(given.crossovers), TIMES)},
             "choices": {"columns": CHOICES, "rows": read_columns(Path(given.selection), CHOICES)}}
     with replacing(FILE) as raw: raw.write((json.dumps(made) + "\n").encode())

@@ -153,7 +153,7 @@ def calibrate(context: typer.Context, results: options.Results = None) -> None:
 @app.command()
 def run(
     directory: options.Saved,
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="sentences")],
+    text: Annotated[list[str], typer.Argument(help="sentences")],
     truncate: options.Truncate = None,
     results: options.Results = None,
 ) -> None:
@@ -162,7 +162,7 @@ def run(
     from opmatrix.program import Program
     from rewrites.evaluate.texts_run import run_texts
     possible({"--json": (results, writable)}, directory)
-    said, found = run_texts(Program.load(directory), texts, truncate)
+    said, found = run_texts(Program.load(directory), text, truncate)
     say(said)
     write_results(found, results)
 

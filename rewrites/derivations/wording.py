@@ -57,8 +57,8 @@ class TreeWriter:
             case "product":
                 first, second = (self.text(child, 2 + at, depth - 1) for at, child in enumerate(tree.children))
                 plain = tree.attributes == ("sum", "everyone")
-                return (f"({first} @ {second})" if plain else f"product({', '.join(parts)}, over={others[0]}, "
-                                                              f"where={others[1]})")
+                seen = "" if tree.attributes[1] == "everyone" else f", where={others[1]}"
+                return f"({first} @ {second})" if plain else f"product({', '.join(parts)}, over={others[0]}{seen})"
             case "given" | "symbol":
                 return others[0]
             case "over" if tree.children[0].kind == "ones":

@@ -111,7 +111,7 @@ def front(found: dict[str, Any]) -> Iterator[str]:
     rows = [row + [""] * (len(FRONT) + len(extra) - len(row)) for row in rows]
     yield (f"<figure>{front_plot(base, points, found['chosen'])}<figcaption>Time and memory. A diamond is the import, "
            "a square an exact program, a disc an approximate one; the ring is the chosen one. Numbers are those of the "
-           "table.</figcaption></figure>")
+           "table, names how weights are stored: int8 x3, three of them as bytes.</figcaption></figure>")
     yield grid_of("Programs; * is chosen", (*FRONT, *extra), rows, found["chosen"] + 1)
     yield facts_of([("search", f"{search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"),
                     *(("cut", cut) for cut in search["cut"]), *(

@@ -15,7 +15,7 @@ from rewrites.pages.html_report import OURS
 
 WRITES = {"out", "results", "trace", "html"}                # parameters that name what is written, of every command
 OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
-TEXTS = {"prompt", "texts"}                                          # arguments that name no file
+TEXTS = {"generate_text.prompt", "run.text"}        # arguments that name no file
 SUFFIX = {"embed": ".npy", "spectrum": ".png", "launch": ".json", "report": ".html", ("optimize", "html"): ".html",
           ("plan", "timeline"): ".json", ("partition", "timeline"): ".json"}
 NEEDS = {"plan": ("--devices", "2", "--machine", "A100"),   # words without which nothing is written
@@ -38,7 +38,7 @@ def parameters(callback):
         argument = type(info).__name__ == "ArgumentInfo"
         words = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
         option = next((each for each in words if each.startswith("--")), f"--{name.replace('_', '-')}")
-        files = (argument and name not in TEXTS) or "Path" in str(kind) or any(
+        files = (argument and f"{callback.__name__}.{name}" not in TEXTS) or "Path" in str(kind) or any(
             word in (info.metavar or "") for word in ("FILE", "CSV", "DIR"))
         found[name] = argument, option, files
     return found
