@@ -15,6 +15,7 @@ from opmatrix.files import certified
 from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
+from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer, read_tokenizer
 from opmatrix.program import ARRAY, Constant, Program, Step
@@ -33,10 +34,10 @@ OLD = "state"                                               # a kernel of before
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
 
 
-def load(directory: str | Path, copy: bool = False, tokenizer: bool = False) -> Program:
+def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhead = False) -> Program:
     """The program in a directory, arrays and outputs equal to the bit; with its tokenizer, which is then read beside
-    the arrays. InputError, which names the file and the field, for whatever is missing, damaged, of another version,
-    not safe to run, or not what its hash says."""
+    the arrays, or has been begun already. InputError, which names the file and the field, for whatever is missing,
+    damaged, of another version, not safe to run, or not what its hash says."""
     if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
@@ -59,7 +60,8 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool = False) -> 
             held, stored[each] = held | lies, ArrayFile(raw, copy)
         own = collect_arrays(file, described, held, stored)
         read = list[Tokenizer]()
-        if tokenizer: opened.callback(begin_reading(meta, read).join)
+        ahead = tokenizer if isinstance(tokenizer, ParsedAhead) else None
+        if tokenizer: opened.callback(begin_reading(meta, read, ahead).join)
         with Digest(own, stored) as digest:
             with blamed(file, "its brackets"):
                 said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
@@ -80,10 +82,10 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool = False) -> 
     return program
 
 
-def begin_reading(meta: Mapping[str, object], found: list[Tokenizer]) -> Thread:
+def begin_reading(meta: Mapping[str, object], found: list[Tokenizer], ahead: ParsedAhead | None) -> Thread:
     """A thread that reads a tokenizer, which is found where it can be read."""
     def read() -> None:
-        with suppress(Exception): found.append(read_tokenizer(meta))
+        with suppress(Exception): found.append(read_tokenizer(meta, ahead))
     thread = Thread(target=read)
     thread.start()
     return thread

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
 from opmatrix.batch import Batch
+from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from opmatrix.pipelines.pooling import MEAN, Pooling
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class Tokenizer:
 
     @classmethod
     @unpanicked()
-    def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
-        """The tokenizer that the text of a tokenizer.json describes. InputError, which says where it is from, for
-        another."""
+    def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN,
+                  ahead: ParsedAhead | None = None) -> "Tokenizer":
+        """The tokenizer that the text of a tokenizer.json describes, which may be parsed already. InputError, which
+        says where it is from, for another."""
         import tokenizers
-        try: found = tokenizers.Tokenizer.from_str(text)
+        try: found = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
         except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
         return cls(found, limit, pooling)
 
@@ -120,13 +122,13 @@ class Tokenizer:
         self.tokenizer.save(str(path))
 
 
-def read_tokenizer(meta: Mapping[str, Any]) -> Tokenizer:
+def read_tokenizer(meta: Mapping[str, Any], ahead: ParsedAhead | None = None) -> Tokenizer:
     """The tokenizer that a program's meta has the text of. Raises InputError where there is none, or it is none."""
     if not (text := meta.get("tokenizer")):
         raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
     limit = meta.get("config", {}).get("max_position_embeddings")
     return Tokenizer.from_text(text, "tokenizer.json of this program", limit,
-                               Pooling.parsed(meta.get("pooling"), "meta: pooling"))
+                               Pooling.parsed(meta.get("pooling"), "meta: pooling"), ahead)
 
 
 def sentences() -> list[str]:

@@ -6,10 +6,12 @@ import os
 import sys
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
+from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from rewrites.cli.environment import prepare
-from rewrites.cli.straight import read_plainly
+from rewrites.cli.straight import TOKENIZER, read_plainly
 
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
@@ -59,8 +61,9 @@ def run_command(began: float | None = None) -> None:
 def call_command(arguments: list[str], began: float | None) -> int | None:
     """Its exit status, None for 0."""
     if asked := read_plainly(arguments):
+        ahead = ParsedAhead(Path(asked.model) / TOKENIZER)
         from rewrites.cli.generate import write_reply
-        write_reply(asked.model, asked.prompt, **asked.options, began=began)
+        write_reply(asked.model, asked.prompt, **asked.options, began=began, ahead=ahead)
         return None
     from rewrites.cli.commands import app
     status: int | None = app(arguments, prog_name="opmatrix", standalone_mode=False, obj=began)

@@ -7,7 +7,7 @@ from os.path import exists
 from pathlib import Path
 from typing import NamedTuple, TypedDict, cast
 
-COMMAND, PROGRAM = "generate", "program.json"
+COMMAND, PROGRAM, TOKENIZER = "generate", "program.json", "tokenizer.json"
 WHOLE, NUMBER = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
 
 

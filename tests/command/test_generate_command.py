@@ -15,6 +15,7 @@ import standin
 from speakers import BYTES, gpt2
 
 from opmatrix.files.loading import load
+from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from opmatrix.pipelines.sampling import Sampling
 from rewrites.cli import __main__ as cli
 from rewrites.cli import commands
@@ -71,26 +72,43 @@ main()"""
     assert "tokenizer" not in vars(load(tmp_path / "saved"))
 
 
-def test_plain_arguments_are_read_as_the_library_reads_them(saved):
+def test_plain_arguments_are_read_as_the_library_reads_them(saved, tmp_path, monkeypatch):
     """All of its options are there, with their names and kinds; what is no plain value, or names no saved program, is
     left to it."""
+    monkeypatch.chdir(tmp_path)
     given = signature(commands.generate_text, eval_str=True).parameters
     own, asked = signature(write_reply).parameters, {*given} - {"context", "model", "prompt"}
-    spelt = {word: name for name in asked for word in
-             given[name].annotation.__metadata__[0].param_decls or [f"--{name.replace('_', '-')}"]}
+    said = {name: given[name].annotation.__metadata__[0] for name in asked}
+    words = {name: [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+             for name, info in said.items()}
+    spelt = {word: name for name in asked for word in words[name] or [f"--{name.replace('_', '-')}"]}
     assert {**{word: name for word, (name, _) in VALUED.items()}, **FLAGS} == spelt
     assert {name: given[name].default for name in asked} == {name: own[name].default for name in asked}
-    words = {int: "7", float: "0.25", str: "bf16", Path: "x.json"}
+    plain = {int: "7", float: "0.25", str: "bf16", Path: "x.json"}
     for name, read in VALUED.values():
         wanted = given[name].annotation.__origin__
-        kind = next(each for each in words if each in (get_args(wanted) or (wanted,)))
-        assert read(words[kind]) == kind(words[kind]) and type(read(words[kind])) is type(kind(words[kind]))
+        kind = next(each for each in plain if each in (get_args(wanted) or (wanted,)))
+        assert read(plain[kind]) == kind(plain[kind]) and type(read(plain[kind])) is type(kind(plain[kind]))
     reads = read_plainly(["generate", saved, "the prompt", "-q", "--top-k", "5", "--json", "x.json"])
     assert reads == (saved, "the prompt", {"quiet": True, "top_k": 5, "results": Path("x.json")})
     for more in (["--top-k", "five"], ["--top-k"], ["--top-k=5"], ["--seed", "-1"], ["--top-p", "nan"], ["-h"],
                  ["third"], ["--max-tokens", "٣"], ["--quiet", "--", "x"], ["--temperature", "1e3"]):
         assert read_plainly(["generate", saved, "prompt", *more]) is None
     assert read_plainly(["generate", "smollm2", "a"]) is read_plainly(["run", saved, "a"]) is read_plainly([]) is None
+
+
+def test_a_tokenizer_that_was_begun_before_is_the_file_s(saved, tmp_path):
+    """Of another text, or a file that cannot be read, there is none, and nobody waits."""
+    ahead = ParsedAhead(tmp_path / saved / "tokenizer.json")
+    found = load(tmp_path / saved, tokenizer=ahead)
+    assert ahead.found is not None and found.tokenizer.tokenizer is ahead.found and ahead.parsed("{}") is None
+    (tmp_path / "bad.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("bad.json", "absent", "pipe"):
+        other = ParsedAhead(tmp_path / name)
+        assert other.parsed("") is other.parsed("{}") is None
+        read = load(tmp_path / saved, tokenizer=other).tokenizer
+        assert read.encode("In ").tokens.tolist() == found.tokenizer.encode("In ").tokens.tolist()
 
 
 def test_a_seed_is_a_text(generate, saved):
