@@ -8,6 +8,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Pattern
+from opmatrix.regions.folded_term import fold_kernel_of
 from opmatrix.regions.growing import find_region
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -65,9 +66,12 @@ def list_readings(term: Operator, inside: Mapping[Operator, int], reached: Conta
                   needed: bool) -> Iterator[tuple[list[Operator], str]]:
     """What a term may be read over, and by which kernel. Where something is needed that no kernel computes: as much of
     it as goes through rows one by one, down to what kernels compute, or beyond that as far as it goes, in a kernel of
-    its own; else, and where rows mix, over the nearest values, in float64."""
+    its own; a product over a monoid over the nearest values, in a kernel too; else over these, in float64."""
     near = find_region(term, inside, lambda part: inside.get(part) in reached) if needed else None
-    if near is None: yield [*find_values(term, inside)], "interpret"
+    if near is None:
+        used = [*find_values(term, inside)]
+        found = fold_kernel_of(term, used) if needed and {*used} <= inside.keys() else None
+        yield used, found or "interpret"
     else:
         yield near, "row_term"
         far = find_region(term, inside, lambda part: False)

@@ -45,12 +45,13 @@ def run_rows(out: Any, *, term: str, **operands: Any) -> None:
     find_kernel(term, (values, arrays))(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
 
 
-def declared_signature() -> Signature:
-    """So many values and arrays that may be absent, and the term."""
+def declared_signature(batched: bool = False) -> Signature:
+    """So many values and arrays that may be absent, and the term; the batch before them, where it is read."""
     kinds = dict.fromkeys(VALUE_NAMES, Rows | Heads) | dict.fromkeys(ARRAY_NAMES, Array)
     both = Parameter.POSITIONAL_OR_KEYWORD
     operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
-    return Signature([Parameter("out", both), *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
+    first = [Parameter(name, both) for name in ("out", *["batch"] * batched)]
+    return Signature([*first, *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
 
 
 run_rows.__signature__ = declared_signature()               # type: ignore[attr-defined]    # a function has one

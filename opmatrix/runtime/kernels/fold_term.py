@@ -1,0 +1,142 @@
+"""Products over any monoid, each a kernel of its own (opmatrix/regions/folded_term.py, formats/folding): scores tile by
+tile, never stored; written and compiled when a program that has it first runs, and kept."""
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from formats.core.epilogue import UNIT
+from formats.core.sizes import T
+from formats.machine.prices import S2, Price, Timed, Work, h
+from opmatrix.batch import Batch
+from opmatrix.extents import Extents, pairs
+from opmatrix.runtime.arguments import Doubles, split_operands
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.kernels.row_term import SLOW, count_columns, declared_signature, in_shape, moved, simple, slow
+from opmatrix.runtime.operands import Heads, Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+    from opmatrix.regions.folded_term import FoldedTerm
+
+LONGEST_TIMED = 512                                         # rows of a sequence that is timed, at most
+
+
+def find_fold(a: Arguments | dict[str, Any]) -> "FoldedTerm":
+    """The kernel of a step. Whatever runs no such step imports nothing that reads one."""
+    from opmatrix.regions.folded_term import folded_term
+    values, arrays = split_operands(a)
+    return folded_term(a["term"] if isinstance(a, dict) else a.term, [*map(count_columns, values)], arrays)
+
+
+def run_fold_rows(out: Any, *, term: str, **operands: Any) -> None:
+    """The kernel of a term in which rows meet a stored matrix, launched."""
+    values, arrays = split_operands(operands)
+    found = find_fold({"term": term, **operands})
+    found.kernel(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
+
+
+def run_fold(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
+    """The kernel of the term, launched for the sequences of the batch."""
+    values, arrays = split_operands(operands)
+    kernel, where = find_fold({"term": term, **operands})
+    given = [np.ascontiguousarray(each, np.float32) for each in arrays]
+    if not kernel.plan.masked: kernel(values, given, out)
+    elif where.reach is not None: kernel(values, given, out, batch.starts, where.reach)
+    else:
+        if where.limit is not None: batch.field("positions", where.limit)
+        kernel(values, given, out, batch.starts, mask=where.mask(batch.rows))
+
+
+run_fold_rows.__signature__ = declared_signature()          # type: ignore[attr-defined]    # a function has one
+run_fold.__signature__ = declared_signature(batched=True)   # type: ignore[attr-defined]    # a function has one
+
+
+def fold_shape(a: Arguments) -> Rows | Heads:
+    plan = find_fold(a).kernel.plan
+    return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
+
+
+def known_positions(a: Arguments) -> dict[str, int]:
+    """The positions that the tables of its pattern know."""
+    limit = find_fold(a).where.limit
+    return {} if limit is None else {"positions": limit}
+
+
+def bound_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
+    """What a step means, and how far off it may be."""
+    from formats.folding.fold_bounds import bound_fold
+    found = find_fold(a)
+    values, arrays = split_operands(given)
+    plan, batch = found.kernel.plan, a.batch
+    if plan.masked:
+        starts = [slice(int(low), int(high)) for low, high in pairwise(batch.starts)]
+        parts = [(rows, seen_within(found, batch, rows)) for rows in starts if rows.stop > rows.start]
+    else: parts = [(slice(0, len(values[0])), None)]
+    return bound_fold(plan, values, arrays, parts)
+
+
+def seen_within(found: "FoldedTerm", batch: Batch, rows: slice) -> np.ndarray:
+    at = np.arange(rows.start, rows.stop)
+    return np.broadcast_to(np.asarray(found.where.sees(batch.token(at[:, None]), batch.token(at[None]))),
+                           (len(at), len(at)))
+
+
+def fold_reference(a: Arguments) -> Doubles: return in_shape(bound_values(a, a)[0])
+
+
+def fold_bound(a: Arguments) -> Doubles:
+    """A running error of every operation, in the kernel's own order."""
+    meant, error = bound_values(a, a.exact)
+    return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+
+
+def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
+    """By what a score counts: operations, divisions and roots; and the numbers of a row."""
+    found = find_fold(a)
+    plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
+    scores = rows * plan.keys if plan.keys is not None else extents[pairs[found.where]] if plan.masked else rows * rows
+    return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, "moved": counts.moved, "simple": counts.simple,
+                           "slow": counts.slow})]
+
+
+def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """A few kernels, of little work a score and of much, over these rows."""
+    from opmatrix.regions.sample_terms import FOLDS
+    for number, (text, arrays) in enumerate(FOLDS):
+        for sizes, x, _ in grid.passes(numbers):
+            if x.shape[1] != 256 or sizes["T"] > LONGEST_TIMED or (int(sizes["T"]) + number) % 2: continue
+            rows = len(x)
+            given = [np.ones(each, np.float32) for each in arrays]
+            found = find_fold({"term": text, "x0": x, **{f"c{k}": each for k, each in enumerate(given)}})
+            plan, counts = found.kernel.plan, found.kernel.counts
+            out = numbers.room(rows, plan.heads * plan.cols).reshape(rows, plan.heads, plan.cols)
+            starts = np.array([0, rows])
+            yield ({"T": rows, "S2": rows * (rows if plan.keys is None else plan.keys), "h": plan.heads,
+                    "moved": counts.moved, "simple": counts.simple, "slow": counts.slow},
+                   partial(found.kernel, [x], given, out, starts))
+
+
+@kernel(launches=True, price=Price(
+    (S2 * h * simple, S2 * h * slow, T * moved),
+    lambda tile: Work(vector=S2 * h * (simple + SLOW * slow), moved=T * moved), time_folds, common=False))
+class fold_rows(Arguments):
+    """Rows times a stored matrix over any monoid, in a kernel of its own."""
+    run, shape, reference, bound, cost = run_fold_rows, fold_shape, fold_reference, fold_bound, fold_cost
+
+
+@kernel(launches=True, row_mixing=True, prices={})
+class fold_term(Arguments):
+    """A product over any monoid within sequences, in a kernel of its own."""
+    run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
+                                                  known_positions)
+
+
+@kernel(row_mixing=True, prices={})
+class fold_batch(Arguments):
+    """A product over any monoid in which an index counts all rows of a batch, or all see all, in a kernel of its own."""
+    run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
+                                                  known_positions)
