@@ -15,13 +15,14 @@ from rewrites.phases import Report
 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
-             report: Report) -> dict[str, object]:
-    """Prints what follows a prompt, and gives it with its figures, as JSON has them. What is wrong with a prompt is
+             report: Report, own: Path | None = None) -> dict[str, object]:
+    """Prints what follows a prompt, and gives it with its figures, as JSON has them; `own`: the file of what a saved
+    program has of one's own. What is wrong with a prompt is
     known before a program is searched for."""
     if cache is not None: check_cache(cache)
     if exists(Path(model) / PROGRAM):
         with report.phase("load"):
-            program = load(model, tokenizer=True)
+            program = load(model, tokenizer=True, laws=own)
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:

@@ -28,8 +28,13 @@ class Interpreted(Implementation):
 
     def data(self, values: Mapping[str, Any]) -> list[Data]:
         """The arrays, from a template's table."""
-        found = ((values[name], at) for name, at in self.arrays)
-        return [each if isinstance(each, Data) else each.data[at] for each, at in found]
+        return [read_array(values, *each) for each in self.arrays]
+
+
+def read_array(values: Mapping[str, Any], name: str, at: int) -> Data:
+    """One of the arrays of an attribute, from a template's table."""
+    found: Data = each if isinstance(each := values[name], Data) else each.data[at]
+    return found
 
 
 def interpret_uncovered(lowering: "Lowering",
