@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
+from formats.folding.entries_text import ROWS, EntriesText
 from formats.folding.fold_plan import ARRAY, FoldPlan, Operand, count_nodes
 from formats.folding.fold_text import CHUNK, SIDE, FoldText, abreast, count_pairs
 from formats.kernels.engine.compiled import FUNCTIONS
@@ -28,7 +29,9 @@ class FoldKernel:
     @cached_property
     def written(self) -> FoldText: return FoldText(plan=self.plan)
     @cached_property
-    def text(self) -> str: return self.written.whole()
+    def gathered(self) -> EntriesText: return EntriesText(plan=self.plan)
+    @cached_property
+    def text(self) -> str: return (self.gathered if self.plan.sparse else self.written).whole()
 
     @cached_property
     def function(self) -> TextKernel:
@@ -38,7 +41,8 @@ class FoldKernel:
         return found
 
     def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray,
-                 starts: "np.ndarray | Layout | None" = None, reach: Reach = EVERY, mask: Mask | None = None) -> np.ndarray:
+                 starts: "np.ndarray | Layout | None" = None, reach: Reach = EVERY,
+                 mask: Mask | None = None) -> np.ndarray:
         """out (T, columns), or (T, heads, columns). Where the plan is masked, `starts` are the rows at which sequences
         begin; a query sees so many keys behind it and ahead, or what a mask of positions holds. ValueError for what
         does not fit."""
@@ -74,6 +78,30 @@ class FoldKernel:
                              units * plan.heads * chunks))
         return out
 
+    def gather(self, values: Sequence[np.ndarray], out: np.ndarray, starts: np.ndarray, at: np.ndarray,
+               numbers: np.ndarray) -> np.ndarray:
+        """out (R, columns), or (R, heads, columns), of the rows that the entries of a sparse matrix name: row i has
+        those from starts[i] to starts[i + 1], of the rows `at`, which there are, and with these numbers, as float32."""
+        plan, rows, word = self.plan, len(out), self.plan.right.word
+        if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != (plan.heads, plan.cols):
+            raise ValueError(f"out: {out.shape} is not (rows, {plan.heads}, {plan.cols})")
+        writable("out", out)
+        value = values[plan.right.number]
+        words = self.locate(plan.right, values, [], len(value))
+        separate(out, **{word: value})
+        begins, names = (np.ascontiguousarray(each, np.int64) for each in (starts, at))
+        given = np.ascontiguousarray(numbers, np.float32)
+        if not out.size: return out
+        words |= dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, rows), strict=True))
+        workers, written = threads(), self.gathered
+        with POOL.lock:
+            room, apart = ROOM.reserve(written.room, workers)
+            words |= dict(starts=address(begins), at=address(names), numbers=address(given), count=len(names), T=rows,
+                          heads=plan.heads, p=plan.right.cols, room=room, apart=apart)
+            launch(workers, (self.function, filled(*(words[name] for name in written.fields)),
+                             -(-rows // ROWS) * plan.heads))
+        return out
+
     def locate(self, each: Operand, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray],
                rows: int) -> dict[str, int]:
         """The words of an operand: where it lies, and what its heads serve."""
@@ -95,8 +123,11 @@ class FoldKernel:
     def counts(self) -> Counts:
         """What one score of a head takes, with the pairs that are merged by it; and the numbers of a row that are
         moved."""
-        plan, step = self.plan, self.written.step
-        p = plan.right.cols
+        plan, p = self.plan, self.plan.right.cols
+        if plan.sparse:
+            each = count_pairs(plan.folding)
+            return Counts(p * each[0], p * each[1], (plan.right.cols + plan.cols) * plan.heads)
+        step = self.written.step
         chunks, many = -(-p // CHUNK), abreast(len(step.by_factor), p)
         own, each = step.work
         simple, slow = count_nodes(plan.score.outputs, ())

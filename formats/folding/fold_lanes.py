@@ -93,3 +93,10 @@ def tile_seen(c, at, low, rows, length, lines):
         first, last = max(0, key + k - c.ahead - low), min(SIDE, key + k + c.behind - low + 1)
         for i in range(SIDE): line[i] = 1 if first <= i < last else 0
     return key, False
+
+
+@njit(**HELPER)
+def keys_seen(c, query, key, keys):
+    """From which to which of a tile's keys some of 16 queries see; with a mask all, as its lines say whom."""
+    if c.ptr: return i8(0), i8(keys)
+    return max(0, query - c.behind - key), min(keys, query + 16 + c.ahead - key)

@@ -50,13 +50,15 @@ class ScoreLeaf(NamedTuple):
 
 class FoldPlan(NamedTuple):
     """Scores, as a graph of leaves, merged with the rows of `right`, which is a value with a row a key, or an array of
-    `keys` rows. `masked`: who sees whom is a pattern's, within sequences."""
+    `keys` rows. `masked`: who sees whom is a pattern's, within sequences; `sparse`: scores are the entries of a sparse
+    matrix, and there are no leaves."""
     leaves: tuple[ScoreLeaf, ...]
     score: NumberGraph
     folding: Folding
     right: Operand
     keys: int | None
     masked: bool
+    sparse: bool = False
 
     @property
     def operands(self) -> list[Operand]:

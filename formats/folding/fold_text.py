@@ -88,7 +88,7 @@ class FoldText(VectorText):
                     self.put(f"turn_in({self.address(leaf.left, 'start + low')}, 4 * c.{leaf.left.word}_row, rows, 1, "
                              f"line{number}, {SIDE}, 16)")
         if self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", SIDE * LINE)
-        self.reserve("seen", SIDE * LINE)
+        if plan.masked: self.reserve("seen", SIDE * LINE)
         self.reserve("packed", SIDE * self.across)
         for k in range(len(self.step.stored)): self.reserve(f"handed{k}", SIDE * LINE)
         units = plan.folding.unit
@@ -99,7 +99,8 @@ class FoldText(VectorText):
             for k in self.step.by_score: self.put(f"keep({self.unit_vector(units[k])}, held{k} + g, None)")
         if self.step.by_score: self.vectors(clear)
         def clear_columns() -> None:
-            for k in self.step.by_factor: self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE} + g, None)")
+            for k in self.step.by_factor:
+                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE} + g, None)")
         if self.step.by_factor: self.within("for n in range(p):", lambda: self.vectors(clear_columns))
         self.reserve("found", -(-self.columns * plan.folding.width // 16) * 16 * LINE)
         if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
@@ -141,8 +142,8 @@ class FoldText(VectorText):
     def write_leaf(self, number: int, leaf: ScoreLeaf) -> None:
         """Lines of what scores are made of."""
         if leaf.kind == "row":
-            self.put(f"turn_in({self.address(leaf.left, 'start + low', 'key')}, 4 * c.{leaf.left.word}_row, rows, keys, "
-                     f"line{number}, {SIDE}, {SIDE})")
+            self.put(f"turn_in({self.address(leaf.left, 'start + low', 'key')}, 4 * c.{leaf.left.word}_row, rows, "
+                     f"keys, line{number}, {SIDE}, {SIDE})")
         if leaf.kind != "pairs": return
         assert leaf.right is not None and leaf.inner is not None
         right, step = leaf.right, MergeStep(leaf.inner)
@@ -211,12 +212,18 @@ class FoldText(VectorText):
             lines = "scores" if lone is None else f"line{lone}"
             held[id(step.score)] = self.name(f"get({lines} + {LINE} * j + g, None)")
         if id(step.index) in needed:
-            held[id(step.index)] = self.name(f"in_all_lanes(f4(base + j))")
+            held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
 
     def select(self, found: str, before: str, whole: bool) -> str:
         """What is merged, where it is seen."""
         return found if whole else self.name(f"lanes_of(mask, {found}, {before})")
+
+    def every_key(self) -> str:
+        """A loop over the keys of a tile that some of 16 queries see."""
+        if not self.plan.masked: return "for j in range(keys):"
+        self.put("first, past = keys_seen(c, low + g // 4, key, keys)")
+        return "for j in range(first, past):"
 
     def read_mask(self, whole: bool) -> None:
         if not whole: self.put(f"mask = get(seen + {LINE} * j + g, None)")
@@ -237,16 +244,9 @@ class FoldText(VectorText):
 
         def group() -> None:
             for k in step.by_score: self.put(f"a{k} = get(held{k} + g, None)")
-            self.within("for j in range(keys):", keys)
+            self.within(self.every_key(), keys)
             for k in step.by_score: self.put(f"keep(a{k}, held{k} + g, None)")
         self.vectors(group)
-
-    def assign(self, names: list[str], found: list[str]) -> None:
-        """All at once: none is read after it was written."""
-        kept = [self.name(each) if each in names and each != name else each
-                for name, each in zip(names, found, strict=True)]
-        for name, each in zip(names, kept, strict=True):
-            if name != each: self.put(f"{name} = {each}")
 
     def write_by_factor(self, whole: bool) -> None:
         """Carriers of a few columns, while the tile passes by."""
@@ -269,7 +269,7 @@ class FoldText(VectorText):
         def group() -> None:
             for n in range(many):
                 for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {LINE} * m{n} + g, None)")
-            self.within("for j in range(keys):", keys)
+            self.within(self.every_key(), keys)
             for n in range(many):
                 for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {LINE} * m{n} + g, None)")
 

@@ -55,10 +55,18 @@ class VectorText:
         """Variables of numbers, of those that are held: by id, all that is written is added to them."""
         def one(node: StandIn) -> str:
             if (found := held.get(id(node))) is None:
-                found = self.literal(node.value) if node.op == "literal" else self.operation(node.op, [*map(one, node.args)])
+                literal = node.op == "literal"
+                found = self.literal(node.value) if literal else self.operation(node.op, [*map(one, node.args)])
                 held[id(node)] = found
             return found
         return [*map(one, ends)]
+
+    def assign(self, names: list[str], found: list[str]) -> None:
+        """All at once: none is read after it was written."""
+        kept = [self.name(each) if each in names and each != name else each
+                for name, each in zip(names, found, strict=True)]
+        for name, each in zip(names, kept, strict=True):
+            if name != each: self.put(f"{name} = {each}")
 
     def vector(self, word: str) -> str:
         """A variable or a constant as a vector, which may be stored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from formats.folding.fold_plan import ARRAY, VALUE, Folding, FoldPlan, Operand, ScoreLeaf
 from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, apply, number
@@ -16,6 +16,7 @@ from opmatrix.patterns import Pattern, everyone
 from opmatrix.regions.checked_promises import check_monoid, check_pattern
 from opmatrix.regions.merging import traced_monoid
 from opmatrix.regions.row_reading import NotByRows, traced_function
+from opmatrix.relations import Relation
 
 
 class ScoreForm(NamedTuple):
@@ -36,14 +37,20 @@ class RowsForm(NamedTuple):
     turned: bool = False
 
 
+class EntriesForm(NamedTuple):
+    """The entries of a relation that the batch gives."""
+    relation: Relation
+
+
 class FoldForm(NamedTuple):
-    """A product, and whom its queries see."""
+    """A product, and whom its queries see, or the relation whose entries it merges by."""
     plan: FoldPlan
     where: Pattern
     indexed: bool
+    relation: Relation | None = None
 
 
-Form: TypeAlias = ScoreForm | RowsForm | FoldForm | None
+Form: TypeAlias = ScoreForm | RowsForm | EntriesForm | FoldForm | None
 
 
 def sole_leaf(leaf: ScoreLeaf) -> ScoreForm: return ScoreForm((leaf,), NumberGraph(1, (StandIn("input"),)))
@@ -126,12 +133,23 @@ class FoldReading:
         if where.relation is not None or (where is not everyone and not where.within):
             raise NotByRows(f"where {where}: it looks beyond sequences")
         check_pattern(where)
+        if isinstance(left, EntriesForm): return self.of(self.by_entries(left.relation, over, right.operand, where))
         scores = as_scores(left)
         if any(leaf.kind == "row" for leaf in scores.leaves): raise NotByRows("scores of a row, one a key")
         return self.of(FoldForm(plan_of(scores, over, right.operand, None, where is not everyone), where, over.indexed))
 
-    def refuse(self, *given: object, **named: object) -> NoReturn: raise NotByRows("it reads the batch, or moves numbers")
-    beside = join = total = given = related = entered = pick = keep_top = refuse
+    def by_entries(self, relation: Relation, over: type[Monoid], right: Operand, where: Pattern) -> FoldForm:
+        """Rows that the entries of a relation name, merged."""
+        if where is not everyone: raise NotByRows("entries that a pattern leaves out")
+        plan = FoldPlan((), NumberGraph(1, (StandIn("input"),)), folding_of(over), right, None, False, True)
+        return FoldForm(plan, where, over.indexed, relation)
+
+    def related(self, relation: Relation) -> FoldReading: return self.of(EntriesForm(relation))
+
+    def refuse(self, *given: object, **named: object) -> NoReturn:
+        raise NotByRows("it reads the batch, or moves numbers")
+
+    beside = join = total = given = entered = pick = keep_top = refuse
 
     def act(self, term: Operator) -> FoldReading:
         """What a matrix of operators makes of scores, or of a row over a monoid."""
@@ -166,7 +184,8 @@ class FoldReading:
 def folding_of(over: type[Monoid]) -> Folding:
     """A monoid as graphs, once its promises were tried. Raises InputError for one that breaks them."""
     check_monoid(over)
-    found = traced_monoid(over)
+    try: found = traced_monoid(over)
+    except Untraceable as error: raise NotByRows(str(error), traced=True) from None
     unit = tuple(float(over.unit()[part]) for part in found.used)
     return Folding(found.lift, found.merge, found.finish, unit, over.ordinary)
 

@@ -15,15 +15,17 @@ from opmatrix.regions.counted_numbers import list_tables
 from opmatrix.regions.fold_reading import FoldForm, read_fold
 from opmatrix.regions.growing import heads_of_value
 from opmatrix.regions.row_reading import NotByRows
+from opmatrix.relations import Relation
 from opmatrix.runtime.terms import measured, parse_operator
 
 KEPT_FOLDS = 256
 
 
 class FoldedTerm(NamedTuple):
-    """A kernel, and whom its queries see."""
+    """A kernel, and whom its queries see, or the relation whose entries it merges by."""
     kernel: FoldKernel
     where: Pattern
+    relation: Relation | None
 
 
 def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[object]) -> FoldedTerm:
@@ -46,7 +48,7 @@ def kept_fold(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[Data
     found = read_fold(term, operands, {data: k for k, data in enumerate(promised)})
     if (found.plan.heads, found.plan.cols) != (shape.heads, shape.cols):
         raise NotByRows(f"{found.plan.heads} x {found.plan.cols} of a row, where it gives {shape}")
-    return FoldedTerm(FoldKernel(found.plan), found.where)
+    return FoldedTerm(FoldKernel(found.plan), found.where, found.relation)
 
 
 def sees_batch(found: FoldForm) -> bool:
@@ -56,8 +58,8 @@ def sees_batch(found: FoldForm) -> bool:
 
 
 def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
-    """The kernel that computes a term over these values: of rows, of sequences, or of a whole batch; None where it is
-    no product over a monoid that a kernel is written for."""
+    """The kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries; None
+    where it is no product over a monoid that a kernel is written for."""
     symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
     operands: Mapping[str, Operand] = {f"x{k}": Operand(VALUE, k, heads_of_value(part), int(part.out.cols))
                                        for k, part in enumerate(used)}
@@ -67,4 +69,5 @@ def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
             if isinstance(each, Data): arrays.setdefault(each, len(arrays))
     try: found = read_fold(substitute(term, symbols), operands, arrays)
     except NotByRows: return None
+    if found.relation is not None: return "fold_entries"
     return "fold_rows" if found.plan.keys is not None else "fold_batch" if sees_batch(found) else "fold_term"
