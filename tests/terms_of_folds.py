@@ -63,8 +63,9 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
         top = z.max(1)
         return top + np.log(np.exp(z - top[:, None]).sum(1))
     def by_top(q, c):
-        return np.concatenate([np.sort(np.partition((q[at] @ q[at].T) * c[at].T, -2, 1)[:, -2:], 1)[:, ::-1]
-                               for at in parts])
+        found = [(q[at] @ q[at].T) * c[at].T for at in parts]
+        found = [np.pad(each, ((0, 0), (0, 1)), constant_values=-np.inf) for each in found]
+        return np.concatenate([np.sort(np.partition(each, -2, 1)[:, -2:], 1)[:, ::-1] for each in found])
     def by_shifts(x):
         out = x.copy()
         for at in parts:

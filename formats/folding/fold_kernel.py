@@ -11,7 +11,7 @@ from formats.folding.fold_plan import ARRAY, FoldPlan, Operand, count_nodes
 from formats.folding.fold_text import CHUNK, SIDE, FoldText, abreast, count_pairs
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
-from formats.kernels.engine.launch import ROOM, address, filled, launch
+from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
 from formats.kernels.engine.pool import POOL
 from formats.kernels.mixing.heads import EVERY, Layout, Reach, clipped, sequences
 from formats.machine.threads import threads
@@ -57,9 +57,9 @@ class FoldKernel:
         if not out.size: return out
         if plan.masked:
             if starts is None: raise ValueError("starts: rows at which sequences begin are needed")
-            batch = sequences(starts)
-            lines, count = address(batch.starts), len(batch.starts) - 1
-        else: lines, count = address(filled(0, T)), 1
+            begins: Record = sequences(starts).starts
+        else: begins = filled(0, T)
+        lines, count = address(begins), len(begins) - 1
         places = dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, T), strict=True))
         chunks = -(-plan.right.cols // CHUNK)
         blocks = [*map(address, mask.arrays().values())] if mask is not None else [0, 0, 0, 0]

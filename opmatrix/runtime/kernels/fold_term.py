@@ -2,6 +2,7 @@
 tile, never stored; written and compiled when a program that has it first runs, and kept."""
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import S2, Price, Timed, Work, h
 from opmatrix.batch import Batch
-from opmatrix.extents import Extents, entries, pairs
+from opmatrix.extents import Extents, count_attended, entries, pairs
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import Doubles, split_operands
 from opmatrix.runtime.by_sequence import sentence_rows, unseen
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from opmatrix.regions.folded_term import FoldedTerm
 
-LONGEST_TIMED = 512                                         # rows of a sequence that is timed, at most
+TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256          # of one sequence
 
 
 def find_fold(a: Arguments | dict[str, Any]) -> "FoldedTerm":
@@ -164,20 +165,19 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
 
 
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """A few kernels, of little work a score and of much, over these rows."""
+    """A few kernels, of little work a score and of much, over some rows."""
     from opmatrix.regions.sample_terms import FOLDS
-    for number, (text, arrays) in enumerate(FOLDS):
-        for sizes, x, _ in grid.passes(numbers):
-            if x.shape[1] != 256 or sizes["T"] > LONGEST_TIMED or (int(sizes["T"]) + number) % 2: continue
-            rows = len(x)
-            given = [np.ones(each, np.float32) for each in arrays]
-            found = find_fold({"term": text, "x0": x, **{f"c{k}": each for k, each in enumerate(given)}})
-            plan, counts = found.kernel.plan, found.kernel.counts
-            out = numbers.room(rows, plan.heads * plan.cols).reshape(rows, plan.heads, plan.cols)
-            starts = np.array([0, rows])
-            yield ({"T": rows, "S2": rows * (rows if plan.keys is None else plan.keys), "h": plan.heads,
-                    "moved": counts.moved, "simple": counts.simple, "slow": counts.slow},
-                   partial(found.kernel, [x], given, out, starts))
+    for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
+        x = numbers.some(rows, TIMED_COLUMNS)
+        given = [np.ones(each, np.float32) for each in arrays]
+        found = find_fold({"term": text, "x0": x, **{f"c{k}": each for k, each in enumerate(given)}})
+        plan, counts, starts = found.kernel.plan, found.kernel.counts, np.array([0, rows])
+        out = numbers.room(rows, plan.heads, plan.cols)
+        scores = rows * plan.keys if plan.keys is not None else count_attended(found.where, rows)
+        reach = found.where.reach
+        assert reach is not None
+        yield ({"T": rows, "S2": scores, "h": plan.heads, "moved": counts.moved, "simple": counts.simple,
+                "slow": counts.slow}, partial(found.kernel, [x], given, out, starts, reach))
 
 
 @kernel(launches=True, price=Price(
@@ -198,7 +198,7 @@ class fold_term(Arguments):
 
 @kernel(row_mixing=True, prices={})
 class fold_batch(Arguments):
-    """A product over any monoid whose index counts all rows of a batch, or where all see all, in a kernel of its own."""
+    """A product over any monoid whose index counts all rows of a batch, or in which all see all, in its own kernel."""
     run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
                                                   known_positions)
 
