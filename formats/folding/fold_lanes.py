@@ -5,8 +5,7 @@ from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import floats, longs, pointer
 from formats.kernels.engine.native import njit
 from formats.kernels.mixing.heads import copy_rows as copy_rows
-from formats.kernels.products.transposing import turn_in as turn_in
-from formats.kernels.products.transposing import turn_out as turn_out
+from formats.kernels.mixing.heads import turn_keys as turn_keys
 from formats.rowwise.row_lanes import both as both
 from formats.rowwise.row_lanes import cut as cut
 from formats.rowwise.row_lanes import either as either
@@ -74,12 +73,15 @@ def tiles_seen(c, low, rows, length):
 
 @njit(**HELPER)
 def tile_seen(c, at, low, rows, length, lines):
-    """(first key of a tile, whether all its scores are seen); where not, a line of 1 and 0 for each key."""
+    """(first key of a tile, whether all its scores are seen), and a line of 1 and 0 for each key."""
     tile = at
     if c.ptr:
         tile = i8(pointer(c.idx, np.uint32)[at])
         edge = i8(pointer(c.edge, np.uint32)[at])
-        if edge == 0: return tile * SIDE, True
+        if edge == 0:
+            ones = floats(lines, SIDE * SIDE)
+            for i in range(SIDE * SIDE): ones[i] = 1
+            return tile * SIDE, True
         words = pointer(c.bits + (edge - 1) * SIDE * SIDE // 8, np.uint16)
         for i in range(rows):
             for k in range(SIDE):
@@ -87,12 +89,11 @@ def tile_seen(c, at, low, rows, length, lines):
         return tile * SIDE, False
     key = tile * SIDE
     keys = min(SIDE, length - key)
-    if key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead: return key, True
     for k in range(keys):
         line = floats(lines + LINE * k, SIDE)
         first, last = max(0, key + k - c.ahead - low), min(SIDE, key + k + c.behind - low + 1)
-        for i in range(SIDE): line[i] = 1 if first <= i < last else 0
-    return key, False
+        for i in range(SIDE): line[i] = 1 if i >= first and i < last else 0
+    return key, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead
 
 
 @njit(**HELPER)

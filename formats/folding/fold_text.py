@@ -12,6 +12,7 @@ from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 SIDE, LINE, CHUNK = 64, 256, 128                            # queries, bytes of a line; columns of an item at most
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
+MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
 SCORED_KEYS = 4                                             # keys whose scores are merged at a time
 FIXED_WORDS = ("out out_row out_head starts S heads chunks keys behind ahead ptr idx edge bits room apart "
                "p across").split()
@@ -80,13 +81,11 @@ class FoldText(VectorText):
                     depth = leaf.left.cols
                     self.reserve(f"turned{number}", -(-depth // 16) * 16 * LINE)
                     self.reserve(f"line{number}", SIDE * LINE)
-                    self.put(f"turn_in({self.address(leaf.left, 'start + low')}, 4 * c.{leaf.left.word}_row, rows, "
-                             f"{self.size(depth)}, turned{number}, {SIDE}, ({self.size(depth)} + 15) // 16 * 16)")
+                    self.turn_rows(leaf.left, "0", self.size(depth), f"turned{number}")
                 case "row": self.reserve(f"line{number}", SIDE * LINE)
                 case "query":
-                    self.reserve(f"line{number}", 16 * LINE)
-                    self.put(f"turn_in({self.address(leaf.left, 'start + low')}, 4 * c.{leaf.left.word}_row, rows, 1, "
-                             f"line{number}, {SIDE}, 16)")
+                    self.reserve(f"line{number}", LINE)
+                    self.turn_rows(leaf.left, "0", "1", f"line{number}")
         if self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", SIDE * LINE)
         if plan.masked: self.reserve("seen", SIDE * LINE)
         self.reserve("packed", SIDE * self.across)
@@ -105,6 +104,11 @@ class FoldText(VectorText):
         self.reserve("found", -(-self.columns * plan.folding.width // 16) * 16 * LINE)
         if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
         else: self.put(f"at, last = 0, (c.keys + {SIDE - 1}) // {SIDE}")
+
+    def turn_rows(self, operand: Operand, first: str, count: str, lines: str) -> None:
+        """Columns of the rows of the queries, as lines."""
+        self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
+                 f"{lines}, {LINE})")
 
     def columns_word(self) -> str:
         cols = self.plan.right.cols
@@ -125,7 +129,7 @@ class FoldText(VectorText):
         for number, leaf in enumerate(self.plan.leaves): self.write_leaf(number, leaf)
         if "scores" in self.places: self.write_scores()
         step = self.step
-        if step.by_score or step.stored: self.parted(self.write_by_score)
+        if step.by_score or step.stored: self.write_by_score(not self.plan.masked)
         if step.by_factor:
             right = self.plan.right
             row = "4 * " + (self.size(right.cols) if right.kind == ARRAY else f"c.{right.word}_row")
@@ -142,8 +146,7 @@ class FoldText(VectorText):
     def write_leaf(self, number: int, leaf: ScoreLeaf) -> None:
         """Lines of what scores are made of."""
         if leaf.kind == "row":
-            self.put(f"turn_in({self.address(leaf.left, 'start + low', 'key')}, 4 * c.{leaf.left.word}_row, rows, "
-                     f"keys, line{number}, {SIDE}, {SIDE})")
+            self.turn_rows(leaf.left, "key", "keys", f"line{number}")
         if leaf.kind != "pairs": return
         assert leaf.right is not None and leaf.inner is not None
         right, step = leaf.right, MergeStep(leaf.inner)
@@ -251,7 +254,7 @@ class FoldText(VectorText):
     def write_by_factor(self, whole: bool) -> None:
         """Carriers of a few columns, while the tile passes by."""
         step = self.step
-        many = abreast(len(step.by_factor), self.plan.right.cols)
+        many = min(abreast(len(step.by_factor), self.plan.right.cols), ABREAST_CARRIERS if whole else MASKED_COLUMNS)
         names = [[f"a{n}_{k}" for k in step.by_factor] for n in range(many)]
 
         def keys() -> None:
@@ -292,7 +295,7 @@ class FoldText(VectorText):
                 self.put(f"keep({self.vector(found)}, found + {LINE} * (n * {width} + {k}) + g, None)")
         self.within("for n in range(p):", lambda: self.vectors(one))
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
-        self.put(f"turn_out(found, {SIDE}, p * {width}, out, 4 * c.out_row, rows)")
+        self.put(f"turn_keys(found, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
 
     # ---- the whole
 

@@ -57,8 +57,8 @@ class Monoid:
 
     def __init_subclass__(cls) -> None:
         if missing := next((name for name in ("identity", "lift", "merge") if not hasattr(cls, name)), None):
-            raise TypeError(f"monoid {cls.__name__}: it has no {missing}: a monoid is identity, lift(x, w), merge(a, b) "
-                            "and finish, where a carrier is more than one number")
+            raise TypeError(f"monoid {cls.__name__}: no {missing}: a monoid is identity, lift(x, w) and merge(a, b), "
+                            "and finish where a carrier has more numbers")
         cls.single = not isinstance(cls.identity, tuple)
         if cls.ordinary: cls.linear = True
         if cls.linear: cls.right_linear = cls.homogeneous = True

@@ -26,7 +26,7 @@ LENGTHS = 1, 70, 0, 16
 BATCH = om.Batch([[1, 2, 3], [8], [4, 5]])
 FAULTS = {"a lost tile": ("capped attention", "for b in range(at, last):", "for b in range(at, last - 1):"),
           "a tile before it": ("sliding max", "for b in range(at, last):", "for b in range(at, max(at, last - 1)):"),
-          "a lost key": ("min-plus", "for j in range(keys):\n                    v", "for j in range(keys - 1):\n                    v")}
+          "a lost key": ("min-plus", "for j in range(keys):", "for j in range(keys - 1):")}
 
 
 @pattern(reflexive=True, within=True)
@@ -48,7 +48,7 @@ def found_of(case): return find_fold(case.operands | {"term": case.text}).kernel
 @pytest.fixture(scope="module")
 def compiled():
     """The products by name and their batch; their kernels, and faulty ones, compiled together."""
-    made, batch = cases(np.random.default_rng(0), [each for each in LENGTHS if each], n=20, p=70)
+    made, batch = cases(np.random.default_rng(0), [each for each in LENGTHS if each], n=21, p=70)
     faulty = {name: from_text.TextKernel(found_of(made[case]).text.replace(*change), fold_lanes.__name__)
               for name, (case, *change) in FAULTS.items()}
     provide([*(found_of(case).function for case in made.values()), *faulty.values()])
@@ -63,8 +63,8 @@ def run(case, batch):
     reading = kernel.batched
     kernel.function(out, *([batch] if reading else []), **case.operands, term=case.text)
     arguments = case.operands | {"term": case.text} | ({"batch": batch} if reading else {})
-    error, most = abs(out - meaning(kernel, arguments, batch)), bound(kernel, arguments)
-    with np.errstate(all="ignore"): return out, np.where(error == 0, 0.0, error / most)
+    meant, most = meaning(kernel, arguments, batch), bound(kernel, arguments)
+    with np.errstate(all="ignore"): return out, np.where(out == meant, 0.0, abs(out - meant) / most)
 
 
 NAMES = "min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention"
@@ -132,7 +132,7 @@ def over_one(**parts):
     return x @ over(weight(np.ones((4, 2))), type("mine", (Monoid,), usual | parts)), [x]
 
 
-BROKEN = {"a merge that is not associative": (dict(merge=lambda a, b: 0.5 * (a + b) + 0 * b), "mine breaks its promise"),
+BROKEN = {"a merge that is not associative": (dict(merge=lambda a, b: a + b + a * a * b), "mine breaks its promise"),
           "a false flag": (dict(merge=lambda a, b: a + b, idempotent=True), "mine breaks its promise: idempotent"),
           "an order that counts": (dict(identity=(0.0, 0.0), lift=lambda x, w: (x * w, 1.0),
                                         merge=lambda a, b: (np.where(b[1] > 0, b[0], a[0]), a[1] + b[1])),
@@ -148,13 +148,13 @@ def test_a_monoid_that_breaks_a_promise_is_refused_in_a_line(fault):
 
 
 def test_a_monoid_without_identity_is_refused_where_it_is_declared():
-    with pytest.raises(TypeError, match=r"^monoid nothing: it has no identity.*") as caught:
+    with pytest.raises(TypeError, match=r"^monoid nothing: no identity.*") as caught:
         type("nothing", (Monoid,), dict(lift=lambda x, w: x, merge=lambda a, b: a))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("reach, said", [((1, 0), "sees position 2, though its reach is 1 behind"),
-                                         ((3, 0), "does not see position 0")])
+@pytest.mark.parametrize("reach, said", [((1, 0), "sees position 0, though its reach is 1 behind"),
+                                         ((3, 0), "does not see position 0, though")])
 def test_a_pattern_that_looks_elsewhere_than_it_says_is_refused(reach, said):
     @pattern(reflexive=True, within=True, reach=reach)
     def looks(q, k): return (q.sequence == k.sequence) & (k.position <= q.position) & (k.position >= q.position - 2)
