@@ -1,6 +1,7 @@
 """Terms that go through rows one by one are kernels of their own: right within their bounds, chosen, found again."""
 import math
 import re
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from opmatrix.algebra.operators import (
     I,
     cols,
     const,
+    elu,
     exp,
     heads,
     magnitude,
@@ -40,13 +42,9 @@ from tests.terms_of_rows import random_term, value
 
 TERM = KERNELS["row_term"]
 COLUMNS = 1, 15, 16, 17, 48
+TERMS, ABREAST = 100, 10                                    # random ones, and how many are columns of one
+BOTH = {width: [value(k, width) for k in range(2)] for width in COLUMNS}       # the values that terms are drawn over
 BATCH = om.Batch([[1, 2, 3], [8]])
-
-
-@scalar_function(maps_zero_to_zero=True)
-def elu(u):
-    """u, or e^u - 1 where that is below 0 (Clevert et al. 2015)."""
-    return np.where(u > 0, u, np.expm1(np.minimum(u, 0)))
 
 
 @scalar_function()
@@ -90,12 +88,13 @@ def known():
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Random terms, compiled together: texts, arrays, values."""
+    """A hundred random terms, ten side by side in a kernel, compiled together: texts, arrays, values."""
     rng = np.random.default_rng(7)
     made = []
-    for number in range(6):
-        term, values = random_term(rng, COLUMNS[number % len(COLUMNS)])
-        made.append((*write(term, values), values))
+    for number in range(TERMS // ABREAST):
+        width = COLUMNS[number % len(COLUMNS)]
+        terms = [random_term(rng, width)[0] for _ in range(ABREAST)]
+        made.append((*write(reduce(row, terms), BOTH[width]), BOTH[width]))
     kernels = [find_kernel(text, (draw(rng, values, 1), arrays)) for text, arrays, values in made]
     faulty = [from_text.TextKernel(find_kernel(*planted()).text.replace(*change), row_lanes.__name__) for change in
               CHANGES.values()]
