@@ -25,6 +25,7 @@ from formats.kernels import scale
 from formats.kernels.engine.compiled import provide
 from formats.machine.local import learning
 from formats.machine.threads import limit
+from formats.rowwise.row_kernel import Counts
 from opmatrix.algebra import monoids
 from opmatrix.algebra.operators import I, cols, elu, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
 from opmatrix.measure import measure
@@ -197,7 +198,7 @@ def price_terms(given, rng):
                 kernel(x, arrays, out)
     provide(list({kernel.function.name: kernel.function for kernel, _ in cases.values()}.values()))
     taken = measure({key: call for key, (_, call) in cases.items()}, [om.Batch([[0]])], given.rounds)
-    lines, errors = [("term", "width", "rows", "us", "predicted_us", "ratio", "simple", "slow", "moved")], []
+    lines, errors = [("term", "width", "rows", "us", "predicted_us", "ratio", *Counts._fields)], []
     for (k, width, rows, words), (kernel, _) in cases.items():
         seconds, counts = median(taken[k, width, rows, words]), kernel.counts
         foreseen = machine.seconds("row_term", T=rows, **counts._asdict())
@@ -210,7 +211,8 @@ def price_terms(given, rng):
 def calibrated_machine():
     """This machine's prices of terms."""
     machine = this_machine()
-    return learning(lambda: (machine.seconds("row_term", T=60, moved=128.0, simple=128.0, slow=0.0), machine)[1])
+    learning(lambda: machine.seconds("row_term", T=60, moved=128.0, simple=128.0, slow=0.0, merged=0.0, loops=1.0))
+    return machine
 
 
 if __name__ == "__main__": command.run(main)
