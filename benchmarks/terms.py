@@ -142,7 +142,7 @@ def main() -> None:
     concluded(given, figures)
 
 
-WHOLE, PREDICTED_ROWS, PREDICTED_WIDTHS = 200, (60, 2048), (64, 250, 768)
+WHOLE, PREDICTED_ROWS, PREDICTED_WIDTHS = 25, (60, 2048), (64, 250, 768)
 
 
 def draw_terms(number, rng):

@@ -45,7 +45,7 @@ from tests.terms_of_rows import random_term, value
 
 TERM = KERNELS["row_term"]
 COLUMNS = 1, 15, 16, 17, 48
-TERMS, ABREAST = 100, 10                                    # random ones, and how many are columns of one
+TERMS, ABREAST = 20, 4                                     # random ones, and how many are columns of one
 BOTH = {width: [value(k, width) for k in range(2)] for width in COLUMNS}       # the values that terms are drawn over
 BATCH = om.Batch([[1, 2, 3], [8]])
 
@@ -91,7 +91,7 @@ def known():
 
 @pytest.fixture(scope="module")
 def drawn():
-    """A hundred random terms, ten side by side in a kernel, compiled together: texts, arrays, values."""
+    """Random terms, four side by side in a kernel, compiled together: texts, arrays, values."""
     rng = np.random.default_rng(7)
     made = []
     for number in range(TERMS // ABREAST):
