@@ -146,8 +146,8 @@ def elu(u: Reals) -> Any:
     return np.maximum(u, 0) + np.expm1(np.minimum(u, 0))
 
 
-@activation(lambda y, error: np.exp(y) * np.expm1(error), 16, everywhere=False, maps_zero_to_zero=True,
-            keeps_order=True, derivative=np.exp)
+@activation(lambda y, error: np.exp(y) * (np.expm1(error) + 2.0 ** -50 * (1 + abs(y))), 16, everywhere=False,
+            maps_zero_to_zero=True, keeps_order=True, derivative=np.exp)
 def expm1(u: Reals) -> Any:
     """e to the power u, less 1."""
     return np.expm1(u)

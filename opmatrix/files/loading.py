@@ -202,6 +202,10 @@ def read_meta(directory: Path, name: str) -> str | dict[str, object] | None:
 def step(file: Path, i: int, row: object) -> Step:
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
+            if "term" in attributes:
+                from opmatrix.own.things import find_unlasting  # imported here: it needs sympy
+                if strange := find_unlasting(attributes):
+                    raise InputError(f"{file}: steps[{i}]: {strange!r} is a kind that no file may name: {AGAIN}")
             if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 

@@ -200,7 +200,15 @@ def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] 
 
 
 def name_own(program: Program) -> list[str]:
-    """What a program calls things of one's own. Raises InputError where one has a name of ours."""
+    """What a program calls things of one's own. Raises InputError where one has a name of ours, and for what no file
+    may name."""
+    terms = [(number, step) for number, step in enumerate(program.steps) if "term" in step.attributes]
+    if terms:
+        from opmatrix.own.things import find_unlasting  # imported here: most programs need it not
+        for number, step in terms:
+            if strange := find_unlasting(step.attributes):
+                raise InputError(f"not saved: steps[{number}] computes {strange}, which only rewriting and training "
+                                 "make, and no file holds: say it by operators of opmatrix")
     called = [*dict.fromkeys(name for step in program.steps for name in list_own_names(step.attributes))]
     if called:
         from opmatrix.own.things import our_names  # imported here: most programs need it not

@@ -1,10 +1,12 @@
 """Things of one's own, named: a function of numbers and a monoid by the graph of what they do to numbers, whatever
 Python says it; what cannot be followed so, by its code."""
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
+from formats.disk.files import parse_json
 from formats.rowwise.scalar_graphs import name_graph
 from formats.rowwise.scalars import Untraceable
 from opmatrix.algebra.monoid import Monoid
@@ -17,12 +19,14 @@ from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS, Pattern
 from opmatrix.regions.merging import trace_monoid
 from opmatrix.regions.row_reading import traced_function
 
+PACKAGES = "opmatrix", "rewrites"                           # whose kinds are ours, those of rewriting and training too
 OwnThing: TypeAlias = Kind | type[Monoid] | Pattern
 
 
 def name_kind(kind: Kind) -> str:
     """What programs call a kind: one of opmatrix's by its name, one's own with a digest."""
-    return kind.name if LASTING.get(kind.name) is kind else enter_own(kind.body.__name__, digest_kind(kind), kind)
+    ours = LASTING.get(kind.name) is kind or kind.body.__module__.partition(".")[0] in PACKAGES
+    return kind.name if ours else enter_own(kind.body.__name__, digest_kind(kind), kind)
 
 
 def name_monoid(over: type[Monoid]) -> str:
@@ -33,6 +37,16 @@ def name_monoid(over: type[Monoid]) -> str:
 def find_kind(name: str) -> Kind | None:
     """The kind that a text names; None where there is none. ValueError for one's own that nobody has declared."""
     return find_named(name, Kind) if is_own_name(name) else KINDS.get(name)
+
+
+def find_unlasting(attributes: Mapping[str, object]) -> str | None:
+    """A kind that a step's term names, and that no file may name: what only rewriting and training make. None where
+    there is none."""
+    if not isinstance(text := attributes.get("term"), str): return None
+    try: entries = parse_json(text, "term")
+    except ValueError: return None
+    named = [entry[0] for entry in entries if isinstance(entry, list) and entry] if isinstance(entries, list) else []
+    return next((name for name in named if isinstance(name, str) and name in KINDS and name not in LASTING), None)
 
 
 @cache

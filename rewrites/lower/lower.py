@@ -294,12 +294,11 @@ class Lowering:
         return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
 
     def bytes_beside(self, child: Row | Angles | TermArray) -> float:
-        """Bytes of a constant beside the weights; an array that a term reads is kept as it is."""
+        """Bytes of a constant beside the weights."""
         match child:
             case Row(): return 4.0 * self.columns(child.constant)
             case Angles(): return 4.0 * sum(prod(data.shape) for data in self.tables(child.rotation))
-        data = read_array(self.template.values, *child)
-        return 4.0 * prod(data.shape) if isinstance(data, Promised) else float(data.array.nbytes)
+        return 4.0 * prod(read_array(self.template.values, *child).shape)
 
     def tables(self, cls: int) -> list[Data]:
         """Cosines and sines of a rotation."""

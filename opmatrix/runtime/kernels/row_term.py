@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-moved, simple, slow = map(size, ("moved", "simple", "slow"))
+moved, simple, slow, merged, loops = map(size, ("moved", "simple", "slow", "merged", "loops"))
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
 
@@ -63,14 +63,13 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for number, text in enumerate(SAMPLES):
         for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
             found = find_kernel(text, ([x], []))
-            counts = found.counts
             place = out if found.root.cols == x.shape[1] else numbers.room(len(x), found.root.cols)
-            yield ({"T": sizes["T"], "moved": counts.moved, "simple": counts.simple, "slow": counts.slow},
-                   partial(found, [x], [], place))
+            yield {"T": sizes["T"], **found.counts._asdict()}, partial(found, [x], [], place)
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow), lambda tile: Work(vector=T * (simple + SLOW * slow), moved=T * moved),
+    (T * moved, T * simple, T * slow, T * merged, T * loops),
+    lambda tile: Work(vector=T * (simple + SLOW * slow + merged), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
     """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
@@ -92,10 +91,8 @@ class row_term(Arguments):
         return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """By what a row counts: numbers moved, operations, divisions and roots."""
-        counts = kernel_of(a).counts
-        return [("row_term", {"T": extents[out.space], "moved": counts.moved, "simple": counts.simple,
-                              "slow": counts.slow})]
+        """By what a row counts: numbers moved, operations of each kind, loops."""
+        return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
 
 
 def kernel_of(a: Arguments) -> "RowKernel": return find_kernel(a.term, split_operands(a))
