@@ -3,6 +3,7 @@
     python benchmarks/terms.py [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
     python benchmarks/terms.py --random 2000 [--seed 0] [--csv OUT]
     python benchmarks/terms.py --predicted 24 [--seed 0] [--rounds 15] [--csv OUT]
+    python benchmarks/terms.py --products [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
 
 Each row says what a run of the step takes, on all threads, and what numpy by hand takes; which share of the numbers a
 second it moves that a pass does which only scales; whether its bits on one thread and alone are the same; the largest
@@ -10,12 +11,14 @@ share of its stated bound that it is off from float64.
 
 `--random N` draws so many terms and monoids, at 1, 15, 16, 17 and 1,000 rows, and says how many are wrong or fail, why
 some fall back, and how far bounds are from what is seen. `--predicted N` times so many that no calibration saw, at 60
-and 2,048 rows and widths of 64, 250 and 768, and says how far off the machine's prices are."""
+and 2,048 rows and widths of 64, 250 and 768, and says how far off the machine's prices are. `--products` times products
+over monoids: shortest paths, log-sum-exp, the two best keys, a sliding maximum, attention with capped scores."""
 from collections import Counter
 from statistics import median
 
 from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, tabled, takes, whole
+from lib.products import PRODUCT_COLUMNS, time_products
 
 import numpy as np
 from terms_of_rows import random_term, value
@@ -103,10 +106,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=15)
     parser.add_argument("--random", type=whole, default=0, help="so many random terms, held to their bounds")
     parser.add_argument("--predicted", type=whole, default=0, help="so many random terms, timed and priced")
+    parser.add_argument("--products", action="store_true", help="products over monoids instead")
     parser.add_argument("--seed", type=whole, default=0, help="of what is drawn")
     given = parser.parse_args()
     takes(20 + given.random + given.predicted)
     rng = np.random.default_rng(given.seed)
+    if given.products:
+        lines = [PRODUCT_COLUMNS, *time_products(given.rows, given.columns, given.rounds, rng)]
+        for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+        tabled(given.csv, lines)
+        concluded(given, [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
+                          Figure("min-plus, of the vector units' rate", lines[1][4], "", least=0.35),
+                          Figure("products whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)])
+        return
     if given.random or given.predicted:
         lines, figures = draw_terms(given.random, rng) if given.random else price_terms(given, rng)
         for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)

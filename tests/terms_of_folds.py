@@ -7,12 +7,12 @@ import numpy as np
 import opmatrix as om
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import product, related, turn
+from opmatrix.algebra.nodes import product, related, symbol, turn
 from opmatrix.algebra.operators import const, heads, over, tanh, weight
+from opmatrix.algebra.shapes import Shape, T
 from opmatrix.patterns import causal, sequence, window
 from opmatrix.relations import relation
 from opmatrix.runtime.interpreted import write_term
-from tests.terms_of_rows import value
 
 REACH = 8                                                   # of the sliding maximum, on both sides
 EDGES = relation("edges", "T", "T")
@@ -33,6 +33,7 @@ class Case(NamedTuple):
     by_hand: object
 
 
+def value(k, cols): return symbol(f"x{k}", Shape(), Shape(1, T, cols), ())
 def draw(rng, *shape): return rng.standard_normal(shape, np.float32)
 
 
@@ -43,15 +44,15 @@ def by_shares(s):
 
 def cases(rng, lengths, n=48, p=24, h=3, edges=5):
     """The products by name, over sequences of these lengths; and their batch."""
-    starts, T = np.cumsum([0, *lengths]), sum(lengths)
+    starts, rows = np.cumsum([0, *lengths]), sum(lengths)
     parts = [slice(a, b) for a, b in pairwise(starts)]
-    x, y, c = value(0, n), value(1, n), value(1, 1)
+    x, y, c, d = value(0, n), value(1, n), value(1, 1), value(0, n // h)
     W, U = draw(rng, n, p), draw(rng, n, 16)
-    at = np.sort(rng.integers(0, T, (T, edges)), 1)
-    table = np.zeros((T, T))
-    table[np.arange(T)[:, None], at] = rng.uniform(0.5, 2, (T, edges))
+    at = np.sort(rng.integers(0, rows, (rows, edges)), 1)
+    table = np.zeros((rows, rows))
+    table[np.arange(rows)[:, None], at] = rng.uniform(0.5, 2, (rows, edges))
     batch = om.Batch([[0] * length for length in lengths], relations={"edges": table})
-    given = batch.relation(EDGES)
+    links = batch.relation(EDGES)
     one = x @ const(1.0)
 
     def by_steps(x):
@@ -75,9 +76,9 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
                 np.maximum(out[hi], x[lo], out=out[hi])
         return out
     def by_edges(x):
-        return np.minimum.reduceat(x[given.at] + given.numbers.astype(np.float32)[:, None], given.starts[:-1])
+        return np.minimum.reduceat(x[links.at] + links.numbers.astype(np.float32)[:, None], links.starts[:-1])
     def by_caps(x, y):
-        q, k = (each.reshape(T, h, -1).swapaxes(0, 1) for each in (x, y))
+        q, k = (each.reshape(rows, h, -1).swapaxes(0, 1) for each in (x, y))
         out = np.empty_like(q)
         for at in parts:
             s = np.tanh(q[:, at] @ k[:, at].swapaxes(1, 2)) * 2
@@ -88,7 +89,7 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
     named = {
         "min-plus": ("fold_rows", x @ over(weight(W), minplus), [x], by_steps),
         "log-sum-exp": ("fold_rows", x @ over(weight(U), monoids.logsumexp), [x], by_logs),
-        "top-2 over keys": ("fold_batch", product(product(x, turn(x)), c, monoids.topk(2), sequence), [x, c], by_top),
+        "top-2 over keys": ("fold_batch", product(product(d, turn(d)), c, monoids.topk(2), sequence), [d, c], by_top),
         "sliding max": ("fold_term", product(product(one, turn(one)), x, monoids.max, sequence & window(REACH)), [x],
                         by_shifts),
         "shortest paths": ("fold_entries", product(related(EDGES), x, minplus), [x], by_edges),
@@ -97,8 +98,8 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
     made = {}
     for name, (kernel, term, values, by_hand) in named.items():
         text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
-        rows = [draw(rng, T, int(each.out.cols)) for each in values]
-        operands = {f"x{k}": each for k, each in enumerate(rows)}
+        given = [draw(rng, rows, int(each.out.cols)) for each in values]
+        operands = {f"x{k}": each for k, each in enumerate(given)}
         operands |= {f"c{k}": np.atleast_1d(np.asarray(each.array, np.float32)) for k, each in enumerate(arrays)}
-        made[name] = Case(kernel, text, operands, lambda rows=rows, by_hand=by_hand: by_hand(*rows))
+        made[name] = Case(kernel, text, operands, lambda given=given, by_hand=by_hand: by_hand(*given))
     return made, batch

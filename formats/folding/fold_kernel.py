@@ -2,6 +2,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +17,17 @@ from formats.kernels.engine.pool import POOL
 from formats.kernels.mixing.heads import EVERY, Layout, Reach, clipped, sequences
 from formats.machine.threads import threads
 from formats.masks import BLOCK, Mask
-from formats.rowwise.row_kernel import Counts, locate_rows
+from formats.rowwise.row_kernel import locate_rows
 
 HOME = "formats.folding.fold_lanes"                         # what texts are written in the words of
+
+
+class FoldCounts(NamedTuple):
+    """What one score of a head takes, with the pairs that are merged by it: simple operations, divisions and roots; and
+    the numbers of a row that are read and written."""
+    simple: float
+    slow: float
+    moved: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +129,12 @@ class FoldKernel:
         return {word: at, f"{word}_row": row, f"{word}_head": head, f"{word}_of": heads // each.heads}
 
     @cached_property
-    def counts(self) -> Counts:
-        """What one score of a head takes, with the pairs that are merged by it; and the numbers of a row that are
-        moved."""
+    def counts(self) -> FoldCounts:
+        """By the graphs of scores and of merges, columns as many as are merged at a time."""
         plan, p = self.plan, self.plan.right.cols
         if plan.sparse:
             each = count_pairs(plan.folding)
-            return Counts(p * each[0], p * each[1], (plan.right.cols + plan.cols) * plan.heads)
+            return FoldCounts(p * each[0], p * each[1], (plan.right.cols + plan.cols) * plan.heads)
         step = self.written.step
         chunks, many = -(-p // CHUNK), abreast(len(step.by_factor), p)
         own, each = step.work
@@ -138,4 +146,4 @@ class FoldKernel:
         columns = -(-p // many) * many if step.by_factor else 0
         simple, slow = chunks * (simple + own[0]) + columns * each[0], chunks * (slow + own[1]) + columns * each[1]
         read = sum(each.heads * each.cols for each in plan.operands if each.kind != ARRAY)
-        return Counts(simple, slow, read + plan.heads * plan.cols)
+        return FoldCounts(simple, slow, read + plan.heads * plan.cols)

@@ -73,27 +73,23 @@ def tiles_seen(c, low, rows, length):
 
 @njit(**HELPER)
 def tile_seen(c, at, low, rows, length, lines):
-    """(first key of a tile, whether all its scores are seen), and a line of 1 and 0 for each key."""
-    tile = at
+    """(first key of a tile that a unit sees, how many from there, whether all their scores are seen), and for each a
+    line of 1 and 0."""
     if c.ptr:
-        tile = i8(pointer(c.idx, np.uint32)[at])
-        edge = i8(pointer(c.edge, np.uint32)[at])
-        if edge == 0:
-            ones = floats(lines, SIDE * SIDE)
-            for i in range(SIDE * SIDE): ones[i] = 1
-            return tile * SIDE, True
-        words = pointer(c.bits + (edge - 1) * SIDE * SIDE // 8, np.uint16)
-        for i in range(rows):
-            for k in range(SIDE):
-                floats(lines + LINE * k, SIDE)[i] = words[i * (SIDE // 16) + k // 16] >> (k % 16) & 1
-        return tile * SIDE, False
-    key = tile * SIDE
-    keys = min(SIDE, length - key)
+        key, edge = i8(pointer(c.idx, np.uint32)[at]) * SIDE, i8(pointer(c.edge, np.uint32)[at])
+        keys, bits = min(SIDE, length - key), c.bits + (edge - 1) * SIDE * SIDE // 8
+        for k in range(keys):
+            line = floats(lines + LINE * k, SIDE)
+            for i in range(SIDE):
+                line[i] = pointer(bits, np.uint16)[i * (SIDE // 16) + k // 16] >> (k % 16) & 1 if edge else 1
+        return key, keys, edge == 0
+    key = max(at * SIDE, low - c.behind)
+    keys = min(min(at * SIDE + SIDE, length), low + rows + c.ahead) - key
     for k in range(keys):
         line = floats(lines + LINE * k, SIDE)
-        first, last = max(0, key + k - c.ahead - low), min(SIDE, key + k + c.behind - low + 1)
-        for i in range(SIDE): line[i] = 1 if i >= first and i < last else 0
-    return key, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead
+        first, last = key + k - c.ahead - low, key + k + c.behind - low
+        for i in range(SIDE): line[i] = 1 if i >= first and i <= last else 0
+    return key, keys, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead
 
 
 @njit(**HELPER)

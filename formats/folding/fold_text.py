@@ -86,7 +86,8 @@ class FoldText(VectorText):
                 case "query":
                     self.reserve(f"line{number}", LINE)
                     self.turn_rows(leaf.left, "0", "1", f"line{number}")
-        if self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", SIDE * LINE)
+        if self.fixed_score(): self.write_fixed()
+        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", SIDE * LINE)
         if plan.masked: self.reserve("seen", SIDE * LINE)
         self.reserve("packed", SIDE * self.across)
         for k in range(len(self.step.stored)): self.reserve(f"handed{k}", SIDE * LINE)
@@ -101,7 +102,7 @@ class FoldText(VectorText):
             for k in self.step.by_factor:
                 self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE} + g, None)")
         if self.step.by_factor: self.within("for n in range(p):", lambda: self.vectors(clear_columns))
-        self.reserve("found", -(-self.columns * plan.folding.width // 16) * 16 * LINE)
+        if self.plain_part() is None: self.reserve("found", -(-self.columns * plan.folding.width // 16) * 16 * LINE)
         if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
         else: self.put(f"at, last = 0, (c.keys + {SIDE - 1}) // {SIDE}")
 
@@ -109,6 +110,14 @@ class FoldText(VectorText):
         """Columns of the rows of the queries, as lines."""
         self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
                  f"{lines}, {LINE})")
+
+    def fixed_score(self) -> bool:
+        """Whether the score is one number for all queries and keys of a head, which operands say."""
+        return self.sole_literal() is None and all(leaf.kind == "head" for leaf in self.plan.leaves)
+
+    def write_fixed(self) -> None:
+        [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
+        self.put(f"score = {self.vector(found)}")
 
     def columns_word(self) -> str:
         cols = self.plan.right.cols
@@ -121,8 +130,8 @@ class FoldText(VectorText):
     def write_tile(self) -> None:
         """Scores of a tile of keys, and what they are merged to."""
         if self.plan.masked:
-            self.put("key, whole = tile_seen(c, b, low, rows, length, seen)")
-            self.put(f"keys, base = min({SIDE}, length - key), start + key")
+            self.put("key, keys, whole = tile_seen(c, b, low, rows, length, seen)")
+            self.put("base = start + key")
         else:
             self.put(f"key = {SIDE} * b")
             self.put(f"keys, base = min({SIDE}, c.keys - key), key")
@@ -213,7 +222,7 @@ class FoldText(VectorText):
         if id(step.score) in needed and step.score.op == "input":
             lone = self.lone_leaf()
             lines = "scores" if lone is None else f"line{lone}"
-            held[id(step.score)] = self.name(f"get({lines} + {LINE} * j + g, None)")
+            held[id(step.score)] = "score" if self.fixed_score() else self.name(f"get({lines} + {LINE} * j + g, None)")
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
@@ -283,19 +292,27 @@ class FoldText(VectorText):
 
     # ---- behind the tiles
 
+    def plain_part(self) -> int | None:
+        """The part of a carrier that is the result as it is, where finish does nothing and columns differ in it."""
+        [found, *more] = self.plan.folding.finish.outputs
+        plain = not more and found.op == "input" and int(found.value) in self.step.by_factor
+        return int(found.value) if plain else None
+
     def finish(self) -> None:
         """What is finished, turned to rows."""
         folding = self.plan.folding
         width = folding.width
+
+        source = self.plain_part()
 
         def one() -> None:
             carriers = [self.name(f"get(held{k} + g, None)" if k in self.step.by_score
                                   else f"get(held{k} + {LINE} * n + g, None)") for k in range(len(folding.unit))]
             for k, found in enumerate(self.graph(folding.finish, carriers)):
                 self.put(f"keep({self.vector(found)}, found + {LINE} * (n * {width} + {k}) + g, None)")
-        self.within("for n in range(p):", lambda: self.vectors(one))
+        if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
-        self.put(f"turn_keys(found, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
+        self.put(f"turn_keys({'found' if source is None else f'held{source}'}, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
 
     # ---- the whole
 

@@ -110,8 +110,7 @@ def entries_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     counts, relation = found.kernel.counts, found.relation
     assert relation is not None
     count = extents[entries[relation]] if relation.custom else extents[T]
-    return [("fold_rows", {"T": extents[out.space], "S2": count, "h": found.kernel.plan.heads, "moved": counts.moved,
-                           "simple": counts.simple, "slow": counts.slow})]
+    return [("fold_rows", {"T": extents[out.space], "S2": count, "h": found.kernel.plan.heads, **counts._asdict()})]
 
 
 def known_positions(a: Arguments) -> dict[str, int]:
@@ -160,8 +159,7 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     found = find_fold(a)
     plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
     scores = rows * plan.keys if plan.keys is not None else extents[pairs[found.where]] if plan.masked else rows * rows
-    return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, "moved": counts.moved, "simple": counts.simple,
-                           "slow": counts.slow})]
+    return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()})]
 
 
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
@@ -176,8 +174,8 @@ def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         scores = rows * plan.keys if plan.keys is not None else count_attended(found.where, rows)
         reach = found.where.reach
         assert reach is not None
-        yield ({"T": rows, "S2": scores, "h": plan.heads, "moved": counts.moved, "simple": counts.simple,
-                "slow": counts.slow}, partial(found.kernel, [x], given, out, starts, reach))
+        yield ({"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()},
+               partial(found.kernel, [x], given, out, starts, reach))
 
 
 @kernel(launches=True, price=Price(
