@@ -1,15 +1,24 @@
 """Terms that no kernel was written for, as kernels of their own, beside numpy by hand.
 
-    python benchmarks/terms.py [--rows 2048] [--columns 768] [--rounds 15] [--random 0] [--csv OUT]
+    python benchmarks/terms.py [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
+    python benchmarks/terms.py --random 2000 [--seed 0] [--csv OUT]
+    python benchmarks/terms.py --predicted 24 [--seed 0] [--rounds 15] [--csv OUT]
+    python benchmarks/terms.py --products [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
 
 Each row says what a run of the step takes, on all threads, and what numpy by hand takes; which share of the numbers a
 second it moves that a pass does which only scales; whether its bits on one thread and alone are the same; the largest
-share of its stated bound that it is off from float64. `--random N` draws so many terms more, at 1, 15, 16, 17 and 1,000
-rows, and says how many are within their bounds, and how far these are from what is seen."""
+share of its stated bound that it is off from float64.
+
+`--random N` draws so many terms and monoids, at 1, 15, 16, 17 and 1,000 rows, and says how many are wrong or fail, why
+some fall back, and how far bounds are from what is seen. `--predicted N` times so many that no calibration saw, at 60
+and 2,048 rows and widths of 64, 250 and 768, and says how far off the machine's prices are. `--products` times products
+over monoids: shortest paths, log-sum-exp, the two best keys, a sliding maximum, attention with capped scores."""
+from collections import Counter
 from statistics import median
 
 from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, tabled, takes, whole
+from lib.products import PRODUCT_COLUMNS, time_products
 
 import numpy as np
 from terms_of_rows import random_term, value
@@ -17,25 +26,21 @@ from terms_of_rows import random_term, value
 import opmatrix as om
 from formats.kernels import scale
 from formats.kernels.engine.compiled import provide
+from formats.machine.local import learning
 from formats.machine.threads import limit
+from formats.rowwise.row_kernel import Counts
 from opmatrix.algebra import monoids
-from opmatrix.algebra.nodes import scalar_function
-from opmatrix.algebra.operators import I, cols, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
+from opmatrix.algebra.operators import I, cols, elu, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
 from opmatrix.measure import measure
+from opmatrix.pricing import this_machine
 from opmatrix.regions.row_reading import NotByRows
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel
 from opmatrix.runtime.meanings import bound, meaning
 
-TERM, ROWS = KERNELS["row_term"], (1, 15, 16, 17, 1000)
+TERM, ROWS, COLUMNS_DRAWN = KERNELS["row_term"], (1, 15, 16, 17, 1000), (1, 15, 16, 17, 48)
 COLUMNS = "term", "ms", "numpy_ms", "ratio", "of_a_pass", "bits", "of_bound"
-
-
-@scalar_function(maps_zero_to_zero=True)
-def elu(u):
-    """u, or e^u - 1 below 0."""
-    return np.where(u > 0, u, np.expm1(np.minimum(u, 0)))
 
 
 def in_shares(x):
@@ -99,10 +104,27 @@ def main() -> None:
     parser.add_argument("--rows", type=count, default=2048)
     parser.add_argument("--columns", type=count, default=768)
     parser.add_argument("--rounds", type=count, default=15)
-    parser.add_argument("--random", type=whole, default=0, help="terms that are drawn besides")
+    parser.add_argument("--random", type=whole, default=0, help="so many random terms, held to their bounds")
+    parser.add_argument("--predicted", type=whole, default=0, help="so many random terms, timed and priced")
+    parser.add_argument("--products", action="store_true", help="products over monoids instead")
+    parser.add_argument("--seed", type=whole, default=0, help="of what is drawn")
     given = parser.parse_args()
-    takes(20 + given.random)
-    rng = np.random.default_rng(0)
+    takes(20 + given.random + given.predicted)
+    rng = np.random.default_rng(given.seed)
+    if given.products:
+        lines = [PRODUCT_COLUMNS, *time_products(given.rows, given.columns, given.rounds, rng)]
+        for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+        tabled(given.csv, lines)
+        concluded(given, [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
+                          Figure("min-plus, of the vector units' rate", lines[1][4], "", least=0.35),
+                          Figure("products whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)])
+        return
+    if given.random or given.predicted:
+        lines, figures = draw_terms(given.random, rng) if given.random else price_terms(given, rng)
+        for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+        tabled(given.csv, lines)
+        concluded(given, figures)
+        return
     terms, lines = named(given.columns), [COLUMNS]
     made = {name: prepare(term, values, given.rows, rng) for name, (term, values, _) in terms.items()}
     provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made.values()])
@@ -129,32 +151,80 @@ def main() -> None:
     figures = [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
                Figure("the largest share of a bound", max(line[6] for line in lines[1:]), "", most=1.0),
                Figure("terms whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)]
-    if given.random: figures += draw_terms(given.random, rng)
     concluded(given, figures)
 
 
+WHOLE, PREDICTED_ROWS, PREDICTED_WIDTHS = 25, (60, 2048), (64, 250, 768)
+
+
 def draw_terms(number, rng):
-    """What random terms come to."""
-    drawn, ratios, worst, named_terms = [], [], 0.0, 0
-    for k in range(number):
-        term, values = random_term(rng, (1, 15, 16, 17, 48)[k % 5])
-        text, x, arrays, _ = prepare(term, values, 1, rng)
-        try: find_kernel(text, (x, arrays))
-        except NotByRows as error:
-            print(f"falls back: {term}: {error}")
-            named_terms += 1
-        else: drawn.append((term, values))
-    made = [prepare(term, values, 1, rng) for term, values in drawn]
-    provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made])
-    for term, values in drawn:
-        for rows in ROWS:
-            text, x, arrays, operands = prepare(term, values, rows, rng)
-            _, share, more = off(text, operands, x, arrays)
-            worst = max(worst, share)
-            ratios += more[:100]
-    return [Figure(f"{number} random terms: the largest share of a bound", worst, "", most=1.0),
-            Figure("bounds beside what is seen, the median", median(ratios) if ratios else 0.0, "x", most=1000.0),
-            Figure("terms that fall back", named_terms, "", most=0.02 * number)]
+    """What random terms come to: a line for each that falls back, fails or is wrong, and figures."""
+    lines, ratios, worst, counts = [("what", "why", "term")], [], 0.0, Counter()
+    for begun in range(0, number, WHOLE):                   # compiled so many at once
+        drawn = []
+        for k in range(begun, min(begun + WHOLE, number)):
+            term, values = random_term(rng, COLUMNS_DRAWN[k % len(COLUMNS_DRAWN)])
+            text, x, arrays, _ = prepare(term, values, 1, rng)
+            try:
+                find_kernel(text, (x, arrays))
+                drawn.append((term, values))
+            except NotByRows as error:
+                counts["falls back"] += 1
+                lines.append(("falls back", str(error), str(term)))
+        made = [prepare(term, values, 1, rng) for term, values in drawn]
+        provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made])
+        for term, values in drawn:
+            for rows in ROWS:
+                text, x, arrays, operands = prepare(term, values, rows, rng)
+                try: _, share, more = off(text, operands, x, arrays)
+                except Exception as error:
+                    counts["fails"] += 1
+                    lines.append(("fails", f"{type(error).__name__}: {error}", str(term)))
+                    break
+                worst = max(worst, share)
+                ratios += more[:100]
+                if not share <= 1:
+                    counts["wrong"] += 1
+                    lines.append(("wrong", f"{share:.3g} of its bound at {rows} rows", str(term)))
+                    break
+        print(f"{min(begun + WHOLE, number)} drawn: {dict(counts)}, worst {worst:.3g} of a bound", flush=True)
+    return lines, [Figure(f"{number} random terms: the largest share of a bound", worst, "", most=1.0),
+                   Figure("terms that are wrong", counts["wrong"], "", most=0),
+                   Figure("terms that fail", counts["fails"], "", most=0),
+                   Figure("terms that fall back", counts["falls back"], "", most=0.02 * number),
+                   Figure("bounds beside what is seen, the median", median(ratios) if ratios else 0.0, "x",
+                          most=1000.0)]
+
+
+def price_terms(given, rng):
+    """What random terms take, beside what this machine's prices say."""
+    machine, cases = calibrated_machine(), {}
+    for k in range(given.predicted):
+        width = PREDICTED_WIDTHS[k % len(PREDICTED_WIDTHS)]
+        term, values = random_term(rng, width)
+        for rows in PREDICTED_ROWS:
+            text, x, arrays, _ = prepare(term, values, rows, rng)
+            kernel = find_kernel(text, (x, arrays))
+            out = np.empty((rows, kernel.root.cols), np.float32)
+            cases[k, width, rows, str(term)] = kernel, lambda _, kernel=kernel, x=x, arrays=arrays, out=out: \
+                kernel(x, arrays, out)
+    provide(list({kernel.function.name: kernel.function for kernel, _ in cases.values()}.values()))
+    taken = measure({key: call for key, (_, call) in cases.items()}, [om.Batch([[0]])], given.rounds)
+    lines, errors = [("term", "width", "rows", "us", "predicted_us", "ratio", *Counts._fields)], []
+    for (k, width, rows, words), (kernel, _) in cases.items():
+        seconds, counts = median(taken[k, width, rows, words]), kernel.counts
+        foreseen = machine.seconds("row_term", T=rows, **counts._asdict())
+        errors.append(abs(foreseen / seconds - 1))
+        lines.append((f"{k} {words[:60]}", width, rows, 1e6 * seconds, 1e6 * foreseen, foreseen / seconds, *counts))
+    return lines, [Figure(f"prices of {given.predicted} unseen terms, off at the median", median(errors), "", most=0.2),
+                   Figure("off at worst", max(errors), "", most=0.4)]
+
+
+def calibrated_machine():
+    """This machine's prices of terms."""
+    machine = this_machine()
+    learning(lambda: machine.seconds("row_term", T=60, moved=128.0, simple=128.0, slow=0.0, merged=0.0, loops=1.0))
+    return machine
 
 
 if __name__ == "__main__": command.run(main)

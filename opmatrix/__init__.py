@@ -26,9 +26,10 @@ What there is; `help(om.NAME)` says more of each:
     training     pullback, dropout, timed_step
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
-    functions    relu, gelu, gelu_tanh, silu, softplus, tanh, sigmoid, magnitude, ACTIVATIONS
-    powers       exp, square, rsqrt, reciprocal
-    rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, softmax, over, monoids, Monoid
+    functions    relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
+    powers       exp, expm1, log, square, rsqrt, reciprocal
+    rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax, over,
+                 monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -353,13 +353,14 @@ class Program:
         body("files.saving.save")(self, directory)
 
     @staticmethod
-    def load(directory: str | Path, copy: bool = False) -> "Program":
-        """Reads a saved program, bit for bit. Raises InputError, which names the file and the field.
+    def load(directory: str | Path, copy: bool = False, *, laws: ModuleType | str | Path | None = None) -> "Program":
+        """Reads a saved program, bit for bit; one that has functions, monoids or patterns of one's own with `laws`, the
+        module that declares them, or its file, which is run. Raises InputError, which names the file and the field.
 
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
         memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
         replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        return cast("Program", body("files.loading.load")(directory, copy))
+        return cast("Program", body("files.loading.load")(directory, copy, laws=laws))
 
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))

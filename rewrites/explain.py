@@ -48,7 +48,8 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
     where the program says.
     Raises InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
     with report.phase("model"):
-        program, (found, kept) = Program.load(directory), read_report(directory)
+        program = Program.load(directory, laws=given.get("laws"))
+        found, kept = read_report(directory)
         found.same(given)
         opened = reopen(program, found, model, given)
     front = [point_row(point, i == found.chosen) for i, point in enumerate(found.front)]

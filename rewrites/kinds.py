@@ -56,6 +56,17 @@ def cut_rows(term: Operator, heads: int, x: Shape | DenseReading) -> Operator:
     return blocks
 
 
+def cut_block(term: Operator, before: Expr | int, rows: Expr | int, total: Expr | int,
+              x: Shape | DenseReading) -> Operator:
+    """So many rows of a matrix of `total`, behind so many."""
+    if isinstance(x, Shape):
+        out = term(Shape(1, T, total)) if term.into.cols is N else term.out
+        return symbol("block", Shape(1, T, rows), Shape(1, T, out.cols), linear=True)
+    start, count, width = (int(sympify(each)) for each in (before, rows, total))
+    block: Operator = weight(Data(as_array(term, width if term.into.cols is N else None)[start:start + count]))
+    return block
+
+
 def read_as(term: Operator, child: Operator, x: ReadAt) -> ReadAt:
     return Child(term, child.memo)(x)
 
@@ -70,6 +81,20 @@ def adjoint(x: ReadAt, a: Operator) -> ReadAt:
 def by_head(x: ReadAt, a: Operator, h: int) -> ReadAt:
     """Head i times the i-th block of rows of the matrix."""
     return read_as(cut_rows(a.term, h, x), a, x)
+
+
+@combinator(linear=lambda a, v, w: a.linear, storable=lambda a, v, w: a.storable)
+def first_rows(x: ReadAt, a: Operator, v: Operator, w: Operator) -> ReadAt:
+    """The rows of a matrix by which v is multiplied, where w stands behind it."""
+    n, k = v.term.out.cols, w.term.out.cols
+    return read_as(cut_block(a.term, 0, n, n + k, x), a, x)
+
+
+@combinator(linear=lambda a, v, w: a.linear, storable=lambda a, v, w: a.storable)
+def last_rows(x: ReadAt, a: Operator, v: Operator, w: Operator) -> ReadAt:
+    """The rows of a matrix by which w is multiplied, where it stands behind v."""
+    n, k = v.term.out.cols, w.term.out.cols
+    return read_as(cut_block(a.term, n, k, n + k, x), a, x)
 
 
 def count_columns(term: Operator) -> tuple[Expr | int, Expr | int]:

@@ -15,7 +15,7 @@ def spelled(attribute: Hashable) -> str:
     match attribute:
         case None | str() | bool() | int() | float() | tuple(): return repr(attribute)
         case Data(): return f"data {attribute.key}"
-        case Pattern() if attribute.stated: return attribute.form.format(*(data.key for data in attribute.data))
+        case Pattern() if attribute.stated: return attribute.text.format(*(data.key for data in attribute.data))
         case Relation() if is_relation(attribute): return str(attribute)
         case type() if is_known(attribute): return attribute.__name__
     number = NUMBERS.setdefault((type(attribute), attribute), len(NUMBERS) + 1)

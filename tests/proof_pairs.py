@@ -276,7 +276,7 @@ OPERATIONS = dict(
     negative=lambda a: -a, power=lambda a, b: a ** b, less=lambda a, b: a < b, less_equal=lambda a, b: a <= b,
     greater=lambda a, b: a > b, greater_equal=lambda a, b: a >= b, equal=lambda a, b: a == b,
     not_equal=lambda a, b: a != b, maximum=largest(max), minimum=largest(min), absolute=abs, exp=mpmath.exp,
-    tanh=mpmath.tanh, sqrt=mpmath.sqrt, log=mpmath.log, erf=mpmath.erf)
+    expm1=mpmath.expm1, tanh=mpmath.tanh, sqrt=mpmath.sqrt, log=mpmath.log, erf=mpmath.erf)
 BINARY = dict(add="add", sub="subtract", mul="multiply", truediv="divide", pow="power", lt="less", le="less_equal",
               gt="greater", ge="greater_equal", eq="equal", ne="not_equal")
 for short, name in BINARY.items():

@@ -46,7 +46,7 @@ VOCABULARY, LONGEST, TYPES = 9, 6, 3
 WIDTHS = (2, 3, 4, 6)
 LIMIT = 40                                                  # operators of a program, its numbers not counted
 FUNCTIONS = [kind() for kind in KINDS.values() if kind.signature.parameters.keys() == set() and kind().entrywise
-             and kind.name not in ("I", "rsqrt", "reciprocal")]
+             and kind.name not in ("I", "rsqrt", "reciprocal", "log")]
 PATTERNS = (everyone, sequence, causal, sequence & causal, sequence & (causal | window(1)), window(2),
             sequence & window(1), sequence & coarse(window(0) | hubs(1) | scattered(1), 2),
             mask(Data(np.tri(LONGEST) + np.eye(LONGEST, k=2), "seen")) & sequence)

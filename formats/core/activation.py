@@ -139,6 +139,32 @@ def softplus(u: Reals) -> Reals:
     return np.logaddexp(0, u)
 
 
+@activation(1.0, 20, called=("elu",), maps_zero_to_zero=True, keeps_order=True,
+            derivative=lambda u: np.exp(np.minimum(u, 0)))
+def elu(u: Reals) -> Any:
+    """u, or e^u - 1 where that is negative (Clevert et al. 2015, arXiv:1511.07289)."""
+    return np.maximum(u, 0) + np.expm1(np.minimum(u, 0))
+
+
+@activation(lambda y, error: np.exp(y) * (np.expm1(error) + 2.0 ** -50 * (1 + abs(y))), 16, everywhere=False,
+            maps_zero_to_zero=True, keeps_order=True, derivative=np.exp)
+def expm1(u: Reals) -> Any:
+    """e to the power u, less 1."""
+    return np.expm1(u)
+
+
+def spread_logarithm(y: Reals, error: Reals) -> Reals:
+    """The logarithm is steepest at the lower end of what y may be."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(error < y, -np.log1p(-error / y), np.inf))
+
+
+@activation(spread_logarithm, 16, everywhere=False, derivative=lambda u: 1 / u)
+def log(u: Reals) -> Any:
+    """The natural logarithm."""
+    return np.log(u)
+
+
 def names_called(records: Iterable[Activation]) -> dict[str, str]:
     """The names that configurations use, each with its activation's. TypeError where two activations have one."""
     names: dict[str, str] = {}

@@ -35,7 +35,7 @@ def weigh_format(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
 
 def locate_call(price: Price, sizes: Mapping[str, float]) -> list[float]:
     """Where a call lies among others: octaves of its rows and sizes; of a product, of its bytes a number of W, too."""
-    if not (name := price.product): return [log2(max(sizes[each], 1e-9)) for each in price.compiled[0]]
+    if not (name := price.product): return [log2(max(sizes[each], 1)) for each in price.compiled[0]]
     share = weigh_format(name, sizes)[0] / (sizes["n"] * sizes["p"])
     return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
             *(log2(max(sizes[each], 1)) for each in readings(name)[2])]

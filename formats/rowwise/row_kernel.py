@@ -13,7 +13,7 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, step
 from formats.kernels.engine.pool import POOL
 from formats.kernels.mixing.heads import heads_of
 from formats.machine.threads import threads
-from formats.rowwise.row_loops import Loops
+from formats.rowwise.row_loops import SLOW, Loops
 from formats.rowwise.row_text import RowText
 from formats.rowwise.row_values import ABREAST, RowValue
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
@@ -23,9 +23,12 @@ HOME = "formats.rowwise.row_lanes"                          # what texts are wri
 
 
 class Counts(NamedTuple):
-    """What one row takes: simple operations, divisions and roots, numbers that are read and written."""
+    """What one row takes: simple operations, divisions and roots, operations of merges, each of which waits for the one
+    before, loops over columns, numbers that are read and written."""
     simple: float
     slow: float
+    merged: float
+    loops: float
     moved: float
 
 
@@ -86,7 +89,7 @@ class RowKernel:
     def counts(self) -> Counts:
         """What one row takes, by its loops; columns in whole vectors."""
         loops = Loops(self.root)
-        simple = slow = 0.0
+        simple = slow = merged = 0.0
         for loop in loops.loops:
             numbers = loop.heads * -(-loop.cols // ABREAST) * ABREAST
             for number in loop.items:
@@ -96,13 +99,14 @@ class RowKernel:
                 if item.node.op == "total": numbers *= item.node.args[0].heads
                 if item.node.op == "fold":
                     blocks, (often, rarely) = numbers + 4 * ABREAST * loop.heads, count_work(item.node.extra.merge)
-                    simple, slow = simple + blocks * often, slow + blocks * rarely
+                    merged += blocks * (often + SLOW * rarely)
                 seen: set[int] = set()
                 for part, _ in item.parts:
                     a, b = count_inside(loops, part, part is item.node, seen)
                     simple, slow = simple + numbers * a, slow + numbers * b
         read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")
-        return Counts(simple, slow, read + self.root.heads * self.root.cols)
+        return Counts(simple, slow, merged, float(sum(loop.heads for loop in loops.loops)),
+                      read + self.root.heads * self.root.cols)
 
 
 def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tuple[float, float]:

@@ -6,31 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from formats.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-from formats.rowwise.scalars import NumberGraph
+from formats.rowwise.vector_text import IN_TEXT, VectorText
 
-IN_TEXT = 8                                                 # sizes up to it stand in the text
 LANE_STEPS = 1, 2, 4, 8                                     # of lanes that are merged, one after another
-OPERATORS = "+", "-", "*", "/"
 
 
 @dataclass
-class RowText:
+class RowText(VectorText):
     """What is written: lines, and how the record of a call is laid out."""
     root: RowValue
     values: int
     arrays: int
-    lines: list[str] = field(default_factory=list)
-    sizes: dict[int, str] = field(default_factory=dict)
-    literals: dict[str, str] = field(default_factory=dict)
     seen: dict[tuple[int, str, str], str] = field(default_factory=dict)
     places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)   # of kept values: bytes, and a word
-    indent: int = 3
-    count: int = 0
     room: int = 0
 
     def __post_init__(self) -> None:
@@ -38,25 +28,6 @@ class RowText:
         self.kept = self.loops.number
         for number, item in enumerate(self.loops.items): self.reserve(number, item.node)
         for loop in self.loops.loops: self.write_loop(loop)
-
-    # ---- words
-
-    def put(self, line: str) -> None: self.lines.append("    " * self.indent + line)
-
-    def name(self, code: str) -> str:
-        """A new variable that holds an expression."""
-        self.count += 1
-        self.put(f"v{self.count} = {code}")
-        return f"v{self.count}"
-
-    def size(self, number: int) -> str:
-        """A size as the text says it."""
-        if number <= IN_TEXT: return str(number)
-        return self.sizes.setdefault(number, f"n{len(self.sizes)}")
-
-    def literal(self, value: float) -> str:
-        """A float32 number as a constant of the text."""
-        return self.literals.setdefault(float(np.float32(value)).hex(), f"K{len(self.literals)}")
 
     def reserve(self, number: int, node: RowValue) -> None:
         """Room for what an item makes: none for single numbers of one head, which are variables, and for the result."""
@@ -127,19 +98,6 @@ class RowText:
     def flat(self, node: RowValue, at: str, lanes: str) -> str:
         """Columns of the heads of a value, side by side, as they lie."""
         return self.name(f"get({self.address(node, '0', at)}, {lanes})")
-
-    def operation(self, op: str, args: list[str]) -> str:
-        code = SCALAR_OPERATIONS[op].code
-        if all(each.startswith("K") for each in args): args = [f"in_all_lanes({args[0]})", *args[1:]]
-        if code in OPERATORS: return self.name(f"{args[0]} {code} {args[1]}")
-        if code in ("largest_of", "smallest_of") and args[0].startswith("K"): args = args[::-1]
-        if code in ("largest_of", "smallest_of") and args[1].startswith("K"):
-            code = {"largest_of": "larger", "smallest_of": "smaller"}[code]
-        return self.name(f"{code}({', '.join(args)})")
-
-    def graph(self, graph: NumberGraph, inputs: list[str]) -> list[str]:
-        """The outputs of a graph of numbers, of variables."""
-        return graph.fill(inputs, self.literal, lambda node, args: self.operation(node.op, args))
 
     # ---- loops
 
@@ -290,21 +248,16 @@ class RowText:
 
     def whole(self) -> str:
         """All of the text."""
-        literals = [f"{name} = f4({number_words(float.fromhex(value))})" for value, name in self.literals.items()]
         sizes = [f"{name} = c.{name}" for name in self.sizes.values()]
         rooms = [f"{name} = base + c.{name}" for _, name in self.places.values()]
         rows = [f"x{k} = c.x{k} + 4 * row * c.x{k}_row" for k in range(self.values)]
-        head = [*literals, "", f"RECORD = np.dtype(words({' '.join(self.fields())!r}))", "", "",
+        head = [*self.constants(), "", f"RECORD = np.dtype(words({' '.join(self.fields())!r}))", "", "",
                 "def rows_of_term(item, worker, arguments):", "    c = record(arguments, RECORD)"]
         inside = [*sizes, *(["base = c.room + worker * c.apart", *rooms] if rooms else [])]
         loop = ["    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):",
                 *(f"        {each}" for each in (*rows, "out = c.out + 4 * row * c.out_row"))]
         lines = [line[4:] for line in self.lines]
         return "\n".join([*head, *(f"    {each}" for each in inside), *loop, *lines, ""])
-
-
-def number_words(value: float) -> str:
-    return "np.nan" if value != value else f"{'-' * (value < 0)}np.inf" if abs(value) == np.inf else repr(value)
 
 
 def plus(one: str, other: str) -> str:

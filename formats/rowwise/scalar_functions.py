@@ -16,13 +16,14 @@ class ScalarFunction(NamedTuple):
     """`exact` is its meaning, of float64 arrays; `spread(y, *pairs)` how far off it is where its arguments x are off by
     at most e, pairs (x, e); `units`: how far its code may be from that, in halves of a unit in the last place; `code`
     its name in formats/rowwise/row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
-    operations, the latter divisions and roots."""
+    operations, the latter divisions and roots; `exact_at`: the argument of which its code gives the number itself."""
     exact: Callable[..., Any]
     spread: SpreadError
     code: str
     units: float = 1.0
     simple: float = 1.0
     slow: float = 0.0
+    exact_at: float | None = None
 
 
 def either_way(y: Any, *pairs: tuple[Any, Any]) -> Any:
@@ -107,7 +108,7 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "either": ScalarFunction(truth_of(np.logical_or), either_way, "either", 0.0),
     "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "lanes_of", 0.0),
     "sqrt": ScalarFunction(np.sqrt, spread_root, "square_root", 1.0, 0.0, 1.0),
-    "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 4.0, 12.0),
+    "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 4.0, 12.0, exact_at=0.0),
     "expm1": ScalarFunction(np.expm1, spread_exp, "expm1_whole", 8.0, 16.0),
     "log": ScalarFunction(np.log, spread_log, "log_whole", 4.0, 16.0, 1.0),
     "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 20.0, 2.0),

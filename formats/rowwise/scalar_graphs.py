@@ -7,7 +7,7 @@ import numpy as np
 
 from formats.core.activation import Reals
 from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
-from formats.rowwise.scalars import NumberGraph, Untraceable, find_place
+from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
 
 NumberPair = tuple[Any, Any]                                # float64 numbers, and how far float32 may be from them
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-38, -1e-38, 1e38, -1e38, np.inf, -np.inf, np.nan, 88.0, -88.0]
@@ -22,7 +22,31 @@ def exact_graph(graph: NumberGraph, *given: Any) -> list[Any]:
 
 def bound_graph(graph: NumberGraph, *given: NumberPair) -> list[NumberPair]:
     """What it means, and how far float32 may be from that: a running error (Higham 2002, section 3.3)."""
-    return graph.fill(given, lambda value: (value, lost(value)), lambda node, args: spread_by(node.op, args))
+    made: dict[int, NumberPair] = {}
+    for node in graph.walk():
+        if node.op == "input": made[id(node)] = given[int(node.value)]
+        elif node.op == "literal": made[id(node)] = node.value, lost(node.value)
+        else:
+            pair = spread_by(node.op, [made[id(each)] for each in node.args])
+            made[id(node)] = bound_beside_extreme(node, pair, made)
+    return [made[id(each)] for each in graph.outputs]
+
+
+def bound_beside_extreme(node: StandIn, pair: NumberPair, made: dict[int, NumberPair]) -> NumberPair:
+    """What a number is beside the larger or the smaller of it and another: where it is surely that, it is it to the
+    bit, so their difference is nothing, and whether they are equal is known."""
+    if node.op not in ("sub", "equal"): return pair
+    for one, both in (node.args, node.args[::-1]):
+        if both.op not in ("maximum", "minimum") or all(each is not one for each in both.args): continue
+        (x, e), (z, f) = made[id(one)], made[id(both.args[both.args[0] is one])]
+        y, error = pair
+        with np.errstate(all="ignore"):
+            ahead = np.where(x == z, 0.0, np.asarray(x) - z) * (1 if both.op == "maximum" else -1)
+            sure = (abs(ahead) > e + f) | ((x == z) & (e + f == 0))
+            if node.op == "equal": return y, np.where(sure, 0.0, 1.0)
+            rounded = np.where(np.isfinite(y), e + f + HALF_UNIT * (abs(y) + e + f) + VANISHED, error)
+            return y, np.where(sure & (ahead >= 0), np.where(np.isfinite(y), 0.0, error), np.minimum(rounded, error))
+    return pair
 
 
 def lost(value: float) -> float:
@@ -39,7 +63,9 @@ def spread_by(op: str, args: Sequence[NumberPair]) -> NumberPair:
         if function.units:
             size = np.where(np.isfinite(y), abs(y), 0.0)
             rounded = error + function.units * HALF_UNIT * (size + error) + VANISHED
-            error = np.where((error == 0) & exactly(y, function.units), 0.0, rounded)
+            exact = exactly(y, function.units)
+            if function.exact_at is not None: exact = exact | (np.asarray(args[0][0]) == function.exact_at)
+            error = np.where((error == 0) & exact, 0.0, rounded)
     return y, error
 
 

@@ -56,6 +56,9 @@ class Monoid:
         return False
 
     def __init_subclass__(cls) -> None:
+        if missing := next((name for name in ("identity", "lift", "merge") if not hasattr(cls, name)), None):
+            raise TypeError(f"monoid {cls.__name__}: no {missing}: a monoid is identity, lift(x, w) and merge(a, b), "
+                            "and finish where a carrier has more numbers")
         cls.single = not isinstance(cls.identity, tuple)
         if cls.ordinary: cls.linear = True
         if cls.linear: cls.right_linear = cls.homogeneous = True
@@ -147,7 +150,9 @@ class Monoid:
         what is absent counts as the unit, the closed form is the product and the flags are true."""
         x, w = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols))
         u = cls.lifted(x[0], w[:, 0])
+        if cls.width is not None: check_numbers_merged(cls, u)
         for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): check_promise(cls, "identity", side, u)
+        check_promise(cls, "identity", cls.merged(cls.unit(), cls.unit()), cls.unit())
         if cls.idempotent: check_promise(cls, "idempotent", cls.merged(u, u), u)
         every = range(inner)
 
@@ -167,6 +172,14 @@ class Monoid:
             check_promise(cls, "distributes", cls.lifted(cls.identity, p), cls.unit())
         check_flags(cls, x, w, rng)
         if cls.width is not None: check_absent(cls, x, w, rng)
+
+
+def check_numbers_merged(cls: type[Monoid], one: Carrier) -> None:
+    """Raises AssertionError where numbers are merged to what is none, or to more or fewer of them."""
+    for found in (one, cls.merged(one, one), cls.merged(cls.unit(), one), cls.merged(one, cls.unit())):
+        promise = f"{cls.__name__} breaks its promise: a merge gives {len(cls.unit())} numbers"
+        if len(found) != len(cls.unit()): raise AssertionError(f"{promise}, not {len(found)}")
+        if any(np.isnan(np.asarray(each, float)).any() for each in found): raise AssertionError(f"{promise}, not NaN")
 
 
 def check_absent(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@ from functools import cache
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-from numpy import exp, inf, log, maximum, where
+from numpy import exp, inf, log, maximum, minimum, where
 from numpy.typing import NDArray
 
 from opmatrix.algebra.attributes import STRANGERS, brief, is_term, whole_of
@@ -27,6 +27,14 @@ class max(Monoid):
     identity, idempotent, homogeneous = -inf, True, True
     def lift(x: Scalars, w: Scalars) -> Scalars: return x * w
     def merge(a: Scalars, b: Scalars) -> Scalars: return maximum(a, b)
+    @staticmethod
+    def distributes(w: float) -> bool: return w > 0
+
+class min(Monoid):
+    """The smallest."""
+    identity, idempotent, homogeneous = inf, True, True
+    def lift(x: Scalars, w: Scalars) -> Scalars: return x * w
+    def merge(a: Scalars, b: Scalars) -> Scalars: return minimum(a, b)
     @staticmethod
     def distributes(w: float) -> bool: return w > 0
 
@@ -128,7 +136,7 @@ def topk(k: int) -> Any:
 
 
 MONOIDS: tuple[type[Monoid], ...] = (
-    sum, max, rectify, mean, sumsq, moments, moments.mean,                       # type: ignore[attr-defined]    # one of its finishes
+    sum, max, min, rectify, mean, sumsq, moments, moments.mean,                       # type: ignore[attr-defined]    # one of its finishes
     logsumexp, softmax, concat, topk(1), topk(3), topk(3).indices)
 
 

@@ -43,7 +43,7 @@ def scalar_function(derivative: ScalarBody | None = None, **properties: bool) ->
             if np.shape(found := f(u)) == u.shape: return found
             raise ShapeError(f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(found))}: a scalar "
                              "function gives one for each entry")
-        entry.__name__, entry.__doc__ = f.__name__, f.__doc__
+        entry.__name__, entry.__doc__, entry.__module__ = f.__name__, f.__doc__, getattr(f, "__module__", "")
         made: Operator = matrix(lambda n: (n, n), of_each, linear=False, entrywise=True, **properties)(entry)()
         if derivative is not None: DERIVATIVES[made.kind.name] = derivative
         return made

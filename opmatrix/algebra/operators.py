@@ -18,6 +18,7 @@ from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, wh
 from opmatrix.algebra.data import Promised
 from opmatrix.algebra.monoids import max as maximum
 from opmatrix.algebra.monoids import mean, softmax
+from opmatrix.algebra.monoids import min as minimum
 from opmatrix.algebra.nodes import add as add
 from opmatrix.algebra.nodes import (
     cols,
@@ -49,9 +50,9 @@ from opmatrix.signature import FLOAT, Port
 
 __all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "centre", "col", "cols", "compose", "const", "diag",
            "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "keep_top", "layernorm", "magnitude",
-           "maximum", "mean", "ones", "over", "pick", "place", "product", "reciprocal", "relation", "relu", "repeat",
-           "rmsnorm", "rotary", "rotate", "row", "rsqrt", "share", "sigmoid", "silu", "softmax", "softplus", "square",
-           "sum_heads", "symbol", "tanh", "total", "transpose", "turn", "unit_length", "weight", "zero"]
+           "maximum", "mean", "minimum", "ones", "over", "pick", "place", "product", "reciprocal", "relation", "relu",
+           "repeat", "rmsnorm", "rotary", "rotate", "row", "rsqrt", "share", "sigmoid", "silu", "softmax", "softplus",
+           "square", "sum_heads", "symbol", "tanh", "total", "transpose", "turn", "unit_length", "weight", "zero"]
 
 I: Operator = nodes.I()
 ones: Operator = nodes.ones()

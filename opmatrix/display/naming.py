@@ -82,7 +82,7 @@ def leaves(node: Operator) -> list[Leaf]:
     own: list[Leaf] = []
     for a in node.attributes if node.kind.arity else node.args:
         if isinstance(a, Data): own.append(a)
-        elif isinstance(a, Pattern): own += a.data if a.stated else [*a.data, a]
+        elif isinstance(a, Pattern): own += a.data if a.ours else [*a.data, a]
         elif hasattr(a, "merge") and not is_known(a): own.append(a)
     return [each.base or each if isinstance(each, Data) else each for each in own
             if not isinstance(each, Data) or not (is_scalar(each) or literal(each))]

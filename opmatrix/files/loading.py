@@ -1,7 +1,7 @@
 """Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.files.saving
 writes it."""
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from os.path import exists, isdir
 from pathlib import Path
@@ -15,6 +15,7 @@ from opmatrix.files import certified
 from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
+from opmatrix.own.own_names import list_own_names
 from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer, read_tokenizer
@@ -28,16 +29,20 @@ KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where 
 NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or
                                                             # several
 HALF_VERSION = 6                                            # that of caches which are no float32
-SIDED = NAMED_VERSION, HALF_VERSION
+OWN_VERSION = 7                                             # that of what is one's own, whatever else it has
+VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
 
 
-def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhead = False) -> Program:
+def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhead = False,
+         laws: object = None) -> Program:
     """The program in a directory, arrays and outputs equal to the bit; with its tokenizer, which is then read beside
-    the arrays, or has been begun already. InputError, which names the file and the field, for whatever is missing,
-    damaged, of another version, not safe to run, or not what its hash says."""
+    the arrays, or has been begun already. `laws`: the module, or its file, that declares functions, monoids and
+    patterns of one's own which the program has: they must compute what it was saved with. InputError, which names the
+    file and the field, for whatever is missing, damaged, of another version, not safe to run, or not what its hash
+    says."""
     if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
@@ -45,11 +50,13 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhea
     if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in (VERSION, SHARED, *SIDED):
+    if (version := found.get("version")) not in VERSIONS:
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, sides = field(file, found, "steps", list), signed(file, found)
     if len(rows) > MAX_STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {MAX_STEPS:,}")
+    steps = [step(file, i, row) for i, row in enumerate(rows)]
+    check_own(file, found, steps, laws)
     with ExitStack() as opened:
         held, stored = dict[str, Tensor](), dict[Path, ArrayFile]()
         for each in [weights, *(directory / name for name in more(file, found))]:
@@ -67,7 +74,6 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhea
                 said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
                                    "constants": described, "steps": rows, **sides}, sort_keys=True)
             constants = unpacked(weights, described, own, stored)
-            steps = [step(file, i, row) for i, row in enumerate(rows)]
             with blamed(file, "steps"): program = made(steps, constants, sides, meta)
             if "signature" in found and (words := program.signature.differs(found["signature"])):
                 raise InputError(f"{file}: signature: {words}: {AGAIN}")
@@ -106,10 +112,10 @@ def absent(directory: Path) -> str:
 
 def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     """What a file says of a program's border: one output, or inputs, outputs and state by name."""
-    if found["version"] not in SIDED: return {"output": field(file, found, "output", str)}
+    if not has_sides(found): return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
     narrow = [name for name, said in sides["inputs"].items() if isinstance(said, list) and HALF in said]
-    if narrow and found["version"] != HALF_VERSION:
+    if narrow and found["version"] not in (HALF_VERSION, OWN_VERSION):
         raise InputError(f"{file}: inputs: {narrow[0]!r:.60} is {HALF}, which no program of version {found['version']} "
                          f"has: {AGAIN}")
     for side in ("outputs", "state"):
@@ -117,6 +123,25 @@ def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
             if not (is_printable(name) and isinstance(value, str)):
                 raise InputError(f"{file}: {side}: {name!r:.60} is {value!r:.60}, no value: {AGAIN}")
     return sides
+
+
+def has_sides(found: Mapping[str, object]) -> bool:
+    """Whether a file says inputs, outputs and state by name."""
+    version = found["version"]
+    return "outputs" in found if version == OWN_VERSION else version in (NAMED_VERSION, HALF_VERSION)
+
+
+def check_own(file: Path, found: Mapping[str, object], steps: Iterable[Step], laws: object) -> None:
+    """Raises InputError unless who loads a program gives what it has of one's own, as it was when it was saved."""
+    called = [name for step in steps for name in list_own_names(step.attributes)]
+    if called and found["version"] != OWN_VERSION:
+        raise InputError(f"{file}: steps: {called[0].partition(':')[0]!r} is one's own, which no program of version "
+                         f"{found['version']} has: {AGAIN}")
+    if found["version"] == OWN_VERSION and field(file, found, "own", list) != [*dict.fromkeys(called)]:
+        raise InputError(f"{file}: own: {found['own']!r:.80} is not what its steps have of one's own: {AGAIN}")
+    if not called: return
+    from opmatrix.own.own_modules import check_declared, module_of  # imported here: most programs need it not
+    check_declared(file, called, module_of(laws))
 
 
 def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any],
@@ -133,7 +158,7 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
 
 def more(file: Path, found: Mapping[str, object]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
-    if found["version"] == VERSION or (found["version"] in SIDED and "shared" not in found): return []
+    if found["version"] == VERSION or (found["version"] != SHARED and "shared" not in found): return []
     count = field(file, found, "shared", int)
     if type(count) is not int or not 0 < count <= len(SHARDS):
         raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")
@@ -191,17 +216,12 @@ def read_meta(directory: Path, name: str) -> str | dict[str, object] | None:
 def step(file: Path, i: int, row: object) -> Step:
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
-            if strange := own_functions(attributes):
-                raise InputError(f"{file}: steps[{i}]: {strange[0]!r} is a function of one's own: {AGAIN}")
+            if "term" in attributes:
+                from opmatrix.own.things import find_unlasting  # imported here: it needs sympy
+                if strange := find_unlasting(attributes):
+                    raise InputError(f"{file}: steps[{i}]: {strange!r} is a kind that no file may name: {AGAIN}")
             if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
-
-
-def own_functions(attributes: Mapping[str, object]) -> list[str]:
-    """The functions of one's own that a step computes, by their names."""
-    if not isinstance(term := attributes.get("term"), str): return []
-    from opmatrix.runtime.terms import find_own  # imported here: it needs sympy, and most programs do not
-    return find_own(term)
 
 
 def collect_arrays(file: Path, described: Mapping[str, object], found: dict[str, Tensor],

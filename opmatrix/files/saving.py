@@ -18,15 +18,16 @@ from opmatrix.files.loading import (
     HALF_VERSION,
     KIND,
     NAMED_VERSION,
+    OWN_VERSION,
     PROGRAM,
     SHARDS,
     SHARED,
     VERSION,
     WEIGHTS,
-    own_functions,
 )
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory
+from opmatrix.own.own_names import list_own_names, refuse_collisions
 from opmatrix.program import Program
 from opmatrix.signature import FLOAT
 
@@ -174,7 +175,7 @@ def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
 def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
     """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie
     in files of their own, one for each set."""
-    refuse_own(program)
+    own = name_own(program)
     directory.mkdir(parents=True, exist_ok=True)
     described = program.described()
     meta = described["meta"]
@@ -182,6 +183,7 @@ def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] 
     if shared: head |= {"version": SHARED, "shared": len(shared)}
     if not program.plain:
         head["version"] = HALF_VERSION if any(port.number != FLOAT for port in program.inputs) else NAMED_VERSION
+    if own: head |= {"version": OWN_VERSION, "own": own}
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}),
                                      "utf-8")
@@ -197,12 +199,21 @@ def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] 
             (directory / f"{name}.json").write_text(text, "utf-8")
 
 
-def refuse_own(program: Program) -> None:
-    """Raises InputError where a program cannot be loaded again: a file holds no function of one's own."""
-    for number, step in enumerate(program.steps):
-        if own := own_functions(step.attributes):
-            raise InputError(f"not saved: steps[{number}] computes {own[0]}, a function of one's own, which no file "
-                             "holds: run the program where it is made, or write the function with those of opmatrix")
+def name_own(program: Program) -> list[str]:
+    """What a program calls things of one's own. Raises InputError where one has a name of ours, and for what no file
+    may name."""
+    terms = [(number, step) for number, step in enumerate(program.steps) if "term" in step.attributes]
+    if terms:
+        from opmatrix.own.things import find_unlasting  # imported here: most programs need it not
+        for number, step in terms:
+            if strange := find_unlasting(step.attributes):
+                raise InputError(f"not saved: steps[{number}] computes {strange}, which only rewriting and training "
+                                 "make, and no file holds: say it by operators of opmatrix")
+    called = [*dict.fromkeys(name for step in program.steps for name in list_own_names(step.attributes))]
+    if called:
+        from opmatrix.own.things import our_names  # imported here: most programs need it not
+        refuse_collisions(called, our_names())
+    return called
 
 
 def format_json(value: object, depth: int = 0) -> str:

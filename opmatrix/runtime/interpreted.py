@@ -1,8 +1,8 @@
 """What no kernel computes is read: a term as text that a program can hold, evaluated in float64 and rounded once.
 
 A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th
-value that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array. Only
-kinds of the algebra can be named."""
+value that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array. Kinds
+and monoids of one's own are called by name and digest."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +12,18 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
+from opmatrix.own.things import name_kind, name_monoid
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import Arguments, Doubles, split_operands
 from opmatrix.runtime.terms import measured, parse_operator
 from opmatrix.visibility import needed
 
-UNWRITABLE = "it is one's own, and programs know those of opmatrix alone: evaluate the term itself, x @ term"
+UNWRITABLE = ("it is one's own and has no name: declare it by @pattern (opmatrix.patterns), or evaluate the term "
+              "itself, x @ term")
 
 
 def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
@@ -37,17 +38,17 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
             return {"array": arrays.index(given)}
         if isinstance(given, Pattern):
             if not given.stated: raise InputError(f"pattern {given}: {UNWRITABLE}")
-            return {"pattern": given.form, "arrays": [attribute(data)["array"] for data in given.data]}
+            return {"pattern": given.text, "arrays": [attribute(data)["array"] for data in given.data]}
         if isinstance(given, Relation): return {"relation": [given.name, given.rows, given.cols]}
         if not isinstance(given, type): return given
-        if not is_known(given): raise InputError(f"monoid {given.__name__}: {UNWRITABLE}")
-        return {"over": given.__name__}
+        return {"over": name_monoid(given)}
 
     def add(node: Operator) -> int:
         if node not in numbers:
             made = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])] if node in values
                     else
-                    [node.kind.name, [add(child) for child in node.children], [attribute(a) for a in node.attributes]])
+                    [name_kind(node.kind), [add(child) for child in node.children],
+                     [attribute(a) for a in node.attributes]])
             nodes.append(made)
             numbers[node] = len(nodes) - 1
         return numbers[node]
@@ -57,10 +58,8 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
 
 def is_writable(term: Operator) -> bool:
-    """Whether a term can be written: monoids and patterns of one's own have no text."""
-    attributes = [each for node in term.walk() for each in node.attributes]
-    return all(is_known(each) if isinstance(each, type) else not isinstance(each, Pattern) or each.stated
-               for each in attributes)
+    """Whether a term can be written: a pattern that nobody declared by a name has no text."""
+    return all(each.stated for node in term.walk() for each in node.attributes if isinstance(each, Pattern))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,11 @@ from formats.disk.files import parse_json
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.operators import symbol
 from opmatrix.algebra.shapes import H, LiveSize, N, Shape, ShapeError, Space, T, expression, space
-from opmatrix.algebra.term import KINDS, Operator, read
+from opmatrix.algebra.term import Operator, read
+from opmatrix.own.own_names import find_named, is_own_name
+from opmatrix.own.things import find_kind
 from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
 from opmatrix.signature import WIDEST
@@ -62,8 +63,7 @@ def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arra
         case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
         case ["value", k, str(rows)]:
             return symbol(f"x{k}", Shape(), pick_item(k, shapes)._replace(rows=space(check_name(rows))))
-        case [str(name), list(children), list(attributes)] if name in KINDS and name != "symbol":
-            kind = KINDS[name]
+        case [str(name), list(children), list(attributes)] if name != "symbol" and (kind := find_kind(name)):
             declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]
             if len(children) != kind.arity or len(attributes) != len(declared):
                 raise ValueError(f"{entry!r:.80} is no {name}{kind.signature}")
@@ -86,7 +86,7 @@ def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object
         case {"array": k} if wanted is Data: return data_of(pick_item(k, arrays))
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
             return parse(form, [pick_item(k, arrays) for k in places])
-        case {"over": str(name)} if wanted is type: return monoids.called(name)
+        case {"over": str(name)} if wanted is type: return find_monoid(name)
         case {"relation": [str(name), str(rows), str(cols)]} if wanted is Relation:
             return relation(check_name(name), check_name(rows), check_name(cols))
     if isinstance(given, str) and given in get_args(wanted): return given
@@ -111,13 +111,9 @@ def check_name(name: str) -> str:
     raise ValueError(f"{name!r:.80} is no name of up to 40 letters, digits and _")
 
 
-def find_own(text: str) -> list[str]:
-    """The functions of one's own that the text of a term names: kinds that are known as long as the process, and to no
-    file."""
-    try: entries = parse_json(text, "term")
-    except ValueError: return []
-    named = [entry[0] for entry in entries if isinstance(entry, list) and entry] if isinstance(entries, list) else []
-    return [name for name in named if isinstance(name, str) and name in KINDS and name not in LASTING]
+def find_monoid(name: str) -> type[Monoid]:
+    """A monoid by what texts call it."""
+    return find_named(name, type) if is_own_name(name) else monoids.called(name)
 
 
 # ---- how large it is

@@ -93,13 +93,15 @@ def adjoined(pull: Pull, x: int, matrix: Operator, g: TracedValue) -> TracedValu
 
 
 def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> None:
-    """Rows that were reduced by a monoid: by its adjoint where it is linear; the first of the largest; shares."""
+    """Rows that were reduced by a monoid: by its adjoint where it is linear; the first of the largest, or
+    smallest; shares."""
     a, m = matrix.args
     n = pull.shape(x).cols
     if m is monoids.logsumexp and a.kind.name == "ones":
         pull.give(x, lambda: read(share, pull.value(x, at), {}) * g)
-    elif m is monoids.max and a.kind.name == "ones":
-        pull.give(x, lambda: g.act(widen(n)).keep_top(pull.value(x, at), 1))
+    elif m in (monoids.max, monoids.min) and a.kind.name == "ones":
+        def order(x: TracedValue) -> TracedValue: return x if m is monoids.max else x * x.act(const(-1.0))
+        pull.give(x, lambda: g.act(widen(n)).keep_top(order(pull.value(x, at)), 1))
     elif m.scale is not None and a.kind.name == "ones":
         mean_of = const(m.scale(n))
         pull.give(x, lambda: g.act(widen(n)) * g.act(mean_of))

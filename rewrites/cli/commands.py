@@ -156,13 +156,14 @@ def run(
     text: Annotated[list[str], typer.Argument(help="sentences")],
     truncate: options.Truncate = None,
     results: options.Results = None,
+    own: options.OwnThings = None,
 ) -> None:
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
     a language model, the likeliest tokens that follow each."""
     from opmatrix.program import Program
     from rewrites.evaluate.texts_run import run_texts
-    possible({"--json": (results, writable)}, directory)
-    said, found = run_texts(Program.load(directory), text, truncate)
+    possible({"--json": (results, writable)}, directory, own)
+    said, found = run_texts(Program.load(directory, laws=own), text, truncate)
     say(said)
     write_results(found, results)
 
@@ -178,6 +179,7 @@ def generate_text(
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
     cache: options.CacheNumber = None,
+    own: options.OwnThings = None,
     results: options.Results = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -185,7 +187,7 @@ def generate_text(
     the same each time; with a temperature it is drawn, by a seed."""
     from rewrites.cli.generate import write_reply
     write_reply(model, prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-                cache=cache, results=results, quiet=quiet, began=context.obj)
+                cache=cache, results=results, quiet=quiet, own=own, began=context.obj)
 
 
 @app.command("embed")
@@ -196,32 +198,22 @@ def embed_file(
     rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
     truncate: options.Truncate = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
+    own: options.OwnThings = None,
 ) -> None:
     """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
     checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing; of a language model, the
     scores of what follows its last token."""
-    from opmatrix.pipelines.embed import (
-        BATCH_ROWS,
-        each,
-        embed_blocks,
-        followed,
-        outcome,
-        quantity,
-        read_stdin,
-        reading,
-        replaceable,
-        write_npy,
-    )
+    from opmatrix.pipelines import embed
     from opmatrix.program import Program
-    possible({"--out": (out, replaceable)}, directory, None if file == "-" else file)
-    program, start = Program.load(directory), time.perf_counter()
-    texts = read_stdin() if file == "-" else Path(file)
-    how = reading("standard input" if file == "-" else file, truncate, skip_bad)
-    found = embed_blocks(program, each(texts), BATCH_ROWS if rows is None else rows, how)
-    count, width = write_npy(followed(found, quantity(texts)), out)
+    possible({"--out": (out, embed.replaceable)}, directory, None if file == "-" else file, own)
+    program, start = Program.load(directory, laws=own), time.perf_counter()
+    texts = embed.read_stdin() if file == "-" else Path(file)
+    how = embed.reading("standard input" if file == "-" else file, truncate, skip_bad)
+    found = embed.embed_blocks(program, embed.each(texts), embed.BATCH_ROWS if rows is None else rows, how)
+    count, width = embed.write_npy(embed.followed(found, embed.quantity(texts)), out)
     seconds = time.perf_counter() - start
     say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
-        + outcome(how, program.tokenizer))
+        + embed.outcome(how, program.tokenizer))
 
 
 @app.command()
@@ -235,6 +227,7 @@ def evaluate(
     tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
     results: options.Results = None,
     truncate: options.Truncate = None,
+    own: options.OwnThings = None,
 ) -> None:
     """How good checkpoints and saved programs are. With --pairs: Spearman's correlation, times 100, of the cosines of
     sentence pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and
@@ -242,19 +235,19 @@ def evaluate(
     from rewrites.evaluate import evaluate as evaluation
     from rewrites.evaluate.pairs import SentencePairs
     from rewrites.phases import Report, silence_stdout
-    possible({"--json": (results, writable)}, models, pairs, text)
+    possible({"--json": (results, writable)}, models, pairs, text, own)
     if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
     if tokens is not None and tokens < 2:
         raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
     if text is not None and pairs is None:
-        with silence_stdout(): told = evaluation.foreseen(models, text, tokens, Report())
+        with silence_stdout(): told = evaluation.foreseen(models, text, tokens, Report(), own)
         write_results(evaluation.foreseen_json(told, text), results)
         say(evaluation.told_foreseen(told))
         return
     if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
     given = SentencePairs.read(pairs)
     with silence_stdout():
-        found = evaluation.evaluate_all(models, given, Report(), truncate)
+        found = evaluation.evaluate_all(models, given, Report(), truncate, own)
     write_results(evaluation.scores_as_json(found, pairs, given), results)
     say(evaluation.format_scores(found, given))
 
@@ -337,13 +330,14 @@ def profile(
     sentences: Annotated[int, typer.Option(min=1, help="of the batch that is run")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="runs that the times are medians of")] = 15,
+    own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
     """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
     was predicted."""
     from rewrites.cli.profile import profile as told
-    possible({"--json": (results, writable)}, directory)
-    said, found = told(directory, sentences, tokens, rounds)
+    possible({"--json": (results, writable)}, directory, own)
+    said, found = told(directory, sentences, tokens, rounds, own)
     say(said)
     write_results(found, results)
 
@@ -356,13 +350,14 @@ def verify(
         metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="the file that a rank correlation was measured on, as a goal")] = None,
+    own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
     """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
     goals allow. Ends with status 1 where one fails."""
     from rewrites.evaluate.recheck import FAILS, format_checks, of_directory
-    possible({"--json": (results, writable)}, directory, model, text, pairs)
-    found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
+    possible({"--json": (results, writable)}, directory, model, text, pairs, own)
+    found = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
     say(format_checks(found))
     write_results({"checks": [check._asdict() for check in found]}, results)
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)

@@ -18,22 +18,23 @@ from rewrites.phases import Report
 
 def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int | None = None,
                 top_p: float = 1.0, seed: int = 0, cache: str | None = None, results: Path | None = None,
-                quiet: bool = False, began: float | None = None, ahead: ParsedAhead | None = None) -> None:
+                quiet: bool = False, own: Path | None = None, began: float | None = None,
+                ahead: ParsedAhead | None = None) -> None:
     """The command: prints what follows a prompt, and writes its figures where that is asked for. `began`: when the
     command did; `ahead`: the tokenizer of a saved program."""
-    possible({"--json": (results, writable)}, model)
+    possible({"--json": (results, writable)}, model, own)
     sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=began)
-    write_results(generate(model, prompt, max_tokens, sampling, cache, report, ahead), results)
+    write_results(generate(model, prompt, max_tokens, sampling, cache, report, own, ahead), results)
 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
-             report: Report, ahead: ParsedAhead | None = None) -> dict[str, object]:
-    """Prints what follows a prompt, and gives it with its figures, as JSON has them. What is wrong with a prompt is
-    known before a program is searched for."""
+             report: Report, own: Path | None = None, ahead: ParsedAhead | None = None) -> dict[str, object]:
+    """Prints what follows a prompt, and gives it with its figures, as JSON has them; `own`: the file of what a saved
+    program has of one's own. What is wrong with a prompt is known before a program is searched for."""
     if cache is not None: check_cache(cache)
     if exists(Path(model) / PROGRAM):
         with report.phase("load"):
-            program = load(model, tokenizer=ahead or True)
+            program = load(model, tokenizer=ahead or True, laws=own)
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:

@@ -14,6 +14,9 @@ ModelName = Annotated[str, typer.Argument(
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
                                    "trust")]
+OwnThings = Annotated[Path | None, typer.Option(
+    "--laws", metavar="FILE", help="your own Python file that declares the functions, monoids and patterns which a "
+                                   "saved program has; it is run, so give only what you trust")]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
 Origin = Annotated[str | None, typer.Option(
     "--model", help="the checkpoint that it was made of; without it, the one that the program names")]

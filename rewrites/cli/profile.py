@@ -18,10 +18,11 @@ from rewrites.workload.resolve import calibrated
 HEADER = ["", "steps", "ms predicted", "measured", "share"]
 
 
-def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15) -> tuple[str, dict[str, object]]:
+def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15,
+            own: Path | None = None) -> tuple[str, dict[str, object]]:
     """The table, and its figures, for so many sentences of so many drawn tokens. Raises InputError for what is no
     program, or one whose inputs nobody can draw."""
-    program = Program.load(directory)
+    program = Program.load(directory, laws=own)
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
     whole, machine = median(found.runs), calibrated(lambda *_: None)

@@ -51,7 +51,7 @@ def vector(lowering: Lowering, cls: int, width: int) -> Constant:
 
 ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {   # of a sort of variable: its class as an attribute
     "scalar": lambda lowering, cls: float(as_array(lowering.terms[cls]).item()),
-    "where": lambda lowering, cls: lowering.template.values[cls].form,
+    "where": lambda lowering, cls: lowering.template.values[cls].text,
     "relation": lambda lowering, cls: str(lowering.template.values[cls]),
     "count": lambda lowering, cls: int(lowering.template.values[cls]),
     "entrywise": lambda lowering, cls: next(node.kind for node in lowering.graph.members[cls]

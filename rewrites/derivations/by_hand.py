@@ -7,6 +7,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from formats.core.errors import InputError
+from opmatrix.algebra.term import KINDS
 from rewrites.derivations.derivation import Application
 from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, Tree, match_trees
@@ -76,8 +77,8 @@ def isolate(law: Law) -> Law:
 
 
 @cache
-def prepared(laws: tuple[Law, ...], whose: object) -> EgglogEngine:
-    """An engine of these laws, of a thread."""
+def prepared(laws: tuple[Law, ...], whose: object, kinds: tuple[str, ...]) -> EgglogEngine:
+    """An engine of these laws, of a thread, that knows these kinds: people may declare one later."""
     return engine([isolate(law) for law in laws])
 
 
@@ -85,7 +86,7 @@ def reached(template: Template, stages: Stages) -> Graph:
     """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come
     to an end."""
     laws = tuple(dict.fromkeys(law for stage in stages for law in stage.laws))
-    shared, graph = prepared(laws, ENGINES.whose), Graph()
+    shared, graph = prepared(laws, ENGINES.whose, (*KINDS,)), Graph()
 
     def run(program: str) -> Any:
         return shared.run_program(*shared.parse_program(program))

@@ -19,10 +19,10 @@ from rewrites.workload.resolve import calibrated, source
 LENGTHS = [16] * 256                                        # of the sentences that an imported program is made for
 
 
-def open_program(where: str, progress: Callable[..., None] = lambda *_: None) -> Program:
-    """The program that a directory holds, or the imported one of a checkpoint: one kernel for each operator, nothing
-    rounded."""
-    if exists(Path(where) / PROGRAM): return Program.load(where)
+def open_program(where: str, progress: Callable[..., None] = lambda *_: None, own: Path | None = None) -> Program:
+    """The program that a directory holds, with the file of what it has of one's own, or the imported one of a
+    checkpoint: one kernel for each operator, nothing rounded."""
+    if exists(Path(where) / PROGRAM): return Program.load(where, laws=own)
     checkpoint = open_model(where)
     model = checkpoint.operator()
     found = search(model, (), calibrated(progress), counted(LENGTHS, patterns(model)), methods=plainly, fusion=False)
@@ -30,21 +30,22 @@ def open_program(where: str, progress: Callable[..., None] = lambda *_: None) ->
 
 
 def evaluate_all(places: Sequence[str], pairs: SentencePairs, report: Report,
-                 truncate: bool | None = None) -> list[Evaluated]:
+                 truncate: bool | None = None, own: Path | None = None) -> list[Evaluated]:
     """Every program in turn."""
     found = []
     for place in places:
         with report.phase(place) as progress:
-            found.append(score_pairs(place, open_program(place, progress), pairs, progress, truncate))
+            found.append(score_pairs(place, open_program(place, progress, own), pairs, progress, truncate))
     return found
 
 
-def foreseen(places: Sequence[str], file: Path, tokens: int | None, report: Report) -> list[Foreseen]:
+def foreseen(places: Sequence[str], file: Path, tokens: int | None, report: Report,
+             own: Path | None = None) -> list[Foreseen]:
     """The perplexity of every program in turn."""
     found = []
     for place in places:
         with report.phase(place) as progress:
-            found.append(perplexity.score_text(place, open_program(place, progress), file, tokens, progress))
+            found.append(perplexity.score_text(place, open_program(place, progress, own), file, tokens, progress))
     return found
 
 

@@ -66,12 +66,13 @@ class Alike:
     def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
 
 
-def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES) -> list[Check]:
+def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES,
+                 own: Path | None = None) -> list[Check]:
     """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory
     here, and the files that its goals were measured on, by measure. Raises InputError where there is no program, no
     such checkpoint, or where a file is not the one that a goal was measured on."""
-    if not exists(directory / PROGRAM): Program.load(directory)
-    try: program = Program.load(directory)
+    if not exists(directory / PROGRAM): Program.load(directory, laws=own)
+    try: program = Program.load(directory, laws=own)
     except InputError as error:
         return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
     place = program.meta.get("source") if model is None else model

@@ -9,7 +9,6 @@ from itertools import accumulate
 from operator import matmul
 
 from formats.core.errors import InputError
-from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.operators import I, given
 from opmatrix.algebra.shapes import LiveSize, Space, T, brief, expression
@@ -49,16 +48,14 @@ def outputs(model: Model) -> dict[str, Operator]:
 
 
 def check_possible(model: Model) -> None:
-    """Raises InputError, which names it, for what no program can be made of: a monoid or a pattern of one's own, which
-    programs do not know, a size that has a name for a number, and an output that is no rows of a space, such as turned
+    """Raises InputError, which names it, for what no program can be made of: a pattern of one's own that has
+    no name, a size that has a name for a number, and an output that is no rows of a space, such as turned
     ones."""
     for name, term in outputs(model).items():
         require_numbers(term)
         for attribute in dict.fromkeys(a for node in term.walk() for a in node.attributes):
             if isinstance(attribute, Pattern) and not attribute.stated:
                 raise InputError(f"pattern {attribute}: {UNWRITABLE}")
-            if isinstance(attribute, type) and not is_known(attribute):
-                raise InputError(f"monoid {attribute.__name__}: {UNWRITABLE}")
         _, rows, columns = term.out
         if not isinstance(rows, Space) or expression(columns).atoms(Space):
             raise InputError(f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "

@@ -1,5 +1,6 @@
 """The near-ring: composition distributes over sums from the left always, from the right where the factor is linear."""
-from opmatrix.algebra.operators import I
+from opmatrix.algebra.operators import I, row
+from rewrites.kinds import first_rows, last_rows
 from rewrites.law import NORMALISE, SIMPLIFY, collect, column, constant, k, law, matrix, n, operator, p, value, varying
 
 
@@ -41,6 +42,13 @@ def beside(x: value[n], A: matrix[n, p], B: matrix[n, k], C: matrix[k, p]):
     """A thin product that is added to a weight is kept beside it, where the weight is stored in fewer bytes than the
     sum would be. True of any operators; matrices can be stored."""
     return x @ (A + B @ C), x @ A + (x @ B) @ C
+
+
+@law(when=("(single A)",), source="block matrices: [x y] @ [[V] [W]] = x @ V + y @ W",
+     without=(dict(A=operator[n + k, p]),))
+def row_apart(x: value[n], y: value[k], A: matrix[n + k, p]):
+    """What stands side by side need not be put so before a product: each goes through its own rows of the matrix."""
+    return row(x, y) @ A, x @ first_rows(A, x, y) + y @ last_rows(A, x, y)
 
 
 @law(phase=SIMPLIFY, canonical=True, source="associativity of +")

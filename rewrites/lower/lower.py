@@ -27,7 +27,7 @@ from rewrites.lower.calls import attributes, list_kernels, multiplied
 from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds, stacks
-from rewrites.lower.uncovered import interpret_uncovered
+from rewrites.lower.uncovered import Interpreted, interpret_uncovered, read_array
 
 
 class Method(NamedTuple):
@@ -107,6 +107,13 @@ class Angles(NamedTuple):
     rotation: int
 
 
+class TermArray(NamedTuple):
+    """An array that a term reads: the attribute that holds it, and which of its arrays."""
+
+    name: str
+    at: int
+
+
 @dataclass(frozen=True)
 class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
@@ -184,8 +191,8 @@ class Lowering:
             if isinf(seconds := self.prices.kernel(self, cls, call)): continue
             children, own = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), seconds, label=call))
-            nodes += [Node(child, (), memory=4.0 * self.numbers(child), label=child)
-                      for child in children if isinstance(child, Row | Angles) and child not in rows]
+            nodes += [Node(child, (), memory=self.bytes_beside(child), label=child)
+                      for child in children if isinstance(child, Row | Angles | TermArray) and child not in rows]
             rows.update(children)
             uses |= dict.fromkeys(own)
         return nodes, [*uses]
@@ -214,6 +221,8 @@ class Lowering:
                 case "matrix" if name != "key":
                     x = multiplied(bound, name)
                     uses.append(Use(x, cls, call.implementation.layout, gives))
+        if isinstance(call.implementation, Interpreted):
+            children += [TermArray(*each) for each in call.implementation.arrays]
         return children + uses, uses
 
     def representations(self, use: Use, methods: Sequence[Method], made: dict[Hashable, Stored]) -> Iterator[Node]:
@@ -284,11 +293,12 @@ class Lowering:
         """Numbers in a row of a value, all heads together."""
         return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
 
-    def numbers(self, child: Row | Angles) -> int:
-        """How many a constant beside the weights has."""
-        return self.columns(child.constant) if isinstance(child,
-                                                          Row) else sum(prod(data.shape)
-                                                                        for data in self.tables(child.rotation))
+    def bytes_beside(self, child: Row | Angles | TermArray) -> float:
+        """Bytes of a constant beside the weights."""
+        match child:
+            case Row(): return 4.0 * self.columns(child.constant)
+            case Angles(): return 4.0 * sum(prod(data.shape) for data in self.tables(child.rotation))
+        return 4.0 * prod(read_array(self.template.values, *child).shape)
 
     def tables(self, cls: int) -> list[Data]:
         """Cosines and sines of a rotation."""

@@ -7,13 +7,15 @@ from typing import Protocol
 from opmatrix.algebra.data import Data
 from rewrites.extraction import Extraction, Node, Problem
 from rewrites.graph.layers import Part
-from rewrites.lower.lower import Angles, Content, Lowering, Stored, Use, leaf
+from rewrites.lower.lower import Angles, Content, Lowering, Stored, TermArray, Use, leaf
+from rewrites.lower.uncovered import read_array
 
 
 def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
-    """What a stored class holds that another part may read, too: tables of positions, and where the model has leaves in
-    several places, weights; None of what belongs to its part alone."""
+    """What a stored class holds that another part may read, too: tables of positions, arrays of terms, and where the
+    model has leaves in several places, weights; None of what belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
+    if isinstance(cls, TermArray): return read_array(lowering.template.values, *cls)
     return tuple(lowering.tables(cls.rotation)) if isinstance(cls, Angles) else None
 
 

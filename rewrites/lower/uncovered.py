@@ -8,6 +8,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import Pattern
+from opmatrix.regions.folded_term import fold_kernel_of
 from opmatrix.regions.growing import find_region
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -27,8 +28,13 @@ class Interpreted(Implementation):
 
     def data(self, values: Mapping[str, Any]) -> list[Data]:
         """The arrays, from a template's table."""
-        found = ((values[name], at) for name, at in self.arrays)
-        return [each if isinstance(each, Data) else each.data[at] for each, at in found]
+        return [read_array(values, *each) for each in self.arrays]
+
+
+def read_array(values: Mapping[str, Any], name: str, at: int) -> Data:
+    """One of the arrays of an attribute, from a template's table."""
+    found: Data = each if isinstance(each := values[name], Data) else each.data[at]
+    return found
 
 
 def interpret_uncovered(lowering: "Lowering",
@@ -65,9 +71,12 @@ def list_readings(term: Operator, inside: Mapping[Operator, int], reached: Conta
                   needed: bool) -> Iterator[tuple[list[Operator], str]]:
     """What a term may be read over, and by which kernel. Where something is needed that no kernel computes: as much of
     it as goes through rows one by one, down to what kernels compute, or beyond that as far as it goes, in a kernel of
-    its own; else, and where rows mix, over the nearest values, in float64."""
+    its own; a product over a monoid over the nearest values, in a kernel too; else over these, in float64."""
     near = find_region(term, inside, lambda part: inside.get(part) in reached) if needed else None
-    if near is None: yield [*find_values(term, inside)], "interpret"
+    if near is None:
+        used = [*find_values(term, inside)]
+        found = fold_kernel_of(term, used) if needed and {*used} <= inside.keys() else None
+        yield used, found or "interpret"
     else:
         yield near, "row_term"
         far = find_region(term, inside, lambda part: False)

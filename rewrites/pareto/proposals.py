@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from opmatrix.batch import Batch
-from opmatrix.files.loading import own_functions
+from opmatrix.own.own_names import list_own_names
 from opmatrix.program import Constant, Program
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
@@ -153,7 +153,7 @@ def propose_methods(space: SearchSpace, structure: Structure, program: Program, 
     found, prices = sites(program, structure, emitter), space.prices
     batch = sample(program, batch, len(found) * limits.most)
     file = errors_file(program, (fit, batch), limits, prices)
-    lasting = not own and not any(own_functions(step.attributes) for step in program.steps)
+    lasting = not own and not any(list_own_names(step.attributes) for step in program.steps)
     if (measured := recall(file, [site.name for site in found]) if lasting else None) is None:
         choices.observe(program, found)
         fitting = Fitter({each.key: choices.seen[each.value] for each in found if each.x}, choices.own)

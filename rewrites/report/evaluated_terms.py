@@ -8,7 +8,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.arguments import split_operands
-from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.kernels.row_term import find_kernel
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
@@ -36,7 +36,7 @@ def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices |
 
 def is_evaluated(step: Step) -> bool:
     """Whether a step evaluates a term in Python, and launches no kernel for it."""
-    return TERM in step.attributes and not KERNELS[step.kernel].launches
+    return step.kernel == "interpret"
 
 
 def find_places(program: Program) -> list[str]:
@@ -44,11 +44,12 @@ def find_places(program: Program) -> list[str]:
     from opmatrix.regions.row_reading import NotByRows
     found: dict[str, None] = {}
     for call in program.schedule.calls:
-        if call.kernel.launches or TERM not in call.kernel.attributes: continue
-        try: find_kernel(call.bound.term, split_operands(call.bound))
-        except NotByRows as error:
-            if error.traced: found[str(error)] = None
-        except ValueError: continue                         # a table of a pattern is read, so rows mix
+        if call.kernel.name != "interpret": continue
+        for find in (partial(find_kernel, call.bound.term, split_operands(call.bound)), partial(find_fold, call.bound)):
+            try: find()
+            except NotByRows as error:
+                if error.traced: found[str(error)] = None
+            except ValueError: continue                     # a table of a pattern is read, so rows mix
     return [*found]
 
 

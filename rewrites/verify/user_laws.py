@@ -1,21 +1,18 @@
 """Laws and approximations of a user's own Python file, tried before they take part. The file is run, as any module that
 is imported is; nothing in it takes part before it was tried: a wrong law is refused with an example."""
-import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from formats import FORMATS
 from formats.core.errors import InputError
-from formats.disk.files import read_bytes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
+from opmatrix.own.own_modules import list_things, run_file
 from rewrites.compiler.approximation import Approximation
 from rewrites.graph.egraph import SCHEDULE
 from rewrites.law import EXACT, INPUT, ROWS, Law, apart, ragged
@@ -40,12 +37,13 @@ def load_laws(file: str | Path) -> UserDeclarations:
     """The laws and approximations that a file declares, each one tried. Raises InputError, which names the file, the
     line and the law."""
     file = Path(file)
-    own = [found for found in vars(run_file(file)).values()
+    module = run_file(file)
+    own = [found for found in vars(module).values()
            if isinstance(found, Law | Approximation) and found.body.__code__.co_filename == str(file.absolute())]
     once = sorted({id(each): each for each in own}.values(), key=lambda each: each.body.__code__.co_firstlineno)
     found = UserDeclarations(tuple(each for each in once if isinstance(each, Law)),
                              tuple(each for each in once if isinstance(each, Approximation)))
-    if not own:
+    if not own and next(list_things(module), None) is None:
         raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
                          "docs/add_a_law.md)")
     distinct(file, (*found.laws, *found.approximations))
@@ -54,31 +52,6 @@ def load_laws(file: str | Path) -> UserDeclarations:
     for each in found.approximations:
         try_approximation(file, each)
     return found
-
-
-def run_file(file: Path) -> ModuleType:
-    """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError
-    with its line."""
-    if file.suffix != ".py":
-        raise InputError(f"{file}: its name does not end in .py: give a Python file that declares laws")
-    source, path = read_bytes(file), str(file.absolute())
-    module = ModuleType(f"opmatrix_user_{file.stem}")
-    module.__file__ = path
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
-    except SyntaxError as error:
-        raise InputError(f"{file}:{error.lineno}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{file}:{find_line(file, error)}: {type(error).__name__}: {error}") from error
-    return module
-
-
-def find_line(file: Path, error: BaseException) -> int:
-    """The last line of a file that an error went through."""
-    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
-             if frame.filename == str(file.absolute())]
-    return lines[-1] if lines else 0
 
 
 def locate(file: Path, each: Law | Approximation) -> str:

@@ -59,7 +59,7 @@ def test_no_compiled_code_beside_a_file_is_run(tmp_path):
     import py_compile
     from importlib.util import cache_from_source
 
-    from rewrites.verify.user_laws import run_file as module
+    from opmatrix.own.own_modules import run_file as module
     laws, other = tmp_path / "laws.py", evil(tmp_path)
     laws.write_text("mine = 1\n".ljust(other.stat().st_size))
     for file in (laws, other): os.utime(file, (10 ** 9, 10 ** 9))

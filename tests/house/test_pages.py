@@ -26,7 +26,8 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in PAGES}
 GUIDES = [name for name in TEXTS if name.startswith("docs/guide/")]
 SHORT = ["README.md", "docs/commands.md", "docs/results.md", "docs/add_a_command.md", "docs/add_a_monoid.md",
-         "docs/add_a_pattern.md", "docs/add_a_function.md", "docs/add_an_activation.md", *GUIDES]
+         "docs/add_a_pattern.md", "docs/add_a_function.md", "docs/your_own_operator.md", "docs/add_an_activation.md",
+         *GUIDES]
 FENCED = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 
 
@@ -72,8 +73,13 @@ PYTHON = {name: blocks for name, blocks in PYTHON.items() if blocks}
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_its_python_runs(name, tmp_path, monkeypatch):
-    """Block after block, as a file; what has prompts as a doctest. Recipes: tests/house/test_contributing.py."""
+    """Block after block, as a file; what has prompts as a doctest; what begins with the name of a file is one, too,
+    which others may import. Recipes: tests/house/test_contributing.py."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for file, block in ((block.split()[1], block) for block in PYTHON[name] if re.match(r"# \w+\.py\n", block)):
+        (tmp_path / file).write_text(block, "utf-8")
+        monkeypatch.delitem(sys.modules, file.removesuffix(".py"), raising=False)
     shown = "\n".join(block for block in PYTHON[name] if block.startswith(">>>"))
     runner = doctest.DocTestRunner()
     runner.run(doctest.DocTestParser().get_doctest(shown, {}, name, name, 0))

@@ -89,7 +89,8 @@ def test_linear_kinds_go_back_by_their_adjoint(name):
 
 CURVED = dict(
     attention=om.formula(lambda x: om.product(x @ x.T * 0.3, x, over=om.softmax, where=om.sequence & om.causal)),
-    share=om.share, logsumexp=om.over(om.ones, monoids.logsumexp), largest=om.I @ om.maximum, unit=om.unit_length(),
+    share=om.share, logsumexp=om.over(om.ones, monoids.logsumexp), largest=om.I @ om.maximum,
+    smallest=om.I @ om.minimum, unit=om.unit_length(),
     gate=om.keep_top(om.share, om.I, 2), layer=om.layernorm(1e-5), roots=om.rmsnorm(1e-5),
     squares=om.formula(lambda x: x * x), squared=squared_error(4), entropy=cross_entropy(4),
     product=om.formula(lambda x: om.product(x @ x.T, x)),

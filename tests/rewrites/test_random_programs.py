@@ -16,7 +16,8 @@ EXAMPLES = int(os.environ.get("OPMATRIX_EXAMPLES", 0))
 many = settings(max_examples=EXAMPLES or 28, derandomize=not EXAMPLES, deadline=None, database=None,
                 suppress_health_check=list(HealthCheck))
 # what rewriting alone makes
-MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit"}
+MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit", "first_rows",
+        "last_rows"}
 UNKNOWN = {"symbol"}                                                            # has no numbers
 
 

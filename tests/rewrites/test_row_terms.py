@@ -1,6 +1,7 @@
 """Terms that go through rows one by one are kernels of their own: right within their bounds, chosen, found again."""
 import math
 import re
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from opmatrix.algebra.operators import (
     I,
     cols,
     const,
+    elu,
     exp,
     heads,
     magnitude,
@@ -24,6 +26,7 @@ from opmatrix.algebra.operators import (
     over,
     place,
     reciprocal,
+    relu,
     row,
     share,
     total,
@@ -34,19 +37,17 @@ from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel
 from opmatrix.runtime.meanings import bound, meaning
+from rewrites.compiler.search import search
+from rewrites.laws import EXACT_LAWS
 from rewrites.report.evaluated_terms import find_places
 from tests import standin
 from tests.terms_of_rows import random_term, value
 
 TERM = KERNELS["row_term"]
 COLUMNS = 1, 15, 16, 17, 48
+TERMS, ABREAST = 20, 4                                     # random ones, and how many are columns of one
+BOTH = {width: [value(k, width) for k in range(2)] for width in COLUMNS}       # the values that terms are drawn over
 BATCH = om.Batch([[1, 2, 3], [8]])
-
-
-@scalar_function(maps_zero_to_zero=True)
-def elu(u):
-    """u, or e^u - 1 where that is below 0 (Clevert et al. 2015)."""
-    return np.where(u > 0, u, np.expm1(np.minimum(u, 0)))
 
 
 @scalar_function()
@@ -90,12 +91,13 @@ def known():
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Random terms, compiled together: texts, arrays, values."""
+    """Random terms, four side by side in a kernel, compiled together: texts, arrays, values."""
     rng = np.random.default_rng(7)
     made = []
-    for number in range(6):
-        term, values = random_term(rng, COLUMNS[number % len(COLUMNS)])
-        made.append((*write(term, values), values))
+    for number in range(TERMS // ABREAST):
+        width = COLUMNS[number % len(COLUMNS)]
+        terms = [random_term(rng, width)[0] for _ in range(ABREAST)]
+        made.append((*write(reduce(row, terms), BOTH[width]), BOTH[width]))
     kernels = [find_kernel(text, (draw(rng, values, 1), arrays)) for text, arrays, values in made]
     faulty = [from_text.TextKernel(find_kernel(*planted()).text.replace(*change), row_lanes.__name__) for change in
               CHANGES.values()]
@@ -152,6 +154,27 @@ def test_what_no_kernel_computes_is_one_kernel_and_right():
     program = program_of(model)
     assert "interpret" not in steps(program) and "row_term" in steps(program)
     np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
+
+
+def test_what_stands_side_by_side_goes_through_rows_of_the_matrix():
+    """No kernel puts it side by side first, and both products are in formats of their own."""
+    rng = np.random.default_rng(8)
+    table, A, B, C = (weight(rng.normal(size=size)) for size in ((9, 24), (24, 16), (24, 8), (24, 7)))
+    model = table @ formula(lambda x: row(x @ A @ relu, x @ B)) @ C
+    found = search(model, EXACT_LAWS, standin.machine(), BATCH.extents())
+    program, _ = found.program({})
+    assert not {"row_term", "interpret"} & {step.kernel for step in program.steps}
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_that_terms_read_are_counted():
+    """A program takes as many bytes as was planned."""
+    rng = np.random.default_rng(9)
+    model = weight(rng.normal(size=(9, 24))) @ (I * rng.normal(size=24) + rng.normal(size=24)) @ elu @ weight(
+        rng.normal(size=(24, 5)))
+    found = search(model, EXACT_LAWS, standin.machine(), BATCH.extents())
+    assert "row_term" in [step.kernel for step in found.program({})[0].steps]
+    assert found.memory == found.program({})[0].stored_bytes
 
 
 def test_one_text_serves_all_widths_and_names_its_kernel():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-moved, simple, slow = map(size, ("moved", "simple", "slow"))
+moved, simple, slow, merged, loops = map(size, ("moved", "simple", "slow", "merged", "loops"))
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
 
@@ -45,12 +45,13 @@ def run_rows(out: Any, *, term: str, **operands: Any) -> None:
     find_kernel(term, (values, arrays))(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
 
 
-def declared_signature() -> Signature:
-    """So many values and arrays that may be absent, and the term."""
+def declared_signature(batched: bool = False) -> Signature:
+    """So many values and arrays that may be absent, and the term; the batch before them, where it is read."""
     kinds = dict.fromkeys(VALUE_NAMES, Rows | Heads) | dict.fromkeys(ARRAY_NAMES, Array)
     both = Parameter.POSITIONAL_OR_KEYWORD
     operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
-    return Signature([Parameter("out", both), *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
+    first = [Parameter(name, both) for name in ("out", *["batch"] * batched)]
+    return Signature([*first, *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
 
 
 run_rows.__signature__ = declared_signature()               # type: ignore[attr-defined]    # a function has one
@@ -62,14 +63,13 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for number, text in enumerate(SAMPLES):
         for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
             found = find_kernel(text, ([x], []))
-            counts = found.counts
             place = out if found.root.cols == x.shape[1] else numbers.room(len(x), found.root.cols)
-            yield ({"T": sizes["T"], "moved": counts.moved, "simple": counts.simple, "slow": counts.slow},
-                   partial(found, [x], [], place))
+            yield {"T": sizes["T"], **found.counts._asdict()}, partial(found, [x], [], place)
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow), lambda tile: Work(vector=T * (simple + SLOW * slow), moved=T * moved),
+    (T * moved, T * simple, T * slow, T * merged, T * loops),
+    lambda tile: Work(vector=T * (simple + SLOW * slow + merged), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
     """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
@@ -91,10 +91,8 @@ class row_term(Arguments):
         return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """By what a row counts: numbers moved, operations, divisions and roots."""
-        counts = kernel_of(a).counts
-        return [("row_term", {"T": extents[out.space], "moved": counts.moved, "simple": counts.simple,
-                              "slow": counts.slow})]
+        """By what a row counts: numbers moved, operations of each kind, loops."""
+        return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
 
 
 def kernel_of(a: Arguments) -> "RowKernel": return find_kernel(a.term, split_operands(a))

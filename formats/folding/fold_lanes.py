@@ -1,0 +1,99 @@
+"""The words of generated products: those of rows (formats/rowwise/row_lanes.py), and tiles of queries and keys."""
+import numpy as np
+
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.memory import floats, longs, pointer
+from formats.kernels.engine.native import njit
+from formats.kernels.mixing.heads import copy_rows as copy_rows
+from formats.kernels.mixing.heads import turn_keys as turn_keys
+from formats.rowwise.row_lanes import both as both
+from formats.rowwise.row_lanes import cut as cut
+from formats.rowwise.row_lanes import either as either
+from formats.rowwise.row_lanes import equal as equal
+from formats.rowwise.row_lanes import exp_whole as exp_whole
+from formats.rowwise.row_lanes import expm1_whole as expm1_whole
+from formats.rowwise.row_lanes import first_lane as first_lane
+from formats.rowwise.row_lanes import fused as fused
+from formats.rowwise.row_lanes import gelu_of as gelu_of
+from formats.rowwise.row_lanes import gelu_tanh_of as gelu_tanh_of
+from formats.rowwise.row_lanes import get as get
+from formats.rowwise.row_lanes import in_all_lanes as in_all_lanes
+from formats.rowwise.row_lanes import keep as keep
+from formats.rowwise.row_lanes import lane_numbers as lane_numbers
+from formats.rowwise.row_lanes import lanes_of as lanes_of
+from formats.rowwise.row_lanes import larger as larger
+from formats.rowwise.row_lanes import largest_of as largest_of
+from formats.rowwise.row_lanes import less as less
+from formats.rowwise.row_lanes import less_equal as less_equal
+from formats.rowwise.row_lanes import log1p_whole as log1p_whole
+from formats.rowwise.row_lanes import log_whole as log_whole
+from formats.rowwise.row_lanes import magnitude as magnitude
+from formats.rowwise.row_lanes import negative as negative
+from formats.rowwise.row_lanes import one_number as one_number
+from formats.rowwise.row_lanes import record as record
+from formats.rowwise.row_lanes import sigmoid_of as sigmoid_of
+from formats.rowwise.row_lanes import silu_of as silu_of
+from formats.rowwise.row_lanes import smaller as smaller
+from formats.rowwise.row_lanes import smallest_of as smallest_of
+from formats.rowwise.row_lanes import square_root as square_root
+from formats.rowwise.row_lanes import tanh_of as tanh_of
+from formats.rowwise.row_lanes import whole_below as whole_below
+from formats.rowwise.row_lanes import words as words
+
+f4, i8 = np.float32, np.int64
+SIDE = 64                                                   # queries of a unit, and keys of a tile
+LINE = 256                                                  # bytes of a number for each of these queries
+
+
+@njit(**HELPER)
+def unit_at(starts, count, nth):
+    """(first row, length, first query) of the nth unit of queries of all sequences; a query of -1 where there are
+    fewer units."""
+    rows, left = longs(starts, count + 1), nth
+    for s in range(count):
+        length = rows[s + 1] - rows[s]
+        units = (length + SIDE - 1) // SIDE
+        if left < units: return rows[s], length, left * SIDE
+        left -= units
+    return i8(0), i8(0), i8(-1)
+
+
+@njit(**HELPER)
+def tiles_seen(c, low, rows, length):
+    """From which to which tile of keys a unit sees some: their numbers, or with a mask places in its blocks."""
+    if c.ptr:
+        ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
+        at, end = i8(ptr[low // SIDE]), i8(ptr[low // SIDE + 1])
+        while at < end and i8(idx[end - 1]) * SIDE >= length: end -= 1
+        return at, end
+    first, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
+    if first >= last: return i8(0), i8(0)
+    return first // SIDE, (last + SIDE - 1) // SIDE
+
+
+@njit(**HELPER)
+def tile_seen(c, at, low, rows, length, lines):
+    """(first key of a tile that a unit sees, how many from there, whether all their scores are seen), and for each a
+    line of 1 and 0."""
+    if c.ptr:
+        key, edge = i8(pointer(c.idx, np.uint32)[at]) * SIDE, i8(pointer(c.edge, np.uint32)[at])
+        keys, bits = min(SIDE, length - key), c.bits + (edge - 1) * SIDE * SIDE // 8
+        for k in range(keys):
+            line = floats(lines + LINE * k, SIDE)
+            for i in range(SIDE):
+                line[i] = pointer(bits, np.uint16)[i * (SIDE // 16) + k // 16] >> (k % 16) & 1 if edge else 1
+        return key, keys, edge == 0
+    key = max(at * SIDE, low - c.behind)
+    keys = min(min(at * SIDE + SIDE, length), low + rows + c.ahead) - key
+    for k in range(keys):
+        line = floats(lines + LINE * k, SIDE)
+        first, last = key + k - c.ahead - low, key + k + c.behind - low
+        for i in range(SIDE): line[i] = 1 if i >= first and i <= last else 0
+    return key, keys, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead
+
+
+@njit(**HELPER)
+def keys_seen(c, query, key, keys):
+    """From which to which of a tile's keys some of 16 queries see; with a mask all, as its lines say whom."""
+    if c.ptr: return i8(0), i8(keys)
+    return max(0, query - c.behind - key), min(keys, query + 16 + c.ahead - key)

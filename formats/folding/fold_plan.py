@@ -1,0 +1,138 @@
+"""A product over a monoid, as its kernel is written of it: what scores are made of, what is merged, and which part of a
+merge is of scores alone, so that it is computed once for all columns."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.rowwise.scalars import NumberGraph, StandIn, apply, number
+
+VALUE, ARRAY = "x", "c"                                     # what an operand is: rows, or an array that is stored
+
+
+class Operand(NamedTuple):
+    """A value or an array by its number: so many heads, each of so many columns."""
+    kind: str
+    number: int
+    heads: int
+    cols: int
+
+    @property
+    def word(self) -> str: return f"{self.kind}{self.number}"
+
+
+class Folding(NamedTuple):
+    """What pairs of numbers are merged to: graphs of a score, a number and an index; of two carriers; of one carrier.
+    `unit` is the carrier of nothing; `ordinary`: it is the sum of products."""
+    lift: NumberGraph
+    merge: NumberGraph
+    finish: NumberGraph
+    unit: tuple[float, ...]
+    ordinary: bool = False
+
+    @property
+    def width(self) -> int: return len(self.finish.outputs)
+
+
+class ScoreLeaf(NamedTuple):
+    """What scores are made of. `row`: numbers of a query's row, one a key; `query`, `key`, `head`: one number of each;
+    `pairs`: a row of the query and one of the key, merged column by column."""
+    kind: str
+    left: Operand
+    right: Operand | None = None
+    inner: Folding | None = None
+
+    @property
+    def operands(self) -> list[Operand]: return [each for each in (self.left, self.right) if each is not None]
+
+
+class FoldPlan(NamedTuple):
+    """Scores, as a graph of leaves, merged with the rows of `right`, which is a value with a row a key, or an array of
+    `keys` rows. `masked`: who sees whom is a pattern's, within sequences; `sparse`: scores are the entries of a sparse
+    matrix, and there are no leaves."""
+    leaves: tuple[ScoreLeaf, ...]
+    score: NumberGraph
+    folding: Folding
+    right: Operand
+    keys: int | None
+    masked: bool
+    sparse: bool = False
+
+    @property
+    def operands(self) -> list[Operand]:
+        """All that it reads, each once."""
+        return [*dict.fromkeys((*(each for leaf in self.leaves for each in leaf.operands), self.right))]
+
+    @property
+    def heads(self) -> int: return max(each.heads for each in self.operands)
+
+    @property
+    def cols(self) -> int: return self.right.cols * self.folding.width
+
+
+def same_number(node: StandIn, args: list[StandIn]) -> StandIn: return apply(node.op, *args)
+
+
+class MergeStep:
+    """The carriers after one more pair, as a graph of the carriers before, the score, the number and the index; parted
+    into what is of scores alone and what is of the number, too."""
+
+    def __init__(self, folding: Folding, score: StandIn | None = None) -> None:
+        self.folding, count = folding, len(folding.unit)
+        *carriers, own, self.factor, self.index = (StandIn("input", value=float(k)) for k in range(count + 3))
+        self.carriers, self.score = carriers, own if score is None else score
+        lifted = folding.lift.fill([self.score, self.factor, self.index], number, same_number)
+        self.merged = folding.merge.fill([*carriers, *lifted], number, same_number)
+        by_factor: set[int] = set()
+        while fresh := {k for k, each in enumerate(self.merged) if k not in by_factor and self.needs(each, by_factor)}:
+            by_factor |= fresh
+        self.by_factor = [k for k in range(count) if k in by_factor]
+        self.by_score = [k for k in range(count) if k not in by_factor]
+
+    def needs(self, node: StandIn, by_factor: Iterable[int]) -> bool:
+        """Whether a number is made of the factor, or of carriers that are."""
+        wanted = {id(self.factor), *(id(self.carriers[k]) for k in by_factor)}
+        return any(id(each) in wanted for each in NumberGraph(0, (node,)).walk())
+
+    @cached_property
+    def handed(self) -> list[StandIn]:
+        """The numbers of scores alone that what is of factors needs, the outermost ones; no literals."""
+        found: dict[int, StandIn] = {}
+        todo = [self.merged[k] for k in self.by_factor]
+        while todo:
+            node = todo.pop()
+            if node is self.factor or id(node) in {id(self.carriers[k]) for k in self.by_factor}: continue
+            if self.needs(node, self.by_factor): todo += reversed(node.args)
+            elif node.op != "literal": found[id(node)] = node
+        return [*found.values()]
+
+    @property
+    def stored(self) -> list[StandIn]:
+        """What is handed over through memory: not the score, which is there, and not the index."""
+        return [each for each in self.handed if each is not self.score and each is not self.index]
+
+    @property
+    def work(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Simple and slow operations of a pair: of scores alone, and of each number."""
+        own = count_nodes([*(self.merged[k] for k in self.by_score), *self.stored], ())
+        return own, count_nodes([self.merged[k] for k in self.by_factor], self.handed)
+
+
+def count_nodes(ends: Sequence[StandIn], held: Iterable[StandIn]) -> tuple[float, float]:
+    """Simple operations, and divisions and roots, of what these are made of, down to what is held."""
+    counted = [SCALAR_OPERATIONS[node.op] for node in walk_to(ends, held) if node.op not in ("input", "literal")]
+    return sum(each.simple for each in counted), sum(each.slow for each in counted)
+
+
+def walk_to(ends: Sequence[StandIn], held: Iterable[StandIn]) -> Iterator[StandIn]:
+    """All that numbers are made of once, without what is held and lies behind it."""
+    seen = {id(each) for each in held}
+    todo = [*ends]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen: continue
+        seen.add(id(node))
+        yield node
+        todo += node.args

@@ -1,0 +1,338 @@
+"""The text of a kernel that computes a product over a monoid: Python over vectors of 16 queries.
+
+An item is 64 queries of a head of a sequence, and up to 128 columns. Keys pass by in tiles of 64, in order. Lines hold
+a number for each of the queries: scores of a key, and what of a merge is of scores alone; carriers of a few columns
+stay in registers while a tile passes by. Sizes above 8 are words of the record."""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from formats.folding.fold_plan import ARRAY, VALUE, Folding, FoldPlan, MergeStep, Operand, ScoreLeaf
+from formats.rowwise.scalars import NumberGraph, StandIn
+from formats.rowwise.vector_text import IN_TEXT, VectorText
+
+SIDE, LINE, CHUNK = 64, 256, 128                            # queries, bytes of a line; columns of an item at most
+ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
+MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
+SCORED_KEYS = 4                                             # keys whose scores are merged at a time
+FIXED_WORDS = ("out out_row out_head starts S heads chunks keys behind ahead ptr idx edge bits room apart "
+               "p across").split()
+
+
+def abreast(carriers: int, most: int) -> int:
+    """How many columns are merged at a time, where each has so many carriers."""
+    return max(1, min(ABREAST_CARRIERS // max(carriers, 1), most))
+
+
+@dataclass
+class FoldText(VectorText):
+    """What is written, and where lines lie in the scratch of a worker."""
+    plan: FoldPlan
+    places: dict[str, int] = field(default_factory=dict)    # bytes of scratch by the words of the text
+    indent: int = field(default=1, kw_only=True)
+    room: int = 0
+
+    def __post_init__(self) -> None:
+        plan, sole = self.plan, self.sole_literal()
+        self.step = MergeStep(plan.folding, sole)
+        self.columns = min(plan.right.cols, CHUNK)
+        self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
+        self.begin()
+        self.within("for b in range(at, last):", self.write_tile)
+        self.finish()
+
+    def sole_literal(self) -> StandIn | None:
+        """The score, where it is one number for all."""
+        [found] = self.plan.score.outputs
+        return found if found.op == "literal" else None
+
+    # ---- where things are
+
+    def reserve(self, word: str, size: int) -> str:
+        """So many bytes of scratch under a word."""
+        self.places[word] = self.room
+        self.room += -(-size // 64) * 64
+        return word
+
+    def address(self, operand: Operand, row: str, at: str = "0") -> str:
+        """Where the number of a row and a column lies, of the item's head."""
+        word, cols = operand.word, self.size(operand.cols)
+        if operand.kind == ARRAY:
+            head = f"head * c.{word}_head + " if operand.heads > 1 else ""
+            return f"c.{word} + 4 * ({head}({row}) * {cols} + {at})"
+        return f"c.{word} + 4 * (({row}) * c.{word}_row + head // c.{word}_of * c.{word}_head + {at})"
+
+    def vectors(self, body: Callable[[], None]) -> None:
+        """A body for each 16 of the queries, which begin at g."""
+        self.within("for g in range(0, wide, 64):", body)
+
+    # ---- before the tiles
+
+    def begin(self) -> None:
+        """What an item is, its operands turned, and carriers of nothing."""
+        plan = self.plan
+        self.put(f"part, head = item % c.chunks * {CHUNK}, item // c.chunks % c.heads")
+        self.put("start, length, low = unit_at(c.starts, c.S, item // (c.chunks * c.heads))")
+        self.put("if low < 0: return")
+        self.put(f"rows, p = min({SIDE}, length - low), {self.columns_word()}")
+        self.put("wide = (rows + 15) // 16 * 64")
+        for number, leaf in enumerate(plan.leaves):
+            match leaf.kind:
+                case "pairs":
+                    depth = leaf.left.cols
+                    self.reserve(f"turned{number}", -(-depth // 16) * 16 * LINE)
+                    self.reserve(f"line{number}", SIDE * LINE)
+                    self.turn_rows(leaf.left, "0", self.size(depth), f"turned{number}")
+                case "row": self.reserve(f"line{number}", SIDE * LINE)
+                case "query":
+                    self.reserve(f"line{number}", LINE)
+                    self.turn_rows(leaf.left, "0", "1", f"line{number}")
+        if self.fixed_score(): self.write_fixed()
+        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", SIDE * LINE)
+        if plan.masked: self.reserve("seen", SIDE * LINE)
+        self.reserve("packed", SIDE * self.across)
+        for k in range(len(self.step.stored)): self.reserve(f"handed{k}", SIDE * LINE)
+        units = plan.folding.unit
+        for k in range(len(units)):
+            own = k in self.step.by_score
+            self.reserve(f"held{k}", LINE if own else self.columns * LINE)
+        def clear() -> None:
+            for k in self.step.by_score: self.put(f"keep({self.unit_vector(units[k])}, held{k} + g, None)")
+        if self.step.by_score: self.vectors(clear)
+        def clear_columns() -> None:
+            for k in self.step.by_factor:
+                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE} + g, None)")
+        if self.step.by_factor: self.within("for n in range(p):", lambda: self.vectors(clear_columns))
+        if self.plain_part() is None: self.reserve("found", -(-self.columns * plan.folding.width // 16) * 16 * LINE)
+        if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
+        else: self.put(f"at, last = 0, (c.keys + {SIDE - 1}) // {SIDE}")
+
+    def turn_rows(self, operand: Operand, first: str, count: str, lines: str) -> None:
+        """Columns of the rows of the queries, as lines."""
+        self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
+                 f"{lines}, {LINE})")
+
+    def fixed_score(self) -> bool:
+        """Whether the score is one number for all queries and keys of a head, which operands say."""
+        return self.sole_literal() is None and all(leaf.kind == "head" for leaf in self.plan.leaves)
+
+    def write_fixed(self) -> None:
+        [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
+        self.put(f"score = {self.vector(found)}")
+
+    def columns_word(self) -> str:
+        cols = self.plan.right.cols
+        return str(cols) if cols <= IN_TEXT else f"min({CHUNK}, c.p - part)"
+
+    def unit_vector(self, value: float) -> str: return f"in_all_lanes({self.literal(value)})"
+
+    # ---- a tile
+
+    def write_tile(self) -> None:
+        """Scores of a tile of keys, and what they are merged to."""
+        if self.plan.masked:
+            self.put("key, keys, whole = tile_seen(c, b, low, rows, length, seen)")
+            self.put("base = start + key")
+        else:
+            self.put(f"key = {SIDE} * b")
+            self.put(f"keys, base = min({SIDE}, c.keys - key), key")
+        for number, leaf in enumerate(self.plan.leaves): self.write_leaf(number, leaf)
+        if "scores" in self.places: self.write_scores()
+        step = self.step
+        if step.by_score or step.stored: self.write_by_score(not self.plan.masked)
+        if step.by_factor:
+            right = self.plan.right
+            row = "4 * " + (self.size(right.cols) if right.kind == ARRAY else f"c.{right.word}_row")
+            source = "key" if right.kind == ARRAY else "base"
+            self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, c.across)")
+            self.parted(self.write_by_factor)
+
+    def parted(self, body: Callable[[bool], None]) -> None:
+        """A body for tiles of which all is seen, and where there is a mask another for the others."""
+        if not self.plan.masked: return body(True)
+        self.within("if whole:", lambda: body(True))
+        return self.within("else:", lambda: body(False))
+
+    def write_leaf(self, number: int, leaf: ScoreLeaf) -> None:
+        """Lines of what scores are made of."""
+        if leaf.kind == "row":
+            self.turn_rows(leaf.left, "key", "keys", f"line{number}")
+        if leaf.kind != "pairs": return
+        assert leaf.right is not None and leaf.inner is not None
+        right, step = leaf.right, MergeStep(leaf.inner)
+        many = abreast(len(step.folding.unit), SCORED_KEYS)
+
+        def group() -> None:
+            for k in range(many):
+                self.put(f"j{k} = " + ("j" if k == 0 else f"min(j + {k}, keys - 1)"))
+                self.put(f"y{k} = {self.address(right, f'base + j{k}')}")
+            self.vectors(lambda: self.merge_pairs(number, step, many, leaf.left.cols))
+        self.within(f"for j in range(0, keys, {many}):", group)
+
+    def merge_pairs(self, number: int, step: MergeStep, many: int, depth: int) -> None:
+        """Scores of a few keys and 16 queries: columns merged one after another."""
+        units = step.folding.unit
+        for k in range(many):
+            for part, unit in enumerate(units): self.put(f"a{k}_{part} = {self.unit_vector(unit)}")
+
+        def column() -> None:
+            score = self.name(f"get(turned{number} + {LINE} * i + g, None)")
+            for k in range(many):
+                factor = self.name(f"one_number(y{k} + 4 * i)")
+                held = {id(each): f"a{k}_{part}" for part, each in enumerate(step.carriers)}
+                held |= {id(step.score): score, id(step.factor): factor}
+                if id(step.index) in {id(each) for each in NumberGraph(0, tuple(step.merged)).walk()}:
+                    held[id(step.index)] = self.name("in_all_lanes(f4(i))")
+                self.assign([f"a{k}_{part}" for part in range(len(units))],
+                            [*map(self.vector, self.emit(step.merged, held))])
+        self.within(f"for i in range({self.size(depth)}):", column)
+        for k in range(many):
+            [found] = self.graph(step.folding.finish, [f"a{k}_{part}" for part in range(len(units))])
+            self.put(f"keep({self.vector(found)}, line{number} + {LINE} * j{k} + g, None)")
+
+    def lone_leaf(self) -> int | None:
+        """The leaf that scores are, where they are one as it is and it has lines."""
+        [found] = self.plan.score.outputs
+        lined = found.op == "input" and self.plan.leaves[int(found.value)].kind in ("pairs", "row")
+        return int(found.value) if lined else None
+
+    def leaf_vector(self, number: int) -> str:
+        """What a leaf is at key j, for 16 queries."""
+        leaf = self.plan.leaves[number]
+        match leaf.kind:
+            case "query": return self.name(f"get(line{number} + g, None)")
+            case "key": return self.name(f"one_number({self.address(leaf.left, 'base + j')})")
+            case "head":
+                head = "head" if leaf.left.heads > 1 else "0"
+                return self.name(f"one_number(c.{leaf.left.word} + 4 * {head})")
+        return self.name(f"get(line{number} + {LINE} * j + g, None)")
+
+    def write_scores(self) -> None:
+        """Scores, of their leaves."""
+        def one() -> None:
+            [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
+            self.put(f"keep({self.vector(found)}, scores + {LINE} * j + g, None)")
+        self.within("for j in range(keys):", lambda: self.vectors(one))
+
+    # ---- merging
+
+    def inputs(self, carriers: dict[int, str], wanted: Sequence[StandIn]) -> dict[int, str]:
+        """The variables of a pair at key j: carriers, the score and the index, those that are wanted."""
+        step, held = self.step, {id(self.step.carriers[k]): name for k, name in carriers.items()}
+        needed = {id(each) for each in NumberGraph(0, tuple(wanted)).walk()}
+        if id(step.score) in needed and step.score.op == "input":
+            lone = self.lone_leaf()
+            lines = "scores" if lone is None else f"line{lone}"
+            held[id(step.score)] = "score" if self.fixed_score() else self.name(f"get({lines} + {LINE} * j + g, None)")
+        if id(step.index) in needed:
+            held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
+        return held
+
+    def select(self, found: str, before: str, whole: bool) -> str:
+        """What is merged, where it is seen."""
+        return found if whole else self.name(f"lanes_of(mask, {found}, {before})")
+
+    def every_key(self) -> str:
+        """A loop over the keys of a tile that some of 16 queries see."""
+        if not self.plan.masked: return "for j in range(keys):"
+        self.put("first, past = keys_seen(c, low + g // 4, key, keys)")
+        return "for j in range(first, past):"
+
+    def read_mask(self, whole: bool) -> None:
+        if not whole: self.put(f"mask = get(seen + {LINE} * j + g, None)")
+
+    def write_by_score(self, whole: bool) -> None:
+        """Carriers of scores alone, and what of a merge is handed to columns, key by key."""
+        step = self.step
+
+        def keys() -> None:
+            self.read_mask(whole)
+            ends = [*(step.merged[k] for k in step.by_score), *step.stored]
+            held = self.inputs({k: f"a{k}" for k in step.by_score}, ends)
+            made = [*map(self.vector, self.emit(ends, held))]
+            for k, found in enumerate(made[len(step.by_score):]):
+                self.put(f"keep({found}, handed{k} + {LINE} * j + g, None)")
+            fresh = [self.select(found, f"a{k}", whole) for k, found in zip(step.by_score, made, strict=False)]
+            self.assign([f"a{k}" for k in step.by_score], fresh)
+
+        def group() -> None:
+            for k in step.by_score: self.put(f"a{k} = get(held{k} + g, None)")
+            self.within(self.every_key(), keys)
+            for k in step.by_score: self.put(f"keep(a{k}, held{k} + g, None)")
+        self.vectors(group)
+
+    def write_by_factor(self, whole: bool) -> None:
+        """Carriers of a few columns, while the tile passes by."""
+        step = self.step
+        many = min(abreast(len(step.by_factor), self.plan.right.cols), ABREAST_CARRIERS if whole else MASKED_COLUMNS)
+        names = [[f"a{n}_{k}" for k in step.by_factor] for n in range(many)]
+
+        def keys() -> None:
+            self.read_mask(whole)
+            shared = self.inputs({}, [each for each in step.handed if each is step.score or each is step.index])
+            for k, node in enumerate(step.stored):
+                shared[id(node)] = self.name(f"get(handed{k} + {LINE} * j + g, None)")
+            for n in range(many):
+                held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
+                held[id(step.factor)] = self.name(f"one_number(packed + c.across * j + 4 * m{n})")
+                made = [*map(self.vector, self.emit([step.merged[k] for k in step.by_factor], held))]
+                self.assign(names[n], [self.select(found, name, whole)
+                                       for found, name in zip(made, names[n], strict=True)])
+
+        def group() -> None:
+            for n in range(many):
+                for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {LINE} * m{n} + g, None)")
+            self.within(self.every_key(), keys)
+            for n in range(many):
+                for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {LINE} * m{n} + g, None)")
+
+        def columns() -> None:
+            for n in range(many): self.put(f"m{n} = " + ("n" if n == 0 else f"min(n + {n}, p - 1)"))
+            self.vectors(group)
+        self.within(f"for n in range(0, p, {many}):", columns)
+
+    # ---- behind the tiles
+
+    def plain_part(self) -> int | None:
+        """The part of a carrier that is the result as it is, where finish does nothing and columns differ in it."""
+        [found, *more] = self.plan.folding.finish.outputs
+        plain = not more and found.op == "input" and int(found.value) in self.step.by_factor
+        return int(found.value) if plain else None
+
+    def finish(self) -> None:
+        """What is finished, turned to rows."""
+        folding = self.plan.folding
+        width = folding.width
+
+        source = self.plain_part()
+
+        def one() -> None:
+            carriers = [self.name(f"get(held{k} + g, None)" if k in self.step.by_score
+                                  else f"get(held{k} + {LINE} * n + g, None)") for k in range(len(folding.unit))]
+            for k, found in enumerate(self.graph(folding.finish, carriers)):
+                self.put(f"keep({self.vector(found)}, found + {LINE} * (n * {width} + {k}) + g, None)")
+        if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
+        self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
+        self.put(f"turn_keys({'found' if source is None else f'held{source}'}, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
+
+    # ---- the whole
+
+    @property
+    def fields(self) -> list[str]:
+        """The words of a call's record, in order."""
+        operands = [f"{each.word}{what}" for each in self.plan.operands
+                    for what in (("", "_row", "_head", "_of") if each.kind == VALUE else ("", "_head"))]
+        return [*operands, *FIXED_WORDS, *self.sizes.values(), *(f"at_{word}" for word in self.places)]
+
+    def whole(self) -> str:
+        """All of the text."""
+        head = [*self.constants(), "", f"RECORD = np.dtype(words({' '.join(self.fields)!r}))", "", "",
+                "def fold_of_term(item, worker, arguments):", "    c = record(arguments, RECORD)"]
+        sizes = [f"    {name} = c.{name}" for name in self.sizes.values()]
+        rooms = [f"    {word} = c.room + worker * c.apart + c.at_{word}" for word in self.places]
+        return "\n".join([*head, *sizes, *rooms, *self.lines, ""])
+
+
+def count_pairs(folding: Folding) -> tuple[float, float]:
+    """Simple and slow operations of merging one pair more."""
+    own, each = MergeStep(folding).work
+    return own[0] + each[0], own[1] + each[1]

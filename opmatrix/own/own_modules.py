@@ -1,0 +1,92 @@
+"""Modules that declare things of one's own: what they declare, and whether it is what a file was saved with. Nothing is
+imported because a file names it: who loads it gives the module."""
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+
+from formats.core.errors import InputError
+from formats.disk.files import read_bytes
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.monoids import is_known
+from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.term import Kind, Operator
+from opmatrix.own.own_names import OWN_NAME
+from opmatrix.own.things import OwnThing, name_kind, name_monoid
+from opmatrix.patterns import Pattern
+
+
+def module_of(laws: object) -> ModuleType | None:
+    """The module that somebody gives: itself, or its file, which is run. Raises InputError for what is none."""
+    if laws is None or isinstance(laws, ModuleType): return laws
+    if isinstance(laws, str | Path): return run_file(Path(laws))
+    raise InputError(f"laws={laws!r:.80} is no module: give the module that declares your functions, monoids and "
+                     "patterns, or its file")
+
+
+def list_things(module: ModuleType) -> Iterator[OwnThing]:
+    """Functions, kinds, monoids and patterns of one's own that a module has by name, those that it imports too."""
+    for held in vars(module).values():
+        match held:
+            case Pattern() if held.own: yield held
+            case Kind() if LASTING.get(held.name) is not held: yield held
+            case Operator():
+                kinds = (node.kind for node in held.walk())
+                yield from (kind for kind in kinds if LASTING.get(kind.name) is not kind)
+            case type() if issubclass(held, Monoid) and held is not Monoid and not is_known(held):
+                yield held
+                yield from (getattr(held, name) for name in held.finishes)
+
+
+def name_thing(thing: OwnThing) -> list[str]:
+    """What programs call a thing of one's own, or the parts that it is joined of."""
+    if isinstance(thing, Pattern): return [found[0] for found in OWN_NAME.finditer(thing.own)]
+    return [name_kind(thing) if isinstance(thing, Kind) else name_monoid(thing)]
+
+
+def check_declared(file: Path, called: Iterable[str], module: ModuleType | None) -> None:
+    """Raises InputError unless a module declares all that a file calls so, and computes what it was saved with."""
+    if not (wanted := [*dict.fromkeys(called)]): return
+    names = ", ".join(each.partition(":")[0] for each in wanted)
+    if module is None:
+        raise InputError(f"{file}: it computes {names} of one's own: load it with the module that declares them, "
+                         "om.load(DIR, laws=module), or --laws FILE on the command line")
+    where = getattr(module, "__file__", None) or module.__name__
+    every = {*chain(*map(name_thing, list_things(module)))}
+    found = {each.partition(":")[0]: each for each in every}
+    for each in wanted:
+        if each in every: continue
+        name = each.partition(":")[0]
+        if name not in found:
+            raise InputError(f"{file}: it computes {name} of one's own, which {where} does not declare: give the "
+                             "module that does")
+        raise InputError(f"{file}: {name} in {where} is not the one that the program was saved with "
+                         f"({found[name]}, saved {each}): it was changed since, or another Python reads code that is "
+                         "not followed: take the module as it was, or make the program anew")
+
+
+def run_file(file: Path) -> ModuleType:
+    """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError
+    with its line."""
+    if file.suffix != ".py":
+        raise InputError(f"{file}: its name does not end in .py: give a Python file of your own")
+    source, path = read_bytes(file), str(file.absolute())
+    module = ModuleType(f"opmatrix_user_{file.stem}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+    except SyntaxError as error:
+        raise InputError(f"{file}:{error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{file}:{find_line(file, error)}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def find_line(file: Path, error: BaseException) -> int:
+    """The last line of a file that an error went through."""
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == str(file.absolute())]
+    return lines[-1] if lines else 0

@@ -1,0 +1,54 @@
+"""What people's own monoids and patterns promise, tried once before a kernel is written that relies on it."""
+from itertools import product
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.monoids import is_known
+from opmatrix.own.things import digest_monoid
+from opmatrix.patterns import Pattern, Positions
+
+TRIED: set[str] = set()                                     # digests of monoids that keep what they promise
+TRIED_POSITIONS = 150                                       # of two sequences, in which a pattern is tried
+DRAWS = 0                                                   # of the random numbers that a monoid is tried on
+
+
+def check_monoid(over: type[Monoid]) -> None:
+    """Raises InputError for a monoid of one's own that breaks a promise, which it names; each is tried once."""
+    if is_known(over) or (digest := digest_monoid(over)) in TRIED: return
+    name = over.__name__
+    try:
+        with np.errstate(all="ignore"): over.check(np.random.default_rng(DRAWS))
+    except AssertionError as error:
+        said = next((line.strip() for line in str(error).splitlines() if "promise" in line), f"{name} breaks a promise")
+        raise InputError(f"monoid {said}: mend it, or say what holds by its flags ({name}.check tells more)") from None
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"monoid {name}: {type(error).__name__}: {said:.160}: lift, merge and finish are functions of "
+                         "numbers and of arrays") from None
+    TRIED.add(digest)
+
+
+def check_pattern(where: Pattern) -> None:
+    """Raises InputError for a pattern of one's own that sees what its reach, or `within`, says that it does not."""
+    if where.ours: return
+    at = np.arange(TRIED_POSITIONS if where.limit is None else min(TRIED_POSITIONS, where.limit))
+    q, k = at[:, None], at[None]
+    for one, other in product((0, 1), repeat=2):
+        seen = np.broadcast_to(np.asarray(where.sees(Positions(q, np.int64(one)), Positions(k, np.int64(other))), bool),
+                               (len(at), len(at)))
+        allowed = np.ones(seen.shape, bool)
+        if where.within and one != other: allowed[:] = False
+        elif where.reach is not None and one == other:
+            behind, ahead = where.reach
+            allowed = (k >= q - behind) & (k <= q + ahead)
+        if one == other and where.within and where.reach is not None: wrong = seen != allowed
+        else: wrong = seen & ~allowed
+        if not wrong.any(): continue
+        query, key = (int(each[0]) for each in np.nonzero(wrong))
+        if one != other: raise InputError(f"pattern {where}: position {query} sees position {key} of another sequence, "
+                                          "though it says within=True")
+        what = "sees" if seen[query, key] else "does not see"
+        raise InputError(f"pattern {where}: position {query} {what} position {key}, though its reach is "
+                         f"{where.reach[0]} behind and {where.reach[1]} ahead")

@@ -1,0 +1,211 @@
+"""A product over a monoid, read at values of rows: what its scores are made of, what is merged, by whom it is seen."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from formats.folding.fold_plan import ARRAY, VALUE, Folding, FoldPlan, Operand, ScoreLeaf
+from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, apply, number
+from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import Operator, read
+from opmatrix.patterns import Pattern, everyone
+from opmatrix.regions.checked_promises import check_monoid, check_pattern
+from opmatrix.regions.merging import traced_monoid
+from opmatrix.regions.row_reading import NotByRows, traced_function
+from opmatrix.relations import Relation
+
+
+class ScoreForm(NamedTuple):
+    """A number for each query and key: a graph of leaves. `turned`: a single number for all, as a row of columns."""
+    leaves: tuple[ScoreLeaf, ...]
+    graph: NumberGraph
+    turned: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is one number for all queries and keys."""
+        return all(leaf.kind == "head" for leaf in self.leaves)
+
+
+class RowsForm(NamedTuple):
+    """Rows of a value; `turned`: a column a row."""
+    operand: Operand
+    turned: bool = False
+
+
+class EntriesForm(NamedTuple):
+    """The entries of a relation that the batch gives."""
+    relation: Relation
+
+
+class FoldForm(NamedTuple):
+    """A product, and whom its queries see, or the relation whose entries it merges by."""
+    plan: FoldPlan
+    where: Pattern
+    indexed: bool
+    relation: Relation | None = None
+
+
+Form: TypeAlias = ScoreForm | RowsForm | EntriesForm | FoldForm | None
+
+
+def sole_leaf(leaf: ScoreLeaf) -> ScoreForm: return ScoreForm((leaf,), NumberGraph(1, (StandIn("input"),)))
+
+
+def as_scores(form: Form) -> ScoreForm:
+    """What may be a score: numbers of a query's row, or one of a query or of a key."""
+    match form:
+        case ScoreForm(): return form
+        case RowsForm(operand, True) if operand.cols == 1: return sole_leaf(ScoreLeaf("key", operand))
+        case RowsForm(operand, False): return sole_leaf(ScoreLeaf("query" if operand.cols == 1 else "row", operand))
+    raise NotByRows("what is merged is no score")
+
+
+def is_column(form: Form) -> bool:
+    """Whether it is one number of each row, or for all."""
+    return (isinstance(form, RowsForm) and form.operand.cols == 1) or (isinstance(form, ScoreForm) and form.fixed)
+
+
+def merged_leaves(one: ScoreForm, other: ScoreForm) -> tuple[tuple[ScoreLeaf, ...], list[list[StandIn]]]:
+    """The leaves of both, each once, and what the outputs of both graphs are over these."""
+    leaves = [*dict.fromkeys((*one.leaves, *other.leaves))]
+    inputs = [StandIn("input", value=float(k)) for k in range(len(leaves))]
+    return tuple(leaves), [each.graph.fill([inputs[leaves.index(leaf)] for leaf in each.leaves], number,
+                                           lambda node, args: apply(node.op, *args)) for each in (one, other)]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldReading:
+    """A form; `values` by the names of symbols, `arrays` the number of each array that is an operand."""
+    form: Form
+    values: Mapping[str, Operand]
+    arrays: Mapping[Data, int]
+
+    def of(self, form: Form) -> FoldReading: return replace(self, form=form)
+    @property
+    def size(self) -> tuple[object, object]: return T, T
+    def spread(self, rows: object, cols: object) -> FoldReading: return self
+
+    def pointwise(self, op: str, other: FoldReading) -> FoldReading:
+        leaves, [[u], [v]] = merged_leaves(as_scores(self.form), as_scores(other.form))
+        return self.of(ScoreForm(leaves, NumberGraph(len(leaves), (apply(op, u, v),))))
+
+    def __add__(self, other: FoldReading) -> FoldReading: return self.pointwise("add", other)
+    def __mul__(self, other: FoldReading) -> FoldReading: return self.pointwise("mul", other)
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> FoldReading: return self.of(RowsForm(self.values[name]))
+
+    def turn(self) -> FoldReading:
+        if isinstance(self.form, RowsForm) or (isinstance(self.form, ScoreForm) and self.form.fixed):
+            return self.of(self.form._replace(turned=not self.form.turned))
+        raise NotByRows("scores that are turned")
+
+    def split(self, h: int) -> FoldReading:
+        own = self.rows_operand()
+        if own.heads > 1: raise NotByRows("heads of heads")
+        return self.of(RowsForm(own._replace(heads=h, cols=own.cols // h)))
+
+    def repeat(self, h: int) -> FoldReading:
+        self.rows_operand()                                 # a head serves several as it is
+        return self
+
+    def rows_operand(self) -> Operand:
+        """The value that rows are."""
+        if isinstance(self.form, RowsForm) and not self.form.turned: return self.form.operand
+        raise NotByRows("what is no value of rows is cut into heads")
+
+    def product(self, other: FoldReading, over: type[Monoid], where: Pattern) -> FoldReading:
+        """Scores of pairs of rows, or what rows are merged to by scores."""
+        left, right = self.form, other.form
+        if is_column(left) and is_column(right) and right is not None and right.turned and over.ordinary:  # type: ignore[union-attr]
+            return self.pointwise("mul", other)             # one number of a query times one of a key
+        if not isinstance(right, RowsForm): raise NotByRows("what scores weigh is no value")
+        if right.turned:
+            if where is not everyone or not isinstance(left, RowsForm) or left.turned:
+                raise NotByRows("scores that a pattern leaves out")
+            inner = folding_of(over)
+            if inner.width != 1: raise NotByRows(f"{over.__name__} gives several scores of a pair")
+            return self.of(sole_leaf(ScoreLeaf("pairs", left.operand, right.operand, inner)))
+        if where.relation is not None or (where is not everyone and not where.within):
+            raise NotByRows(f"where {where}: it looks beyond sequences")
+        check_pattern(where)
+        if isinstance(left, EntriesForm): return self.of(self.by_entries(left.relation, over, right.operand, where))
+        scores = as_scores(left)
+        if any(leaf.kind == "row" for leaf in scores.leaves): raise NotByRows("scores of a row, one a key")
+        return self.of(FoldForm(plan_of(scores, over, right.operand, None, where is not everyone), where, over.indexed))
+
+    def by_entries(self, relation: Relation, over: type[Monoid], right: Operand, where: Pattern) -> FoldForm:
+        """Rows that the entries of a relation name, merged."""
+        if where is not everyone: raise NotByRows("entries that a pattern leaves out")
+        plan = FoldPlan((), NumberGraph(1, (StandIn("input"),)), folding_of(over), right, None, False, True)
+        return FoldForm(plan, where, over.indexed, relation)
+
+    def related(self, relation: Relation) -> FoldReading: return self.of(EntriesForm(relation))
+
+    def refuse(self, *given: object, **named: object) -> NoReturn:
+        raise NotByRows("it reads the batch, or moves numbers")
+
+    beside = join = total = given = entered = pick = keep_top = refuse
+
+    def act(self, term: Operator) -> FoldReading:
+        """What a matrix of operators makes of scores, or of a row over a monoid."""
+        try: return self.of(self.acted(term))
+        except (Untraceable, NotByRows) as error:
+            raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
+
+    def acted(self, term: Operator) -> Form:
+        name, args = term.kind.name, term.args
+        if name == "I": return self.form
+        if name == "const": return self.array(args[0])
+        if name == "over" and args[0].kind.name == "weight":
+            data, over = args[0].args[0], args[1]
+            if data not in self.arrays: raise NotByRows(f"an array of {data.shape} that no step holds")
+            *stack, keys, cols = data.shape
+            right = Operand(ARRAY, self.arrays[data], stack[0] if stack else 1, cols)
+            return FoldForm(plan_of(as_scores(self.form), over, right, keys, False), everyone, False)
+        if term.entrywise and isinstance(self.form, ScoreForm):
+            graph = traced_function(term.kind.body(0, 0, *args))
+            made = graph.fill(self.form.graph.outputs, number, lambda node, given: apply(node.op, *given))
+            return self.form._replace(graph=NumberGraph(self.form.graph.inputs, tuple(made)))
+        raise NotByRows(f"{term.kind} has no code by scores")
+
+    def array(self, data: Data) -> ScoreForm:
+        """One number, or one for each head."""
+        heads = data.shape[0] if len(data.shape) == 3 else 1
+        if prod(data.shape) != heads: raise NotByRows(f"a row of {data.shape[-1]} numbers has no place among scores")
+        if data in self.arrays: return sole_leaf(ScoreLeaf("head", Operand(ARRAY, self.arrays[data], heads, 1)))
+        return ScoreForm((), NumberGraph(0, (number(data.array.item()),)))
+
+
+def folding_of(over: type[Monoid]) -> Folding:
+    """A monoid as graphs, once its promises were tried. Raises InputError for one that breaks them."""
+    check_monoid(over)
+    try: found = traced_monoid(over)
+    except Untraceable as error: raise NotByRows(str(error), traced=True) from None
+    unit = tuple(float(over.unit()[part]) for part in found.used)
+    return Folding(found.lift, found.merge, found.finish, unit, over.ordinary)
+
+
+def plan_of(scores: ScoreForm, over: type[Monoid], right: Operand, keys: int | None, masked: bool) -> FoldPlan:
+    """The plan of a product; each operand is read in one way. Raises NotByRows."""
+    plan = FoldPlan(scores.leaves, scores.graph, folding_of(over), right, keys, masked)
+    words = [each.word for each in plan.operands]
+    if len(set(words)) < len(words): raise NotByRows("a value that is read in two ways")
+    for each in plan.operands:
+        if plan.heads % each.heads: raise NotByRows(f"{each.heads} heads, which do not divide {plan.heads}")
+    return plan
+
+
+def read_fold(term: Operator, values: Mapping[str, Operand], arrays: Mapping[Data, int]) -> FoldForm:
+    """The product that a term is over these values. Raises NotByRows."""
+    start = FoldReading(None, values, arrays)
+    found: FoldReading = read(term, start, {})
+    if not isinstance(found.form, FoldForm): raise NotByRows("it is no product over a monoid")
+    return found.form
+
+
+def value_operand(k: int, heads: int, cols: int) -> Operand: return Operand(VALUE, k, heads, cols)

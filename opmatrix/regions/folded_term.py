@@ -1,0 +1,73 @@
+"""The kernel of a step's product over a monoid: made of its text and the shapes of what it reads, once."""
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from formats.folding.fold_kernel import FoldKernel
+from formats.folding.fold_plan import VALUE, Operand
+from opmatrix.algebra import nodes
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.operators import I
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.term import Operator, substitute
+from opmatrix.patterns import Pattern
+from opmatrix.regions.counted_numbers import list_tables
+from opmatrix.regions.fold_reading import FoldForm, read_fold
+from opmatrix.regions.growing import heads_of_value
+from opmatrix.regions.row_reading import NotByRows
+from opmatrix.relations import Relation
+from opmatrix.runtime.terms import measured, parse_operator
+
+KEPT_FOLDS = 256
+
+
+class FoldedTerm(NamedTuple):
+    """A kernel, and whom its queries see, or the relation whose entries it merges by."""
+    kernel: FoldKernel
+    where: Pattern
+    relation: Relation | None
+
+
+def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[object]) -> FoldedTerm:
+    """The kernel of a term over values of so many heads and columns. Tables of its pattern are read, of all other
+    arrays only shapes. ValueError for what is no term, NotByRows for one that is no product over a monoid."""
+    tables = list_tables(text)
+    given = tuple(Data(each) if k in tables and hasattr(each, "dtype") else tuple(each.shape)    # type: ignore[attr-defined]
+                  for k, each in enumerate(arrays))
+    return kept_fold(text, tuple(values), given)
+
+
+@lru_cache(KEPT_FOLDS)
+def kept_fold(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[Data | tuple[int, ...], ...]) -> FoldedTerm:
+    """`folded_term`, of shapes, and tables by what they hold."""
+    promised = [each if isinstance(each, Data) else Promised(f"c{k}", each) for k, each in enumerate(arrays)]
+    shapes = [Shape(heads, T, cols) for heads, cols in values]
+    term = parse_operator(text, shapes, promised)
+    shape = measured(term, shapes)
+    operands = {f"x{k}": Operand(VALUE, k, heads, cols) for k, (heads, cols) in enumerate(values)}
+    found = read_fold(term, operands, {data: k for k, data in enumerate(promised)})
+    if (found.plan.heads, found.plan.cols) != (shape.heads, shape.cols):
+        raise NotByRows(f"{found.plan.heads} x {found.plan.cols} of a row, where it gives {shape}")
+    return FoldedTerm(FoldKernel(found.plan), found.where, found.relation)
+
+
+def sees_batch(found: FoldForm) -> bool:
+    """Whether what a query gives depends on where its rows lie in a batch, or on rows of other sequences."""
+    plan = found.plan
+    return plan.keys is None and (not plan.masked or found.indexed)
+
+
+def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
+    """The kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries; None
+    where it is no product over a monoid that a kernel is written for."""
+    symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
+    operands: Mapping[str, Operand] = {f"x{k}": Operand(VALUE, k, heads_of_value(part), int(part.out.cols))
+                                       for k, part in enumerate(used)}
+    arrays: dict[Data, int] = {}
+    for node in term.walk():
+        for each in node.attributes:
+            if isinstance(each, Data): arrays.setdefault(each, len(arrays))
+    try: found = read_fold(substitute(term, symbols), operands, arrays)
+    except NotByRows: return None
+    if found.relation is not None: return "fold_entries"
+    return "fold_rows" if found.plan.keys is not None else "fold_batch" if sees_batch(found) else "fold_term"

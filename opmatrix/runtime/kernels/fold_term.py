@@ -1,0 +1,208 @@
+"""Products over any monoid, each a kernel of its own (opmatrix/regions/folded_term.py, formats/folding): scores tile by
+tile, never stored; written and compiled when a program that has it first runs, and kept."""
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from formats.core.epilogue import UNIT
+from formats.core.sizes import T, size
+from formats.machine.prices import S2, Price, Timed, Work, h
+from opmatrix.batch import Batch
+from opmatrix.extents import Extents, count_attended, entries, pairs
+from opmatrix.relations import Relation
+from opmatrix.runtime.arguments import Doubles, split_operands
+from opmatrix.runtime.by_sequence import sentence_rows, unseen
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.fitting import same
+from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.kernels.link import entries_of
+from opmatrix.runtime.kernels.row_term import SLOW, count_columns, declared_signature, in_shape, moved, simple, slow
+from opmatrix.runtime.operands import C, Heads, Rows
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+    from opmatrix.regions.folded_term import FoldedTerm
+
+TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256          # of one sequence
+
+
+def find_fold(a: Arguments | dict[str, Any]) -> "FoldedTerm":
+    """The kernel of a step. Whatever runs no such step imports nothing that reads one."""
+    from opmatrix.regions.folded_term import folded_term
+    values, arrays = split_operands(a)
+    return folded_term(a["term"] if isinstance(a, dict) else a.term, [*map(count_columns, values)], arrays)
+
+
+def run_fold_rows(out: Any, *, term: str, **operands: Any) -> None:
+    """The kernel of a term in which rows meet a stored matrix, launched."""
+    values, arrays = split_operands(operands)
+    found = find_fold({"term": term, **operands})
+    found.kernel(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
+
+
+def run_fold(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
+    """The kernel of the term, launched for the sequences of the batch."""
+    values, arrays = split_operands(operands)
+    kernel, where, _ = find_fold({"term": term, **operands})
+    given = [np.ascontiguousarray(each, np.float32) for each in arrays]
+    if not kernel.plan.masked: kernel(values, given, out)
+    elif where.reach is not None: kernel(values, given, out, batch.starts, where.reach)
+    else:
+        if where.limit is not None: batch.field("positions", where.limit)
+        kernel(values, given, out, batch.starts, mask=where.mask(batch.rows))
+
+
+def run_entries(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
+    """The kernel of the term, launched for the entries that the batch gives."""
+    values, _ = split_operands(operands)
+    found = find_fold({"term": term, **operands})
+    given = entries_of(batch, str(found.relation), len(values[found.kernel.plan.right.number]))
+    found.kernel.gather(values, out, given.starts, given.at, given.numbers)
+
+
+run_fold_rows.__signature__ = declared_signature()          # type: ignore[attr-defined]    # a function has one
+run_entries.__signature__ = declared_signature(batched=True)    # type: ignore[attr-defined]
+run_fold.__signature__ = declared_signature(batched=True)   # type: ignore[attr-defined]    # a function has one
+
+
+def fold_shape(a: Arguments) -> Rows | Heads:
+    plan = find_fold(a).kernel.plan
+    return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
+
+
+def entries_shape(a: Arguments) -> Rows | Heads:
+    found, values = find_fold(a), split_operands(a)[0]
+    relation, plan = found.relation, found.kernel.plan
+    assert relation is not None
+    if str(C) in (relation.rows, relation.cols):
+        raise ValueError(f"relation {relation}: rows of space {C} belong to the kernels of caches")
+    same("rows", str(values[plan.right.number].space), relation.cols)
+    rows = size(relation.rows)
+    return Rows(plan.cols, space=rows) if plan.heads == 1 else Heads(plan.heads, plan.cols, space=rows)
+
+
+def entries_relation(a: Arguments) -> tuple[Relation, ...]:
+    relation = find_fold(a).relation
+    return () if relation is None else (relation,)
+
+
+def entries_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
+    """What a step means, and how far off it may be."""
+    from formats.folding.fold_bounds import bound_entries
+    found = find_fold(a)
+    value = split_operands(given)[0][found.kernel.plan.right.number]
+    sparse = entries_of(a.batch, str(found.relation), len(value))
+    return bound_entries(found.kernel.plan, value, sparse.shape[0], sparse.layers())
+
+
+def entries_bound(a: Arguments) -> Doubles:
+    """A running error of every operation, in the kernel's own order."""
+    meant, error = entries_values(a, a.exact)
+    return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+
+
+def entries_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
+    """By what an entry counts."""
+    found = find_fold(a)
+    counts, relation = found.kernel.counts, found.relation
+    assert relation is not None
+    count = extents[entries[relation]] if relation.custom else extents[T]
+    return [("fold_rows", {"T": extents[out.space], "S2": count, "h": found.kernel.plan.heads, **counts._asdict()})]
+
+
+def known_positions(a: Arguments) -> dict[str, int]:
+    """The positions that the tables of its pattern know."""
+    limit = find_fold(a).where.limit
+    return {} if limit is None else {"positions": limit}
+
+
+def bound_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
+    """What a step means in the rows that are asked for, and how far off it may be."""
+    from formats.folding.fold_bounds import FoldPart, bound_fold
+    found = find_fold(a)
+    values, arrays = split_operands(given)
+    plan, at = found.kernel.plan, getattr(a, "at", None)
+    rows = np.arange(len(values[0]))
+    if not plan.masked: return bound_fold(plan, values, arrays, [FoldPart(rows, slice(0, len(rows)), None)])
+    parts = []
+    for keys in sentence_rows(a.batch):
+        asked = keys if at is None else slice(*np.searchsorted(at, (keys.start, keys.stop)))
+        queries = (rows if at is None else at.astype(np.int64))[asked]
+        if len(queries): parts.append(FoldPart(queries, keys, ~unseen(a.batch, keys, found.where, queries)))
+    return bound_fold(plan, values, arrays, parts)
+
+
+def fold_reference(a: Arguments) -> Doubles:
+    """The term read in float64, or some of its rows."""
+    if hasattr(a, "batch") and getattr(a, "at", None) is None:
+        from opmatrix.runtime import interpreted
+        return interpreted.exact(a)
+    return in_shape(bound_values(a, a)[0])
+
+
+def ask_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
+    """Some rows of the result, of values that are as ever."""
+    return {**arguments, "at": at}, batch
+
+
+def fold_bound(a: Arguments) -> Doubles:
+    """A running error of every operation, in the kernel's own order."""
+    meant, error = bound_values(a, a.exact)
+    return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+
+
+def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
+    """By what a score counts: operations, divisions and roots; and the numbers of a row."""
+    found = find_fold(a)
+    plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
+    scores = rows * plan.keys if plan.keys is not None else extents[pairs[found.where]] if plan.masked else rows * rows
+    return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()})]
+
+
+def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """A few kernels, of little work a score and of much, over some rows."""
+    from opmatrix.regions.sample_terms import FOLDS
+    for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
+        x = numbers.some(rows, TIMED_COLUMNS)
+        given = [np.ones(each, np.float32) for each in arrays]
+        found = find_fold({"term": text, "x0": x, **{f"c{k}": each for k, each in enumerate(given)}})
+        plan, counts, starts = found.kernel.plan, found.kernel.counts, np.array([0, rows])
+        out = numbers.room(rows, plan.heads, plan.cols)
+        scores = rows * plan.keys if plan.keys is not None else count_attended(found.where, rows)
+        reach = found.where.reach
+        assert reach is not None
+        yield ({"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()},
+               partial(found.kernel, [x], given, out, starts, reach))
+
+
+@kernel(launches=True, price=Price(
+    (S2 * h * simple, S2 * h * slow, T * moved),
+    lambda tile: Work(vector=S2 * h * (simple + SLOW * slow), moved=T * moved), time_folds, common=False))
+class fold_rows(Arguments):
+    """Rows times a stored matrix over any monoid, in a kernel of its own."""
+    run, shape, reference, bound, cost = run_fold_rows, fold_shape, fold_reference, fold_bound, fold_cost
+
+
+@kernel(launches=True, row_mixing=True, prices={})
+class fold_term(Arguments):
+    """A product over any monoid within sequences, in a kernel of its own."""
+    run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
+                                                  known_positions)
+    restrict = ask_rows
+
+
+@kernel(row_mixing=True, prices={})
+class fold_batch(Arguments):
+    """A product over any monoid whose index counts all rows of a batch, or in which all see all, in its own kernel."""
+    run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
+                                                  known_positions)
+
+
+@kernel(changes_space=True, prices={})
+class fold_entries(Arguments):
+    """Rows that the entries of a relation name, merged by any monoid, in a kernel of its own."""
+    run, shape, reference, bound, cost, relations = (run_entries, entries_shape, fold_reference, entries_bound,
+                                                     entries_cost, entries_relation)
