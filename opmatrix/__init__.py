@@ -29,7 +29,7 @@ What there is; `help(om.NAME)` says more of each:
     functions    relu, gelu, gelu_tanh, silu, softplus, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       exp, square, rsqrt, reciprocal
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, softmax, over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from formats.select import choose as choose
     from formats.select import select as select
     from opmatrix.algebra import monoids as monoids
+    from opmatrix.algebra.distances import *  # noqa: F403
     from opmatrix.algebra.monoid import *  # noqa: F403
     from opmatrix.algebra.operators import *  # noqa: F403
     from opmatrix.algebra.oracles import *  # noqa: F403
@@ -78,7 +79,8 @@ if TYPE_CHECKING:
     laws: tuple[_Law, ...]
 
 # all that is public in them
-MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
+MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid",
+           "algebra.distances", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),

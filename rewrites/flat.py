@@ -27,7 +27,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
             return term
         case "pick" if x.constant and x.uniform:            # the same row, of any space
             return x
-        case "given":
+        case "given" | "by_distance":
             return seen_from(term, x.out.rows, x)
         case "symbol" if not term.linear and term.into.cols != x.out.cols:
             return term

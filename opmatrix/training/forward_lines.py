@@ -16,7 +16,7 @@ from opmatrix.split.traced import Operation, Trace, TracedValue, renumber
 from opmatrix.training.backward_kinds import drop
 
 VIEWS = "split", "join", "turn", "repeat"                   # the numbers of another value in another order
-SOURCES = "given", "related"                                # what every rank knows, whatever was computed
+SOURCES = "given", "related", "by_distance"                 # what every rank knows, whatever was computed
 
 
 class Forward(NamedTuple):

@@ -56,6 +56,12 @@ def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """What comes from outside ends here."""
 
 
+@pulls("by_distance")
+def pull_distances(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Raises InputError: what a table by distance learns is a sum along diagonals of scores, which is not built."""
+    raise refuse("a bias of scores by distance")
+
+
 @pulls("act")
 def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     matrix = line.more[0]

@@ -101,10 +101,10 @@ class Row(NamedTuple):
     constant: int
 
 
-class Angles(NamedTuple):
-    """The tables of a rotation."""
+class ByPosition(NamedTuple):
+    """The tables of a rotation, or of numbers by distance."""
 
-    rotation: int
+    cls: int
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Lowering:
             children, own = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), seconds, label=call))
             nodes += [Node(child, (), memory=4.0 * self.numbers(child), label=child)
-                      for child in children if isinstance(child, Row | Angles) and child not in rows]
+                      for child in children if isinstance(child, Row | ByPosition) and child not in rows]
             rows.update(children)
             uses |= dict.fromkeys(own)
         return nodes, [*uses]
@@ -209,8 +209,8 @@ class Lowering:
                     children.append(cls)
                 case "constant":
                     children.append(Row(cls))
-                case "rotation":
-                    children.append(Angles(cls))
+                case "rotation" | "distances":
+                    children.append(ByPosition(cls))
                 case "matrix" if name != "key":
                     x = multiplied(bound, name)
                     uses.append(Use(x, cls, call.implementation.layout, gives))
@@ -284,15 +284,16 @@ class Lowering:
         """Numbers in a row of a value, all heads together."""
         return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
 
-    def numbers(self, child: Row | Angles) -> int:
+    def numbers(self, child: Row | ByPosition) -> int:
         """How many a constant beside the weights has."""
-        return self.columns(child.constant) if isinstance(child,
-                                                          Row) else sum(prod(data.shape)
-                                                                        for data in self.tables(child.rotation))
+        if isinstance(child, Row): return self.columns(child.constant)
+        return sum(prod(data.shape) for data in self.tables(child.cls))
 
     def tables(self, cls: int) -> list[Data]:
-        """Cosines and sines of a rotation."""
-        node = next(node for node in self.graph.members[cls] if node.kind == "rotate")
+        """Cosines and sines of a rotation, the table of numbers by distance, picked or not."""
+        nodes = [each for node in self.graph.members[cls] for each in
+                 (node, *(self.graph.members[node.children[0]] if node.kind == "compose" else ()))]
+        node = next(node for node in nodes if node.kind in ("rotate", "by_distance"))
         return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
 
     def leaves(self, cls: Hashable) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ from typing import Protocol
 from opmatrix.algebra.data import Data
 from rewrites.extraction import Extraction, Node, Problem
 from rewrites.graph.layers import Part
-from rewrites.lower.lower import Angles, Content, Lowering, Stored, Use, leaf
+from rewrites.lower.lower import ByPosition, Content, Lowering, Stored, Use, leaf
 
 
 def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
     """What a stored class holds that another part may read, too: tables of positions, and where the model has leaves in
     several places, weights; None of what belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
-    return tuple(lowering.tables(cls.rotation)) if isinstance(cls, Angles) else None
+    return tuple(lowering.tables(cls.cls)) if isinstance(cls, ByPosition) else None
 
 
 def contents(lowering: Lowering, extraction: Extraction) -> dict[Use, Content | None]:
