@@ -194,14 +194,13 @@ PARTS = [Parts(*reversed(flags)) for flags in product_of((False, True), repeat=3
 
 
 def attentions() -> Iterator[Implementation]:
-    """In one pass, and in three without a bias."""
+    """In one pass, and in three."""
     for parts in PARTS:
         yield Implementation(parts.called("attention"), "attention", attention, parts.attended | HELD, {}, False,
                              GQA if parts.grouped else FLASH)
     for parts in PARTS:
-        if not parts.biased:
-            yield Implementation(parts.called("score"), "scores", score, parts.variables, {}, not parts.grouped,
-                                 GQA if parts.grouped else SQUARE)
+        yield Implementation(parts.called("score"), "scores", score, parts.variables, {}, not parts.grouped,
+                             GQA if parts.grouped else SQUARE)
     for grouped in (False, True):
         yield Implementation(Parts(grouped=grouped).called("weigh"), ("softmax", "values"), weigh,
                              GROUPED if grouped else WEIGHED, {}, not grouped, GQA if grouped else PASS)

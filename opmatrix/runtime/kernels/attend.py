@@ -35,7 +35,7 @@ from opmatrix.runtime.by_sequence import (
     weigh_heads,
 )
 from opmatrix.runtime.costs import Costs, by_scores
-from opmatrix.runtime.fitting import SCORED, Cases, heads_of, same, timed_batches
+from opmatrix.runtime.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
 from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
@@ -86,18 +86,6 @@ def price_attention(call: Callable[..., object]) -> Price:
 def fit_heads(a: Arguments) -> Heads:
     same("k columns", a.k.cols, a.q.cols)
     return Heads(fit_bias(a.bias, heads_of(q=a.q, k=a.k, v=a.v)), a.v.cols)
-
-
-def fit_bias(bias: Any, heads: int) -> int:
-    """The heads of attention with a bias, whose table may have more than queries, keys and values. ValueError for what
-    is no table by distance of so many."""
-    if not isinstance(bias, np.ndarray): return heads
-    if bias.ndim != 2 or bias.shape[1] < 3 or bias.shape[1] % 2 == 0 or (heads % len(bias) and len(bias) % heads):
-        raise ValueError(f"bias: {bias.shape}, where ({heads} heads, or 1, and a column for each distance from -most "
-                         "to most) is needed")
-    if len(bias) not in (1, heads) and heads != 1:
-        raise ValueError(f"bias heads: {len(bias)}, where {heads}, or 1, are needed")
-    return max(heads, len(bias))
 
 
 def all_heads(a: Arguments) -> int:
