@@ -11,6 +11,8 @@ from opmatrix.algebra.term import Operator
 
 __all__ = ["alibi", "bucketed"]
 
+SLOPES = "alibi"                                            # what a table is called that is no weight
+
 def list_slopes(heads: int) -> list[float]:
     """The slopes of ALiBi: powers of 2^(-8 / h) for a power of two h. For other numbers of heads those of the power of
     two below, and then every second one of the power of two above (Press et al. 2022, and their published code)."""
@@ -25,8 +27,8 @@ def alibi(heads: LiveSize, most: LiveSize) -> Operator:
     `most` positions apart, as many as a model has. Where a size has no number yet the table is promised."""
     heads, most = whole_of(heads, "alibi: heads", 1), whole_of(most, "alibi: most", 1)
     if isinstance(heads, int) and isinstance(most, int):
-        table = Data(np.outer(list_slopes(heads), -abs(np.arange(-most, most + 1.0))), "alibi")
-    else: table = Promised("alibi", (heads, 2 * most + 1))
+        table = Data(np.outer(list_slopes(heads), -abs(np.arange(-most, most + 1.0))), SLOPES)
+    else: table = Promised(SLOPES, (heads, 2 * most + 1))
     made: Operator = by_distance(table, most)
     return made
 

@@ -101,7 +101,8 @@ class DenseReading(Seeing):
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
     def by_distance(self, table: Data, most: int) -> Self:
         at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-        return self.of(self.numbers(table)[:, np.clip(at - at[:, None], -most, most) + most])
+        found = self.numbers(table)[:, np.clip(at - at[:, None], -most, most) + most]
+        return self.of(found if len(found) > 1 else found[0])
     def related(self, relation: Relation) -> Self:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))

@@ -51,15 +51,9 @@ def negative(g: TracedValue) -> TracedValue:
     return g * g.act(minus)
 
 
-@pulls("input", "given", "related", "entered")
+@pulls("input", "given", "related", "entered", "by_distance")
 def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """What comes from outside ends here."""
-
-
-@pulls("by_distance")
-def pull_distances(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    """Raises InputError: what a table by distance learns is a sum along diagonals of scores, which is not built."""
-    raise refuse("a bias of scores by distance")
 
 
 @pulls("act")

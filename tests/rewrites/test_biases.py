@@ -1,7 +1,5 @@
 """A bias of scores by distance, from the term to the kernels of attention: what is searched, verified, planted, kept in
 sessions, split among ranks; and what is refused."""
-from functools import cache
-
 import numpy as np
 import pytest
 from partitioned import compared
@@ -19,6 +17,7 @@ from opmatrix.models import build
 from opmatrix.patterns import causal, sequence
 from opmatrix.pipelines.cached import cached
 from opmatrix.pipelines.cached_terms import cached_model, check_sessions
+from opmatrix.program import Program
 from opmatrix.split.mesh import Mesh
 from rewrites.verify import VerificationError, verify_exact, verify_steps
 from rewrites.verify.programs import unrounded
@@ -31,7 +30,7 @@ def drawn(*shape, seed=0): return np.random.default_rng(seed).normal(size=shape)
 def table(own=H, most=5): return by_distance(Data(drawn(own, 2 * most + 1, seed=9), "near"), most)
 
 
-def attending(bias, where=sequence, scale=0.4, shared=H, shift=False):
+def attending(bias, where=sequence, scale=0.4, shared=H, shift=False, first=False):
     """Embeddings, attention with a bias, and what is added to."""
     def linear(seed, columns):
         w = drawn(N, columns, seed=seed) / 5
@@ -41,7 +40,8 @@ def attending(bias, where=sequence, scale=0.4, shared=H, shift=False):
         q, (k, v) = x @ linear(1, N) @ heads(H), (x @ linear(s, N // H * shared) @ heads(shared) for s in (2, 3))
         if shared != H: k, v = k @ repeat(H), v @ repeat(H)
         scores = q @ k.T if scale == 1 else q @ k.T * scale
-        return product(scores + bias, v, over="softmax", where=where) @ heads(H).T
+        near = bias + scores if first else scores + bias
+        return product(near, v, over="softmax", where=where) @ heads(H).T
     return weight(drawn(WORDS, N)) @ (I + om.formula(mixed))
 
 
@@ -49,6 +49,7 @@ CASES = {
     "alibi": (alibi(H, 20), {}), "alibi, causal": (alibi(H, 20), dict(where=sequence & causal)),
     "t5": (bucketed(Data(drawn(8, H, seed=4), "buckets"), 12), dict(scale=1)),
     "one table for all heads": (table(1), {}), "groups": (table(), dict(shared=2)),
+    "the bias first": (table(), dict(first=True, shift=True)),
     "shifts": (table(), dict(shift=True, where=sequence & causal)),
     "a window": (table(), dict(where=sequence & om.window(3)))}
 
@@ -89,19 +90,16 @@ def test_distances_from_another_row_than_the_query_are_no_bias_of_it():
     assert "attend_once" not in {step.kernel for step in program.steps}
 
 
-@cache
-def program(**more): return structure(attending(table(), **more), batch=BATCH).program({})[0]
-
-
-def test_a_bias_shifted_by_one_is_found_in_a_program(monkeypatch):
-    """In the constant, by the program read in float64; in a kernel, by its steps."""
-    operator, right = attending(table()), program()
+def test_a_bias_shifted_by_one_is_found_in_a_program():
+    """The program is run beside the model."""
+    made = structure(operator := attending(table()), batch=BATCH)
+    right, emitter = made.program({})
     [step] = [step for step in right.steps if step.kernel == "attention"]
-    name, made = step.operands["bias"], structure(operator, batch=BATCH)
-    wrong, emitter = made.program({})
-    wrong.constants[name] = np.roll(right.constants[name], 1, 1)
+    shifted = np.ascontiguousarray(np.roll(right.constants[name := step.operands["bias"]], 1, 1))
+    wrong = Program(right.steps, {**right.constants, name: shifted}, right.outputs, right.meta)
+    verify_exact(right, operator, [BATCH], right, unrounded(made, emitter))
     with pytest.raises(VerificationError):
-        verify_exact(wrong, operator, [BATCH], right, unrounded(made, emitter))
+        verify_exact(wrong, operator, [BATCH], right, {**unrounded(made, emitter), name: shifted.astype(float)})
 
 
 @pytest.mark.parametrize("kernel, more", [("attention", {}), ("attend_once", {"which": "last"})])
@@ -185,6 +183,6 @@ def test_ranks_give_what_one_gives(strategy):
     assert found.agrees, found
 
 
-def test_it_has_no_pullback_and_says_so():
-    with pytest.raises(InputError, match="pullback: a bias of scores by distance has no pullback"):
-        om.pullback(attending(table()))
+def test_a_table_that_would_learn_has_no_pullback_and_says_so():
+    model = attending(table())
+    with pytest.raises(InputError, match=r"pullback: by_distance\(near\): .* not built"): om.pullback(model)
