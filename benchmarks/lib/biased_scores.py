@@ -120,4 +120,4 @@ def steps_of(bias: Operator) -> str:
     term = om.product(om.product(q, om.turn(k)) * WIDTH ** -0.5 + bias, v, over="softmax", where=om.sequence)
     program = om.schedule(term @ om.heads(HEADS).T, om.Batch([[0] * 60], inputs={
         name: np.zeros((60, HEADS, WIDTH), np.float32) for name in "qkv"}), machine=datasheet("A100"))
-    return "+".join(step.kernel for step in program.steps)
+    return "+".join(step.kernel for step in program.program.steps)

@@ -260,7 +260,7 @@ def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, sc
         raise ValueError(f"q and k: expected three axes each, got shapes {q.shape} and {k.shape}")
     writable("out", out)
     separate(out, q=q, k=k, **({} if bias is None else {"bias": bias}))
-    heads = max(q.shape[1], k.shape[1], 1 if bias is None else len(bias))
+    heads = max(q.shape[1], k.shape[1], 1 if bias is None or bias.ndim != 2 else len(bias))
     run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2], bias=bias)
     return out
 
