@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from formats.select import choose as choose
     from formats.select import select as select
     from opmatrix.algebra import monoids as monoids
-    from opmatrix.algebra.distances import *  # noqa: F403
     from opmatrix.algebra.monoid import *  # noqa: F403
     from opmatrix.algebra.operators import *  # noqa: F403
     from opmatrix.algebra.oracles import *  # noqa: F403
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.batch import *  # noqa: F403
+    from opmatrix.distances import *  # noqa: F403
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
     from opmatrix.models import *  # noqa: F403
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 # all that is public in them
 MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid",
-           "algebra.distances", "models")
+           "distances", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),

@@ -5,7 +5,6 @@ from functools import reduce
 from operator import matmul
 from typing import TypeAlias
 
-from opmatrix.algebra.distances import alibi
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import (
     ACTIVATIONS,
@@ -24,6 +23,7 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator, Value, formula
+from opmatrix.distances import alibi
 from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,

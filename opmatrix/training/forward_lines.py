@@ -9,9 +9,9 @@ from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.distances import SLOPES
 from opmatrix.algebra.shapes import Shape, Space
 from opmatrix.algebra.term import NAMES, Operator, read
+from opmatrix.distances import SLOPES
 from opmatrix.patterns import Pattern, everyone, sequence
 from opmatrix.split.carrying import contracts
 from opmatrix.split.mixtures import find_mixtures

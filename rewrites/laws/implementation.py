@@ -169,7 +169,7 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
 
 
 # Attention and its scores, of parts that may be there: one number that scales, heads in groups, a bias by distance.
-class Parts(NamedTuple):
+class ScoreParts(NamedTuple):
     """Which of them are there."""
     scaled: bool = False
     grouped: bool = False
@@ -180,17 +180,17 @@ class Parts(NamedTuple):
 
     @property
     def variables(self) -> dict[str, Sort]:
-        """Those of scores."""
+        """What scores are made of."""
         near = dict(bias=distances[h]) if self.biased else {}
         return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
 
     @property
     def attended(self) -> dict[str, Sort]:
-        """Those of attention, but for whom a query sees."""
+        """What attention is made of, but for whom a query sees."""
         return self.variables | dict(v=tokens[k, p] if self.grouped else shared[h, p])
 
 
-PARTS = [Parts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
+PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
 
 
 def attentions() -> Iterator[Implementation]:
@@ -202,7 +202,7 @@ def attentions() -> Iterator[Implementation]:
         yield Implementation(parts.called("score"), "scores", score, parts.variables, {}, not parts.grouped,
                              GQA if parts.grouped else SQUARE)
     for grouped in (False, True):
-        yield Implementation(Parts(grouped=grouped).called("weigh"), ("softmax", "values"), weigh,
+        yield Implementation(ScoreParts(grouped=grouped).called("weigh"), ("softmax", "values"), weigh,
                              GROUPED if grouped else WEIGHED, {}, not grouped, GQA if grouped else PASS)
 
 

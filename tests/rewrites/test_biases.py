@@ -9,10 +9,10 @@ import opmatrix as om
 from formats import kernels
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.distances import alibi, bucketed, list_slopes, number_buckets
 from opmatrix.algebra.operators import I, affine, by_distance, heads, pick, product, repeat, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.batch import Batch
+from opmatrix.distances import alibi, bucketed, list_slopes, number_buckets
 from opmatrix.models import build
 from opmatrix.patterns import causal, sequence
 from opmatrix.pipelines.cached import cached
