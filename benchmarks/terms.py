@@ -16,7 +16,7 @@ over monoids: shortest paths, log-sum-exp, the two best keys, a sliding maximum,
 from collections import Counter
 from statistics import median
 
-from lib import command
+from lib import biased_scores, command
 from lib.command import Figure, Parser, cell, concluded, count, tabled, takes, whole
 from lib.products import PRODUCT_COLUMNS, time_products
 
@@ -151,7 +151,23 @@ def main() -> None:
     figures = [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
                Figure("the largest share of a bound", max(line[6] for line in lines[1:]), "", most=1.0),
                Figure("terms whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)]
+    figures += biased(given)
     concluded(given, figures)
+
+
+def biased(given):
+    """Attention with a bias of scores by distance, of 12 heads of 64 columns."""
+    found = biased_scores.race(given.rows, given.rounds)
+    for line in (biased_scores.COLUMNS, *found): print(" ".join(cell(each, 12) for each in line), flush=True)
+    def worst(name): return max((each for row in found if (each := getattr(row, name)) is not None), default=None)
+    return [Figure("a bias over attention without, the worst", worst("over_plain"), "x", most=1.1),
+            Figure("attention with a bias beside numpy", worst("over_numpy"), "x", most=0.7),
+            Figure("attention with a bias beside torch.compile", worst("over_torch"), "x", most=1.05,
+                   why="torch is not installed"),
+            Figure("attention with a bias: the largest share of a bound", worst("of_bound"), "", most=1.0),
+            Figure("attention with a bias: bits that differ", sum(row.bits != "same" for row in found), "", most=0),
+            Figure("attention with a bias: steps that are read",
+                   sum("interpret" in row.steps for row in found), "", most=0)]
 
 
 WHOLE, PREDICTED_ROWS, PREDICTED_WIDTHS = 25, (60, 2048), (64, 250, 768)

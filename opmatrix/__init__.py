@@ -30,7 +30,7 @@ What there is; `help(om.NAME)` says more of each:
     powers       exp, expm1, log, square, rsqrt, reciprocal
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax, over,
                  monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.oracles import *  # noqa: F403
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.batch import *  # noqa: F403
+    from opmatrix.distances import *  # noqa: F403
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
     from opmatrix.models import *  # noqa: F403
@@ -79,7 +80,8 @@ if TYPE_CHECKING:
     laws: tuple[_Law, ...]
 
 # all that is public in them
-MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid", "models")
+MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid",
+           "distances", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),

@@ -27,7 +27,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
             return term
         case "pick" if x.constant and x.uniform:            # the same row, of any space
             return x
-        case "given":
+        case "given" | "by_distance":
             return seen_from(term, x.out.rows, x)
         case "symbol" if not term.linear and term.into.cols != x.out.cols:
             return term
@@ -42,6 +42,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
         return x @ term
     if term.kind.name == "add":
         a, b = (flat(child, x, memo) for child in term.children)
+        if a.kind.name == "by_distance": a, b = b, a        # a bias stands last, where laws and kernels look for it
         return add_constant(add_constant(widen_constant(a, b) + widen_constant(b, a), a, b), b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 

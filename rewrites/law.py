@@ -19,7 +19,7 @@ from opmatrix import body, patterns
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import SCALAR_FUNCTIONS
+from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, by_distance
 from opmatrix.algebra.operators import I, const, given, ones, product, rotate, share, symbol, tanh, turn, weight
 from opmatrix.algebra.operators import heads as split
 from opmatrix.algebra.oracles import dense
@@ -84,14 +84,14 @@ class Sort:
 
 value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
 matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
-choice = Sort("choice")                                     # a matrix with one 1 in each column, no two in one row:
-                                                            # [in, out]
+choice = Sort("choice")                                     # a matrix, one 1 a column, no two in a row: [in, out]
 constant = Sort("constant", ("constant", "uniform"))        # the same row whatever the input
 placed = Sort("placed", ("constant",))                      # a row of numbers for each position
 column = Sort("column", ("act", "column"))                  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))                           # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))                     # scores whose columns are all the same: [heads]
+distances = Sort("distances", ("distant",), spread=True)     # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))      # a matrix for each position: [in, out]
 operator = Sort("operator")                                 # anything
 array = Sort("array")                                       # numbers of any rows and columns: [rows, columns]
@@ -169,7 +169,7 @@ def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Calla
 
 
 def row_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
-def score_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.last, T, T)
+def score_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.last, space(sort.space or "T"), T)
 def column_shapes(sort: Sort) -> SymbolShapes: return None, 1
 def square_shapes(sort: Sort) -> SymbolShapes: return sort.last, sort.last
 
@@ -204,6 +204,8 @@ VARIABLES = {
     "mixing": Variable(typed_symbol(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
     "rotation": Variable(typed_symbol(square_shapes, row_linear=True),
                         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2)))),
+    "distances": Variable(typed_symbol(score_shapes, constant=True),
+                          lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)),
     "entrywise": Variable(typed_symbol(square_shapes, entrywise=True)),
     "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h))}
 ATTRIBUTE = Variable(lambda name, sort: Name(name))

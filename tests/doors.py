@@ -102,12 +102,20 @@ def softly(s: np.ndarray, v: np.ndarray, seen: Any = True) -> tuple[np.ndarray, 
     return (p @ v).swapaxes(0, 1), (wrong * (p @ abs(v))).swapaxes(0, 1)
 
 
+def near(bias: np.ndarray | None, queries: Any, keys: int) -> Any:
+    """The numbers of a table by distance for each pair: at key - query, or at the end that is nearer."""
+    if bias is None: return 0
+    most = bias.shape[1] // 2
+    return bias.astype(np.float64)[:, np.clip(np.arange(keys) - np.asarray(queries)[:, None], -most, most) + most]
+
+
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, at: np.ndarray,
-             rough: float = 0) -> tuple[np.ndarray, np.ndarray]:
+             rough: float = 0, bias: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Attention sequence by sequence; rough: what rounding q, k, p and v costs besides, of float32's own error 1."""
     most = max(each.shape[1] for each in (q, k, v))
     q, k, v = (each.astype(np.float64).repeat(most // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
-    found = [softly(0.3 * q[:, a:b] @ k[:, a:b].swapaxes(1, 2), v[:, a:b]) for a, b in pairwise(at) if a < b]
+    found = [softly(0.3 * q[:, a:b] @ k[:, a:b].swapaxes(1, 2) + near(bias, range(b - a), b - a), v[:, a:b])
+             for a, b in pairwise(at) if a < b]
     want, bound = (np.concatenate(each) for each in zip(*found, strict=True))
     if rough: bound = bound + rough * (1 + 0.3 * np.abs(q).max() * np.abs(k).max() * q.shape[2]) * np.abs(v).max()
     return want, bound
@@ -183,10 +191,20 @@ def head_doors() -> Iterator[tuple[str, Door]]:
                 lambda out, q, k, v, starts, name=name: getattr(kernels, name)(q, k, v, starts, out, 0.3),
                 lambda q, k, v, starts, rough=rough: attended(q, k, v, starts, rough))
 
-    def scored(q: np.ndarray, k: np.ndarray) -> Any:
+        yield f"{name} with a bias", Door(
+            lambda rng, rows: heads(rng, rows, q=4, k=2, v=4) | {"starts": starts(rows), "bias": normal(rng, 4, 19)},
+            width,
+            lambda out, q, k, v, starts, bias, name=name: getattr(kernels, name)(q, k, v, starts, out, 0.3, bias=bias),
+            lambda q, k, v, starts, bias, rough=rough: attended(q, k, v, starts, rough, bias))
+
+    def scored(q: np.ndarray, k: np.ndarray, bias: np.ndarray | None = None) -> Any:
         q, k = q.astype(np.float64).swapaxes(0, 1), k.astype(np.float64).swapaxes(0, 1)
-        s = 0.3 * q @ k.swapaxes(1, 2)
-        return s.ravel(), gamma(q.shape[2] + 4) * 0.3 * (abs(q) @ abs(k).swapaxes(1, 2)).ravel()
+        s, added = 0.3 * q @ k.swapaxes(1, 2), near(bias, range(q.shape[1]), k.shape[1])
+        size = 0.3 * (abs(q) @ abs(k).swapaxes(1, 2)) + abs(added)
+        return (s + added).ravel(), gamma(q.shape[2] + 4) * size.ravel()
+    yield "scores with a bias", Door(
+        lambda rng, rows: heads(rng, rows, q=4, k=4) | {"bias": normal(rng, 4, 7)}, lambda q, **_: (4 * len(q) ** 2,),
+        lambda out, q, k, bias: kernels.scores(q, k, np.array([0, q.size // 80]), out, 0.3, bias), scored, flat=True)
     yield "scores", Door(lambda rng, rows: heads(rng, rows, q=4, k=4), lambda q, **_: (4 * len(q) ** 2,),
                          lambda out, q, k: kernels.scores(q, k, np.array([0, q.size // 80]), out, 0.3), scored,
                          flat=True)
@@ -231,10 +249,11 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
                          exempt=(("out", "a row more"), ("slots", "rows all the same"),
                                  ("slots", "numbers all the same")))
 
-    def recalled(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray) -> Any:
+    def recalled(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray,
+                 bias: np.ndarray | None = None) -> Any:
         k, v = (each.astype(np.float64).repeat(2, 1).swapaxes(0, 1) for each in (k, v))
-        return softly(0.3 * q.astype(np.float64).swapaxes(0, 1) @ k.swapaxes(1, 2), v,
-                      np.arange(k.shape[1]) <= slots[:, None])
+        scores = 0.3 * q.astype(np.float64).swapaxes(0, 1) @ k.swapaxes(1, 2) + near(bias, slots, k.shape[1])
+        return softly(scores, v, np.arange(k.shape[1]) <= slots[:, None])
 
     def cached(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
         """One sequence, whose pages follow one another."""
@@ -253,6 +272,10 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
     yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]),
                                    lambda out, q, k, v, slots, before:
                                    kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
+    yield "attention_cached with a bias", Door(
+        lambda rng, rows: cached(rng, rows) | {"bias": normal(rng, 4, 19)}, lambda q, v, **_: (len(q), 4, v.shape[2]),
+        lambda out, q, k, v, slots, before, bias:
+        kernels.attention_cached(q, k, v, slots, before, out, 0.3, bias=bias), recalled)
 
 
 def space_doors() -> Iterator[tuple[str, Door]]:
@@ -281,13 +304,17 @@ def space_doors() -> Iterator[tuple[str, Door]]:
                            lambda **_: (3, 35),
         lambda out, x, starts, at, weights: kernels.link_rows(x, starts, at, weights, out, "sum"), linked)
 
-    def once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray) -> Any:
+    def once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, bias: np.ndarray | None = None) -> Any:
         q, k, v = (each.astype(np.float64).repeat(4 // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
-        return softly(0.3 * q @ k.swapaxes(1, 2), v)
+        return softly(0.3 * q @ k.swapaxes(1, 2) + near(bias, [k.shape[1] - 1], k.shape[1]), v)
     yield "attend_once", Door(
         lambda rng, rows: heads(rng, 1, q=4) | heads(rng, rows, k=2, v=2) | {"starts": np.array([0, rows])},
         lambda **_: (1, 4, 24),
         lambda out, q, k, v, starts: kernels.attend_once(q, k, v, starts, out, 0.3), once)
+    yield "attend_once with a bias", Door(
+        lambda rng, rows: heads(rng, 1, q=4) | heads(rng, rows, k=2, v=2)
+        | {"starts": np.array([0, rows]), "bias": normal(rng, 1, 19)}, lambda **_: (1, 4, 24),
+        lambda out, q, k, v, starts, bias: kernels.attend_once(q, k, v, starts, out, 0.3, bias=bias), once)
 
 
 def routing_doors() -> Iterator[tuple[str, Door]]:

@@ -21,10 +21,10 @@ def linear(x, w, name):
     return found + w[f"{name}.bias"] if f"{name}.bias" in w else found
 
 
-def attend(q, k, v, seen):
+def attend(q, k, v, seen, bias=0.0):
     """(rows, heads, columns) each; a head of keys serves as many heads of queries as there are to one."""
     shared = q.shape[1] // k.shape[1]
-    s = np.einsum("ihd,jhd->hij", q, k.repeat(shared, 1)) / np.sqrt(q.shape[2])
+    s = np.einsum("ihd,jhd->hij", q, k.repeat(shared, 1)) / np.sqrt(q.shape[2]) + bias
     p = np.exp(np.where(seen, s, -np.inf) - np.where(seen, s, -np.inf).max(-1, keepdims=True))
     mixed = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v.repeat(shared, 1))
     return mixed.reshape(len(q), -1)
@@ -80,6 +80,48 @@ def gpt2(c, w, tokens, unit=None):
         x = x + onward(mixed, f"{l}.attn.c_proj")
         x = x + unit(layernorm(x, w, f"{l}.ln_2", eps), i, f"{l}.mlp")
     return layernorm(x, w, "ln_f", eps)
+
+
+def bloom(c, w, tokens):
+    """Scao et al. 2022, section 3.2; slopes of ALiBi for a power of two of heads (Press et al. 2022). A head's queries,
+    keys and values lie side by side."""
+    n, h, eps = len(tokens), c["n_head"], c["layer_norm_epsilon"]
+    at, seen = np.arange(n), np.tri(n, dtype=bool)
+    bias = (2.0 ** (-8 / h)) ** np.arange(1, h + 1)[:, None, None] * (at - at[:, None])
+    x = layernorm(w["word_embeddings.weight"][tokens], w, "word_embeddings_layernorm", eps)
+    for l in (f"h.{i}" for i in range(c["n_layer"])):
+        own = linear(layernorm(x, w, f"{l}.input_layernorm", eps), w, f"{l}.self_attention.query_key_value")
+        q, k, v = np.moveaxis(own.reshape(n, h, 3, -1), 2, 0)
+        x = x + linear(attend(q, k, v, seen, bias), w, f"{l}.self_attention.dense")
+        up = GELU_NEW(linear(layernorm(x, w, f"{l}.post_attention_layernorm", eps), w, f"{l}.mlp.dense_h_to_4h"))
+        x = x + linear(up, w, f"{l}.mlp.dense_4h_to_h")
+    return layernorm(x, w, "ln_f", eps)
+
+
+def bucket(apart, count=8, farthest=16):
+    """Raffel et al. 2020, section 2.1: half of the buckets for keys behind the query; half of these for one distance
+    each, the others ever wider."""
+    half, single = count // 2, count // 4
+    wide = single + int(np.log(max(abs(apart), 1) / single) / np.log(farthest / single) * (half - single))
+    return half * (apart > 0) + (abs(apart) if abs(apart) < single else min(wide, half - 1))
+
+
+def t5(c, w, tokens):
+    """Raffel et al. 2020: the encoder, gated (Shazeer 2020) where it has two matrices upwards; scores are not
+    scaled."""
+    n, h, d, eps = len(tokens), c["num_heads"], c["d_kv"], c["layer_norm_epsilon"]
+    table = w["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    bias = np.array([[table[bucket(j - i)] for j in range(n)] for i in range(n)]).transpose(2, 0, 1)
+    x = w["shared.weight"][tokens]
+    for l in (f"encoder.block.{i}.layer" for i in range(c["num_layers"])):
+        normed = rmsnorm(x, w, f"{l}.0.layer_norm", eps)
+        q, k, v = (linear(normed, w, f"{l}.0.SelfAttention.{part}").reshape(n, h, d) for part in "qkv")
+        x = x + linear(attend(q * np.sqrt(d), k, v, True, bias), w, f"{l}.0.SelfAttention.o")
+        normed, unit = rmsnorm(x, w, f"{l}.1.layer_norm", eps), f"{l}.1.DenseReluDense"
+        if f"{unit}.wi.weight" in w: up = np.maximum(linear(normed, w, f"{unit}.wi"), 0)
+        else: up = GELU_NEW(linear(normed, w, f"{unit}.wi_0")) * linear(normed, w, f"{unit}.wi_1")
+        x = x + linear(up, w, f"{unit}.wo")
+    return rmsnorm(x, w, "encoder.final_layer_norm", eps)
 
 
 def pangu_alpha(c, w, tokens):

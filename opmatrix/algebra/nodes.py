@@ -369,6 +369,12 @@ def entered(x: ReadAt, port: Port) -> ReadAt:
     """The matrix that the batch gives for an input, whatever x is."""
     return x.entered(port)
 
+@combinator(constant=True)
+def by_distance(x: ReadAt, table: Data, most: int) -> ReadAt:
+    """A number for each pair of tokens, whatever x is, chosen by how far the key lies behind the query: in head h that
+    of column clip(key - query, -most, most) + most of the table's row h (Shaw et al. 2018, section 3.2)."""
+    return x.by_distance(table, most)
+
 @combinator(additive=True, selective=True)
 def pick(x: ReadAt, relation: Relation) -> ReadAt:
     """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last

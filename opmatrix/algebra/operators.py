@@ -21,6 +21,7 @@ from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.monoids import min as minimum
 from opmatrix.algebra.nodes import add as add
 from opmatrix.algebra.nodes import (
+    by_distance,
     cols,
     const,
     diag,
@@ -48,11 +49,12 @@ from opmatrix.patterns import Pattern, pattern_of
 from opmatrix.relations import relation
 from opmatrix.signature import FLOAT, Port
 
-__all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "centre", "col", "cols", "compose", "const", "diag",
-           "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "keep_top", "layernorm", "magnitude",
-           "maximum", "mean", "minimum", "ones", "over", "pick", "place", "product", "reciprocal", "relation", "relu",
-           "repeat", "rmsnorm", "rotary", "rotate", "row", "rsqrt", "share", "sigmoid", "silu", "softmax", "softplus",
-           "square", "sum_heads", "symbol", "tanh", "total", "transpose", "turn", "unit_length", "weight", "zero"]
+__all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "by_distance", "centre", "col", "cols", "compose",
+           "const", "diag", "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "keep_top",
+           "layernorm", "magnitude", "maximum", "mean", "minimum", "ones", "over", "pick", "place", "product",
+           "reciprocal", "relation", "relu", "repeat", "rmsnorm", "rotary", "rotate", "row", "rsqrt", "share",
+           "sigmoid", "silu", "softmax", "softplus", "square", "sum_heads", "symbol", "tanh", "total", "transpose",
+           "turn", "unit_length", "weight", "zero"]
 
 I: Operator = nodes.I()
 ones: Operator = nodes.ones()

@@ -99,6 +99,10 @@ class DenseReading(Seeing):
     def total(self) -> Self: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
     def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
+    def by_distance(self, table: Data, most: int) -> Self:
+        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
+        found = self.numbers(table)[:, np.clip(at - at[:, None], -most, most) + most]
+        return self.of(found if len(found) > 1 else found[0])
     def related(self, relation: Relation) -> Self:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
@@ -245,6 +249,11 @@ class Entrywise(SeeingEntries):
     def given(self, field: str, cols: int) -> Entrywise:
         ids = needed(self.batch, f"given({field!r}, {cols})").field(field, cols)
         return self.of((1, len(ids), cols), lambda _, r, j: self.number(float(ids[r] == j)))
+    def by_distance(self, table: Data, most: int) -> Entrywise:
+        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
+        def number(h: int, r: int, j: int) -> object:
+            return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
+        return self.of((table.shape[0], len(at), len(at)), number)
     def related(self, relation: Relation) -> Entrywise:
         found = read_relation(self.batch, relation)
         numbers = found.dense()
@@ -378,5 +387,5 @@ def separate(term: Operator) -> bool:
             case ("row" | "keep_top"), (a, b, *_): return T not in (a.out.cols, b.out.cols)
             case "given", (field, _): return bool(field != "sequence")
         alone = not node.children and node.row_wise
-        return node.kind.name in ("add", "mul", "turn", "rotate") or alone or bool(node.kind.matrix)
+        return node.kind.name in ("add", "mul", "turn", "rotate", "by_distance") or alone or bool(node.kind.matrix)
     return term.out.cols is not T and all(map(apart, term.walk()))

@@ -6,9 +6,11 @@ from functools import cache
 from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
+import numpy as np
 import sympy
 
 from opmatrix.algebra.attributes import brief as brief
+from opmatrix.algebra.data import Data, Promised
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
@@ -206,6 +208,19 @@ class Shape(NamedTuple):
 
     def total(self) -> Shape: return Shape(1, self.rows, self.cols)
     def given(self, field: str, cols: LiveSize) -> Shape: return Shape(1, self.rows, cols)
+
+    def by_distance(self, table: Data, most: LiveSize) -> Shape:
+        """A number for each pair of tokens, in as many heads as the table has rows."""
+        if self.rows is not T: raise ShapeError(f"by_distance: rows of {self.rows}: distances are between tokens")
+        if len(table.shape) != 2 or certain(most < 1) or certain(table.shape[1] != 2 * most + 1):
+            shown = " × ".join(map(str, table.shape))
+            raise ShapeError(f"by_distance: a table of {shown} for distances up to {most}: give a row for each head, "
+                             f"of {2 * most + 1} columns, from -{most} to {most}")
+        if not isinstance(table, Promised) and not np.isfinite(table.array).all():
+            raise ShapeError("by_distance: the table has numbers that are not finite: whom a query does not see, a "
+                             "pattern says")
+        return Shape(table.shape[0], T, T)
+
     def turn(self) -> Shape: return Shape(self.heads, self.cols, self.rows)
 
     def beside(self, other: Shape) -> Shape:

@@ -8,11 +8,11 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.models.bert import bert, distilbert, roberta
+from opmatrix.models.bert import bert, distilbert, roberta, t5
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.experts import read_shares
-from opmatrix.models.gpt2 import gpt2
+from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
 from opmatrix.models.mistral import mistral, mixtral
 from opmatrix.models.pangu import pangu_alpha, pangu_embedded, pangu_pro
@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = {        # by the config's model_type
     "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
     "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer,
     "mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe, "PanguProMoE": pangu_pro, "pr_moe": pr_moe,
-    "deepseek_v3": deepseek_v3}
+    "deepseek_v3": deepseek_v3, "bloom": bloom, "t5": t5}
 
 
 SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="k",

@@ -26,16 +26,18 @@ class ArraySource(Protocol):
 
 class Key(NamedTuple):
     """What a config may say under one name: in words, and as a test. What is absent or null is `default`. `called` is
-    what a family's files call it, where that is not everybody's name. `live`: a name may stand for it; `unnamed` says
-    why none may."""
+    what a family's files call it, where that is not everybody's name, `older` what they called it once. `live`: a name
+    may stand for it; `unnamed` says why none may."""
     allowed: str
     holds: Callable[[Any], bool]
     default: object = MISSING
     called: str = ""
     live: bool = False
     unnamed: str = ""
+    older: str = ""
 
     def under(self, name: str) -> "Key": return self._replace(called=name)
+    def once(self, name: str) -> "Key": return self._replace(older=name)
 
 
 class StackNames(NamedTuple):
@@ -131,6 +133,7 @@ def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
     found = {}
     for name, key in keys.items():
         own = key.called or name
+        if key.older and config.get(own) is None and config.get(key.older) is not None: own = key.older
         value = found[name] = key.default if config.get(own) is None else config[own]
         if value is MISSING and own not in config:
             raise InputError(f"config: {own!r} is missing: take the config.json that belongs to the weights")

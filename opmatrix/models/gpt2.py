@@ -1,12 +1,29 @@
-"""GPT-2 (Radford et al. 2019): a transformer's decoder with norms before its parts, and one behind all."""
+"""GPT-2 (Radford et al. 2019): a transformer's decoder with norms before its parts, and one behind all. BLOOM (Scao et
+al. 2022) has a bias of scores by distance (Press et al. 2022) in place of a table of positions."""
 from collections.abc import Callable
 from functools import reduce
 from operator import matmul
 from typing import TypeAlias
 
-from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
-from opmatrix.algebra.shapes import LiveSize, divides
-from opmatrix.algebra.term import Operator
+from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.operators import (
+    ACTIVATIONS,
+    I,
+    affine,
+    attention,
+    cols,
+    const,
+    diag,
+    gelu_tanh,
+    given,
+    heads,
+    layernorm,
+    product,
+    weight,
+)
+from opmatrix.algebra.shapes import LiveSize, divides, quotient
+from opmatrix.algebra.term import Operator, Value, formula
+from opmatrix.distances import alibi
 from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,
@@ -70,4 +87,48 @@ def stacked_layers(config: Settings, at: ArraySource,
 
     def table(name: str, rows: LiveSize) -> Operator: return weight(at(f"{name}.weight", rows, n))
     embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
+    return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("ln_f")])
+
+
+BLOOM = TensorNames("transformer.", table="word_embeddings.weight", head="lm_head.weight")
+# published configs have older names for some
+BLOOM_KEYS = dict(
+    vocab_size=dimension(), hidden_size=dimension().once("n_embed"),
+    num_attention_heads=dimension().under("n_head").once("num_attention_heads"),
+    num_hidden_layers=layers().under("n_layer").once("num_hidden_layers"),
+    intermediate_size=optional(dimension()).under("n_inner"),
+    max_position_embeddings=dimension(2048).under("seq_length"), layer_norm_eps=real(1e-20, 1, 1e-5).under(
+        "layer_norm_epsilon"), tie_word_embeddings=flag(True),
+    apply_residual_connection_post_layernorm=never(False, "what is added to is the value before its norm here"),
+    quantization_config=NOT_QUANTISED)
+
+
+@declares(BLOOM, **BLOOM_KEYS)
+def bloom(config: Settings, at: ArraySource) -> Operator:
+    """Embeddings have a norm of their own; in every head a score loses its slope times the distance."""
+    n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
+    if not divides(h, n): raise wrong("n_head", h, f"a divisor of hidden_size, {n}")
+    f, d, near = f or 4 * n, quotient(n, h), alibi(h, config["max_position_embeddings"])
+
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
+        return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
+    def norm(name: str) -> Operator:
+        return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
+
+    def mixing(name: str) -> Operator:
+        """Queries, keys and values of one head lie side by side in one matrix."""
+        def mixed(x: Value) -> Value:
+            own = x @ linear(f"{name}.query_key_value", n, 3 * n) @ heads(h)
+            q, k, v = (own @ cols(part * d, (part + 1) * d, 3 * d) for part in range(3))
+            found: Value = product(q @ k.T * d ** -0.5 + near, v, over=softmax, where=sequence & causal) @ heads(h).T
+            return found
+        return formula(mixed) @ linear(f"{name}.dense", n, n)
+
+    def layer(i: int) -> Operator:
+        l = f"h.{i}"
+        G = linear(f"{l}.mlp.dense_h_to_4h", n, f) @ gelu_tanh @ linear(f"{l}.mlp.dense_4h_to_h", f, n)
+        F = mixing(f"{l}.self_attention")
+        return (I + norm(f"{l}.input_layernorm") @ F) @ (I + norm(f"{l}.post_attention_layernorm") @ G)
+
+    embed = weight(at("word_embeddings.weight", config["vocab_size"], n)) @ norm("word_embeddings_layernorm")
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("ln_f")])

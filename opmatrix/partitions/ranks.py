@@ -167,6 +167,12 @@ class Rank(AskingRank):
         if step.selects: return self.selecting(step, self.feed.x)
         return self.feed.x[:, None][self.window(step.dims, step.placement)]
     def given(self, step: RankStep) -> Held: return self.selecting(step, self.feed.ids(step.more[0]))
+    def by_distance(self, step: RankStep) -> Held:
+        batch, heads, rows, cols = self.window(step.dims, step.placement)
+        table, most = step.more
+        apart = np.arange(cols.start, cols.stop) - np.arange(rows.start, rows.stop)[:, None]
+        found = table.array[heads][:, np.clip(apart, -most, most) + most]
+        return np.repeat(found[None], batch.stop - batch.start, 0)
     def entered(self, step: RankStep) -> Held:
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
     def related(self, step: RankStep) -> Held:

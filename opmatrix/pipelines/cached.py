@@ -43,6 +43,7 @@ def cached(program: Program, number: str | None = None) -> Program:
             steps.append(Step("append", {"x": given if kept == own else name, "cache": ports[name].name},
                               {} if kept == FLOAT else {"number": kept}, behind(name)))
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
+        operands |= {name: step.operands[name] for name in ("bias",) if name in step.operands}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
         steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last},
                           step.output))

@@ -3,10 +3,10 @@ A cache behind a step is `given(name, .., "C") + product(given("slots"), k)`, an
 `among(HELD)`. Why that is enough, and what makes it of a program: cached.py."""
 from formats.core.errors import InputError
 from opmatrix.algebra.monoids import softmax, sum
-from opmatrix.algebra.operators import I, given, product, turn
+from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.shapes import H, brief
-from opmatrix.algebra.term import Operator
+from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import among, everyone, parse
 from opmatrix.pipelines.cached import CAUSAL, ELSEWHERE
 from opmatrix.program import OUTPUT
@@ -23,6 +23,13 @@ def cached_model(model: Operator) -> dict[str, Operator]:
     term = made.rewritten(model, I)
     if not made.outputs: raise InputError("cached: no operator of this model is attention: nothing is to be cached")
     return {OUTPUT: term, **made.outputs}
+
+
+def check_sessions(model: Operator) -> None:
+    """Raises InputError, which names the operator, for a model that no session computes. A session of a program knows
+    how far rows of its caches lie apart, though no term says it."""
+    near = [node for node in model.walk() if node.kind.name == "by_distance"]
+    cached_model(substitute(model, dict.fromkeys(near, const(0.0))))
 
 
 class Recalling:
@@ -58,6 +65,9 @@ class Recalling:
                       and node.args[2:] == (sum, everyone)), None)
         if inner is None:
             raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
+        if (near := next((node for node in scores.walk() if node.kind.name == "by_distance"), None)) is not None:
+            raise InputError(f"cached: {brief(near)}: no term says how far rows of caches lie apart: search the model "
+                             "as it is, and take cached(program) of what is found")
         queries, keys = inner.children[0], inner.children[1].children[0]
         over = product(self.rewritten(queries, before), turn(self.cached(keys, before)))
         scored = replaced(scores, inner, over)

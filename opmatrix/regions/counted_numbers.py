@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 import sympy
 
-from opmatrix.algebra.data import Promised
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.shapes import LiveSize, Shape, T, expression, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern
@@ -41,6 +41,7 @@ class CountedShape:
     def total(self) -> CountedShape: return self.of(self.shape.total())
     def given(self, field: str, cols: int) -> CountedShape: return self.of(self.shape.given(field, cols))
     def related(self, relation: Relation) -> CountedShape: return self.of(self.shape.related(relation))
+    def by_distance(self, table: Data, most: int) -> CountedShape: return self.of(self.shape.by_distance(table, most))
     def pick(self, relation: Relation) -> CountedShape: return self.of(self.shape.pick(relation))
     def entered(self, port: object) -> NoReturn: raise TypeError("what enters is a value of a step")
     @property

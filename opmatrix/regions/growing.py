@@ -8,7 +8,8 @@ from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.regions.row_reading import NotByRows, read_rows
 
-ENTERING, OF_BATCH = ("entered", "symbol"), ("given", "related")    # what begins a term: values, and what chooses
+ENTERING = "entered", "symbol"                              # values that begin a term
+OF_BATCH = "given", "related", "by_distance"                # what the batch says there
 ATTEMPTS = 40                                               # nodes at which a region is cut before it is given up
 
 

@@ -80,6 +80,14 @@ def weigh_heads(p: Doubles, v: Doubles) -> Doubles:
     return (p @ v.swapaxes(0, 1)).swapaxes(0, 1)
 
 
+def near_keys(bias: Doubles | None, queries: NDArray[np.int64] | int, keys: NDArray[np.int64]) -> Doubles | float:
+    """(heads, queries, keys), or (heads, keys) of one query: the numbers of a table by distance, which lie at key -
+    query, or at the end that is nearer; 0 where there is none."""
+    if bias is None: return 0.0
+    most = bias.shape[1] // 2
+    return np.asarray(bias[:, np.clip(keys - queries, -most, most) + most])
+
+
 # ---- softmax
 
 def softened(scores: Doubles) -> Doubles:

@@ -44,6 +44,17 @@ def heads_of(**values: Heads | Cache) -> int:
     return most
 
 
+def fit_bias(bias: object, heads: int) -> int:
+    """The heads of scores with a table by distance, which may have more than queries and keys. ValueError for what is
+    none, or has others."""
+    if not isinstance(bias, np.ndarray): return heads
+    if bias.ndim != 2 or bias.shape[1] < 3 or bias.shape[1] % 2 == 0:
+        raise ValueError(f"bias: {bias.shape}, where (heads, a column for each distance from -most to most) is needed")
+    if len(bias) != 1 and heads not in (1, len(bias)):
+        raise ValueError(f"bias heads: {len(bias)}, where {heads}, or 1, are needed")
+    return max(heads, len(bias))
+
+
 def copied(a: Arguments) -> NDArray[np.float64]:
     """The bound of kernels that leave numbers as they are."""
     return np.zeros(1)

@@ -163,6 +163,7 @@ class BoundedShape:
     def total(self) -> "BoundedShape": return self.of(self.shape.total())
     def given(self, field: str, cols: int) -> "BoundedShape": return self.of(self.shape.given(field, cols))
     def related(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.related(relation))
+    def by_distance(self, table: Data, most: int) -> "BoundedShape": return self.of(self.shape.by_distance(table, most))
     def pick(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.pick(relation))
     @property
     def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size

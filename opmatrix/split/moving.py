@@ -19,7 +19,8 @@ from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.placement import Placement, pass_rule, role_of
 from opmatrix.split.traced import Operation
 
-GIVEN = "input", "given", "related", "entered"              # what the batch gives
+KNOWN_WHOLE = "given", "related", "by_distance"                   # what every rank knows whole, whatever was computed
+GIVEN = "input", *KNOWN_WHOLE, "entered"                          # what the batch gives
 TURNED_ROLES: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
 
 
@@ -160,7 +161,7 @@ class Ground:
 
     def is_known(self, at: int) -> bool:
         """Whether every rank knows a value whole: ids and relations that the batch gives, no numbers."""
-        return self.steps[at].op in ("given", "related") or (self.steps[at].op == "input" and self.steps[at].selects)
+        return self.steps[at].op in KNOWN_WHOLE or (self.steps[at].op == "input" and self.steps[at].selects)
 
     def known(self, at: int, k: int, state: AxisState) -> int:
         """A rank takes what it wants of what every rank knows, or stores."""
@@ -173,7 +174,7 @@ class Ground:
         """Whether a value is made of what every rank knows alone, as the angles of positions are: it is computed where
         it is wanted, and never sent."""
         step = self.steps[at]
-        if step.op in GIVEN: return step.op in ("given", "related")
+        if step.op in GIVEN: return step.op in KNOWN_WHOLE
         return step.op in ("act", "add", "mul") and not step.stored.cuts and all(map(self.free, step.args))
 
     def again(self, at: int, k: int, state: AxisState) -> int:

@@ -103,6 +103,8 @@ class TracedValue:
 
     def given(self, field: str, cols: LiveSize) -> TracedValue:
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))
+    def by_distance(self, table: Data, most: LiveSize) -> TracedValue:
+        return self.trace.write("by_distance", (), (table, most), self.shape.by_distance(table, most))
     def related(self, relation: Relation) -> TracedValue:
         return self.trace.write("related", (), (relation,), self.shape.related(relation))
     def entered(self, port: Port) -> TracedValue:

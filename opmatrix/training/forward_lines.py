@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape, Space
 from opmatrix.algebra.term import NAMES, Operator, read
+from opmatrix.distances import SLOPES
 from opmatrix.patterns import Pattern, everyone, sequence
 from opmatrix.split.carrying import contracts
 from opmatrix.split.mixtures import find_mixtures
@@ -16,7 +19,7 @@ from opmatrix.split.traced import Operation, Trace, TracedValue, renumber
 from opmatrix.training.backward_kinds import drop
 
 VIEWS = "split", "join", "turn", "repeat"                   # the numbers of another value in another order
-SOURCES = "given", "related"                                # what every rank knows, whatever was computed
+SOURCES = "given", "related", "by_distance"                 # what every rank knows, whatever was computed
 
 
 class Forward(NamedTuple):
@@ -88,6 +91,9 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
             made[at] = given[0].then("mixture", given[1], more=(mixture,), shape=lines[at].shape)
             continue
         line, args = lines[at], [made[a] for a in lines[at].args]
+        if line.op == "by_distance" and line.more[0].name != SLOPES:
+            raise InputError(f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
+                             "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one")
         if line.op == "product" and line.more[0] is monoids.softmax and lines[line.args[0]].op not in SOURCES:
             weighed = dropping(args[0].shares(line.more[1]))
             made[at] = weighed.product(args[1], monoids.sum, line.more[1])

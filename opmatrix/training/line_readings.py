@@ -91,7 +91,7 @@ def as_term(line: Operation, *args: Operator) -> Operator:
         case "summed": made = product(turn(const(1.0)), args[0], monoids.sum)
         case "kept": [made] = args
         case "given": made = given(*line.more)
-        case "related" | "entered": made = KINDS[line.op](*line.more)
+        case "related" | "entered" | "by_distance": made = KINDS[line.op](*line.more)
         case "symbol": made = through(args[0], symbol(*line.more, ()))
         case "dropped": made = through(args[0], dropped(*line.more))
         case "fold": made = through(args[0], fold(*line.more))

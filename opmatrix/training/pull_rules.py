@@ -51,7 +51,7 @@ def negative(g: TracedValue) -> TracedValue:
     return g * g.act(minus)
 
 
-@pulls("input", "given", "related", "entered")
+@pulls("input", "given", "related", "entered", "by_distance")
 def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """What comes from outside ends here."""
 

@@ -123,6 +123,8 @@ def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[st
         yield "given"
     if not term.children and not term.uniform and term.row_linear:
         yield "turning"
+    if term.kind.name == "by_distance":
+        yield "distant"
     yield from (name for name in (PROPERTIES if term.kind.name == "symbol" else measured) if getattr(term, name))
 
 

@@ -6,6 +6,7 @@ from rewrites.law import (
     collect,
     constant,
     count,
+    distances,
     h,
     law,
     level,
@@ -55,6 +56,13 @@ def split_keys(a: value[h, n], b: value[h, n], c: constant[h, n]):
 def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invariant], P: where):
     """Softmax ignores what is added to a whole row, so a key bias drops."""
     return product(s + t, v, M, P), product(s, v, M, P)
+
+
+@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1",
+     without=(dict(t=scores[h]), dict(M=over)))
+def shift_biased(s: scores[h], t: level[h], b: distances[h], v: value[h, n], M: over[shift_invariant], P: where):
+    """What is added to a whole row drops before a bias by distance, too."""
+    return product((s + t) + b, v, M, P), product(s + b, v, M, P)
 
 
 @law(phase=SIMPLIFY, canonical=True, source="weights of a row sum to one",

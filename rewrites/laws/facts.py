@@ -4,7 +4,7 @@ be, and that is a rule. Facts describe a value, so they pass through an approxim
 replacement.
 
 Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field
-of the batch, `turning` acts on rows by their positions."""
+of the batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance."""
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.law import FLAGS
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
-DIRECTING = "act", "given", "turning"
+DIRECTING = "act", "given", "turning", "distant"
 # kernels and markers ask for these
 ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"
 
@@ -125,6 +125,11 @@ MARKERS = """
 (relation joinable_bias (Op Op))
 (relation joinable_biases (Op Op))
 (rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s))
+      ((reads a b v) (comes a a) (comes b b) (comes v v)) :ruleset mark)
+(relation near (Op))
+(rule ((distant d)) ((near d)) :ruleset mark)
+(rule ((distant d) (= e (K_compose d (K_pick r)))) ((near e)) :ruleset mark)
+(rule ((near d) (= t (K_add s d)) (= o (K_product t v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s))
       ((reads a b v) (comes a a) (comes b b) (comes v v)) :ruleset mark)
 (rule ((comes y z) (= z (K_compose w (K_repeat g)))) ((comes y w)) :ruleset mark)
 (rule ((comes y z) (= z (K_compose w R)) (turning R)) ((comes y w)) :ruleset mark)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from itertools import product as product_of
+from typing import Any, NamedTuple
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
@@ -32,6 +33,7 @@ from rewrites.law import (
     Sort,
     constant,
     count,
+    distances,
     entrywise,
     few,
     h,
@@ -52,24 +54,20 @@ from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
 from rewrites.laws.kernel_law import Implementation, declared
 
 
-def score(q: Operator, k: Operator) -> Operator: return product(q, turn(k))
-def score_scaled(q: Operator, k: Operator, scale: Operator) -> Operator: return product(q, turn(k)) @ (I * scale)
-def score_grouped(q: Operator, k: Operator, heads: int) -> Operator: return score(q, k @ repeated(heads))
-def score_scaled_grouped(q: Operator, k: Operator, scale: Operator, heads: int) -> Operator:
-    return score_scaled(q, k @ repeated(heads), scale)
-def weigh(x: Operator, v: Operator, where: Pattern) -> Operator: return product(x, v, over=softmax, where=where)
-def weigh_grouped(x: Operator, v: Operator, where: Pattern, heads: int) -> Operator:
-    return weigh(x, v @ repeated(heads), where)
-def attention(q: Operator, k: Operator, v: Operator, where: Pattern) -> Operator: return weigh(score(q, k), v, where)
-def attention_scaled(q: Operator, k: Operator, v: Operator, scale: Operator, where: Pattern) -> Operator:
-    return weigh(score_scaled(q, k, scale), v, where)
-def attention_grouped(q: Operator, k: Operator, v: Operator, where: Pattern, heads: int) -> Operator:
-    return weigh_grouped(score_grouped(q, k, heads), v, where, heads)
+def score(q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None,
+          bias: Operator | None = None) -> Operator:
+    found: Operator = product(q, turn(k if heads is None else k @ repeated(heads)))
+    if scale is not None: found = found @ (I * scale)
+    return found if bias is None else found + bias
 
 
-def attention_scaled_grouped(q: Operator, k: Operator, v: Operator, scale: Operator, where: Pattern,
-                             heads: int) -> Operator:
-    return weigh_grouped(score_scaled_grouped(q, k, scale, heads), v, where, heads)
+def weigh(x: Operator, v: Operator, where: Pattern, heads: int | None = None) -> Operator:
+    return product(x, v if heads is None else v @ repeated(heads), over=softmax, where=where)
+
+
+def attention(q: Operator, k: Operator, v: Operator, where: Pattern, scale: Operator | None = None,
+              heads: int | None = None, bias: Operator | None = None) -> Operator:
+    return weigh(score(q, k, scale, heads, bias), v, where, heads)
 
 
 def headwise(x: Operator, weight: Operator) -> Operator: return x @ weight
@@ -123,8 +121,6 @@ caches = replace(value, space="C")
 shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
 single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
-ATTENDED: tuple[Callable[..., Operator], ...] = (attention, attention_scaled, attention_grouped,
-                                                 attention_scaled_grouped)
 # patterns that kernels know
 SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach", "stated"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
@@ -144,16 +140,6 @@ SQUARE, EACH = "one product for each sentence and head", "one product for each h
 PASS = "a pass over the scores, then one product for each sentence and head"
 GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
 OTHERS: tuple[tuple[Any, ...], ...] = (
-    (attention, "attention", QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
-    (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
-    (attention_grouped, "attention", KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
-    (attention_scaled_grouped, "attention", KEYS | dict(v=tokens[k, p]) | SCALE | HELD, False, GQA),
-    (score, "scores", QUERY, True, SQUARE),
-    (score_scaled, "scores", QUERY | SCALE, True, SQUARE),
-    (score_grouped, "scores", KEYS, False, GQA),
-    (score_scaled_grouped, "scores", KEYS | SCALE, False, GQA),
-    (weigh, ("softmax", "values"), WEIGHED, True, PASS),
-    (weigh_grouped, ("softmax", "values"), GROUPED, False, GQA),
     (linear_to_heads, "linear", PLAIN_PRODUCT, True, ""),
     (linear_to_heads_bias, "linear", PLAIN_PRODUCT | dict(bias=constant[h, p]), False, ""),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
@@ -180,6 +166,44 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
      {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
     (last_columns, "columns", FIRST_COLUMNS | dict(own=operator[n, q]), True, "no copy",
      {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")}))
+
+
+# Attention and its scores, of parts that may be there: one number that scales, heads in groups, a bias by distance.
+class ScoreParts(NamedTuple):
+    """Which of them are there."""
+    scaled: bool = False
+    grouped: bool = False
+    biased: bool = False
+
+    def called(self, name: str) -> str:
+        return "_".join((name, *(part for part, there in self._asdict().items() if there)))
+
+    @property
+    def variables(self) -> dict[str, Sort]:
+        """What scores are made of."""
+        near = dict(bias=distances[h]) if self.biased else {}
+        return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
+
+    @property
+    def attended(self) -> dict[str, Sort]:
+        """What attention is made of, but for whom a query sees."""
+        return self.variables | dict(v=tokens[k, p] if self.grouped else shared[h, p])
+
+
+PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
+
+
+def attentions() -> Iterator[Implementation]:
+    """In one pass, and in three."""
+    for parts in PARTS:
+        yield Implementation(parts.called("attention"), "attention", attention, parts.attended | HELD, {}, False,
+                             GQA if parts.grouped else FLASH)
+    for parts in PARTS:
+        yield Implementation(parts.called("score"), "scores", score, parts.variables, {}, not parts.grouped,
+                             GQA if parts.grouped else SQUARE)
+    for grouped in (False, True):
+        yield Implementation(ScoreParts(grouped=grouped).called("weigh"), ("softmax", "values"), weigh,
+                             GROUPED if grouped else WEIGHED, {}, not grouped, GQA if grouped else PASS)
 
 
 # What joins rows: of sequences, alone and with length one; of other relations. And attention of one query a sequence.
@@ -214,13 +238,15 @@ def relations() -> Iterator[Implementation]:
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
     yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]),
                          {"rows": lambda at: at.picked("x")}, True)
-    for attend in ATTENDED:
-        variables = next(found for law, _, found, *_ in OTHERS if law is attend)
-        yield Implementation(f"{attend.__name__}_once", "attend_once", attend,
-                             variables | dict(q=single_query[h, n], **SEEN),
+    for parts in PARTS:
+        once = dict(bias=replace(distances, facts=(), space="S")[h]) if parts.biased else {}
+        name, variables = parts.called("attention"), parts.attended
+        yield Implementation(f"{name}_once", "attend_once", attention,
+                             variables | dict(q=single_query[h, n], **SEEN) | once,
                              {"query": lambda at: at.picked("q")})
+        if parts.biased: continue                           # no term says how far rows of caches lie apart
         of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
-        yield Implementation(f"{attend.__name__}_cached", "attention_cached", attend, of_caches | RECALLED, {}, True,
+        yield Implementation(f"{name}_cached", "attention_cached", attention, of_caches | RECALLED, {}, True,
                              "over pages of keys and values (Kwon et al. 2023)")
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
@@ -239,7 +265,8 @@ def gates() -> Iterator[Implementation]:
             yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")
 
 
-IMPLEMENTATIONS = [*(Implementation(body.__name__, kernels, body, variables, given[0] if given else {}, single, source)
+IMPLEMENTATIONS = [
+    *attentions(), *(Implementation(body.__name__, kernels, body, variables, given[0] if given else {}, single, source)
                      for body, kernels, variables, single, source, *given in OTHERS), *relations(), *gates()]
 
 

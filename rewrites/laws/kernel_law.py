@@ -61,7 +61,8 @@ class Implementation:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """The kinds of nodes that a graph must have for the pattern to match anywhere."""
-        return frozenset(node.kind.name for node in self.pattern.walk()) - {"symbol"}
+        known = {"by_distance" for sort in self.variables.values() if sort.name == "distances"}
+        return frozenset(node.kind.name for node in self.pattern.walk()) - {"symbol"} | known
 
     @cached_property
     def layout(self) -> str:

@@ -7,6 +7,7 @@ from rewrites.law import (
     by_rows,
     collect,
     constant,
+    distances,
     h,
     law,
     mixing,
@@ -53,6 +54,12 @@ def pick_of_product(x: other[n], y: other[n], r: relation):
 def pick_of_columns(x: other[n], y: other[p], r: relation):
     """Rows of values side by side."""
     return row(x, y) @ pick(r), row(x @ pick(r), y @ pick(r))
+
+
+@law(phase=SELECT, source=EARLY)
+def pick_of_bias(s: scores[h], b: distances[h], r: relation):
+    """Rows of scores with a bias by distance: the distances from the queries that are read."""
+    return (s + b) @ pick(r), s @ pick(r) + b @ pick(r)
 
 
 @law(phase=SELECT, source=EARLY)

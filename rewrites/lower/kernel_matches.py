@@ -162,6 +162,7 @@ class KernelMatches:
         """The sizes that a class gives to the names in its sort; what spreads gives none. Rows are sizes too."""
         if sort.name in ("value", "scores", "column"):
             yield sort.space or "rows", self.rows[cls]
+        if sort.space == str(S): yield "picked", self.picked[cls]
         if of_heads(sort) and not (sort.spread and self.heads[cls] == 1):
             yield sort.sizes[0], self.heads[cls]
         if sort.name in ("value", "constant", "matrix") and sort.sizes:
@@ -190,10 +191,16 @@ class KernelMatches:
             case "value": return self._is_value(cls, sort) and (of_heads(sort) or self.heads[cls] == 1)
             case "operator": return not sort.sizes or isinstance(self.columns[cls][1], int)     # as many as another has
             case "rotation": return (cls, "rotate") in self.members
+            case "distances": return self._is_table(cls, sort)
             case "entrywise": return any((cls, kind) in self.members for kind in COMPILED)
             case "matrix" if cls not in self.sized or cls in facts["entrywise"]:
                 return False                                # centring and diagonals are passes, not kept as matrices
         return of_heads(sort) == (self.heads[cls] != 1)     # one head is no stack
+
+    def _is_table(self, cls: int, sort: Sort) -> bool:
+        """Whether it is numbers by distance: of all tokens, or of those that were picked of sequences."""
+        if sort.space != str(S): return (cls, "by_distance") in self.members
+        return any((first, "by_distance") in self.members for (first, *_), _ in self.members.get((cls, "compose"), ()))
 
     def _is_value(self, cls: int, sort: Sort) -> bool:
         """Whether kernels compute it: rows of a space, those of caches for their own kernels, with so many columns.
@@ -205,7 +212,8 @@ class KernelMatches:
 
 def of_heads(sort: Sort) -> bool:
     """Whether it has a matrix, a row or a value for each of the same heads."""
-    return sort.name == "scores" or len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name)
+    axes = {"matrix": 3, "value": 2, "constant": 2}
+    return sort.name in ("scores", "distances") or len(sort.sizes) == axes.get(sort.name)
 
 
 def attribute_variable(want: object) -> str:

@@ -101,10 +101,10 @@ class Row(NamedTuple):
     constant: int
 
 
-class Angles(NamedTuple):
-    """The tables of a rotation."""
+class ByPosition(NamedTuple):
+    """The tables of a rotation, or of numbers by distance."""
 
-    rotation: int
+    cls: int
 
 
 class TermArray(NamedTuple):
@@ -192,7 +192,7 @@ class Lowering:
             children, own = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), seconds, label=call))
             nodes += [Node(child, (), memory=self.bytes_beside(child), label=child)
-                      for child in children if isinstance(child, Row | Angles | TermArray) and child not in rows]
+                      for child in children if isinstance(child, Row | ByPosition | TermArray) and child not in rows]
             rows.update(children)
             uses |= dict.fromkeys(own)
         return nodes, [*uses]
@@ -216,8 +216,8 @@ class Lowering:
                     children.append(cls)
                 case "constant":
                     children.append(Row(cls))
-                case "rotation":
-                    children.append(Angles(cls))
+                case "rotation" | "distances":
+                    children.append(ByPosition(cls))
                 case "matrix" if name != "key":
                     x = multiplied(bound, name)
                     uses.append(Use(x, cls, call.implementation.layout, gives))
@@ -293,16 +293,18 @@ class Lowering:
         """Numbers in a row of a value, all heads together."""
         return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
 
-    def bytes_beside(self, child: Row | Angles | TermArray) -> float:
+    def bytes_beside(self, child: Row | ByPosition | TermArray) -> float:
         """Bytes of a constant beside the weights."""
         match child:
             case Row(): return 4.0 * self.columns(child.constant)
-            case Angles(): return 4.0 * sum(prod(data.shape) for data in self.tables(child.rotation))
+            case ByPosition(): return 4.0 * sum(prod(data.shape) for data in self.tables(child.cls))
         return 4.0 * prod(read_array(self.template.values, *child).shape)
 
     def tables(self, cls: int) -> list[Data]:
-        """Cosines and sines of a rotation."""
-        node = next(node for node in self.graph.members[cls] if node.kind == "rotate")
+        """Cosines and sines of a rotation, the table of numbers by distance, picked or not."""
+        nodes = [each for node in self.graph.members[cls] for each in
+                 (node, *(self.graph.members[node.children[0]] if node.kind == "compose" else ()))]
+        node = next(node for node in nodes if node.kind in ("rotate", "by_distance"))
         return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
 
     def leaves(self, cls: Hashable) -> tuple[str, ...]:

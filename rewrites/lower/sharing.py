@@ -7,7 +7,7 @@ from typing import Protocol
 from opmatrix.algebra.data import Data
 from rewrites.extraction import Extraction, Node, Problem
 from rewrites.graph.layers import Part
-from rewrites.lower.lower import Angles, Content, Lowering, Stored, TermArray, Use, leaf
+from rewrites.lower.lower import ByPosition, Content, Lowering, Stored, TermArray, Use, leaf
 from rewrites.lower.uncovered import read_array
 
 
@@ -16,7 +16,7 @@ def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
     model has leaves in several places, weights; None of what belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
     if isinstance(cls, TermArray): return read_array(lowering.template.values, *cls)
-    return tuple(lowering.tables(cls.rotation)) if isinstance(cls, Angles) else None
+    return tuple(lowering.tables(cls.cls)) if isinstance(cls, ByPosition) else None
 
 
 def contents(lowering: Lowering, extraction: Extraction) -> dict[Use, Content | None]:

@@ -91,7 +91,8 @@ def are_numbers(*terms: Operator) -> bool:
     """Whether values of these terms are their numbers alone: rows that were picked have positions and sequences of
     their own, which a sum takes from its first operand, and something may read."""
     nodes = {node for term in terms for node in term.walk()}
-    return not any(map(is_picked, terms)) or not any(node.kind in (KINDS["given"], KINDS["rotate"])
+    placed = [KINDS[name] for name in ("given", "rotate", "by_distance")]
+    return not any(map(is_picked, terms)) or not any(node.kind in placed
                                  or any(isinstance(each, Pattern) and each != everyone for each in node.attributes)
                                  for node in nodes)
 

@@ -129,6 +129,9 @@ class StretchTerms:
         made: Operator
         match step.op:
             case "given": made = nodes.given(*step.more)
+            case "by_distance":
+                table, most = step.more
+                made = nodes.by_distance(sliced(table, -2, *self.here.bounds(at, "heads")), most)
             case "add": made = nodes.add(*taken)
             case "mul": made = nodes.mul(*taken)
             case "keep_top": made = nodes.keep_top(*taken, *step.more)

@@ -61,6 +61,7 @@ class StageSteps:
             taken = [found[a] for a in step.args]
             match step.op:
                 case "input" | "given": found.append((True, False))
+                case "by_distance": found.append((True, True))
                 case "act" if not taken: found.append((False, False))
                 case "act": found.append((taken[0][0], taken[0][1] and step.more[0].entrywise))
                 case "turn": found.append(taken[0][::-1])
@@ -80,6 +81,7 @@ class StageSteps:
         found: list[bool] = []
         for step in self.steps:
             if step.op == "given": found.append(not has_cut_columns(step))
+            elif step.op == "by_distance": found.append(not has_cut_tokens(step))
             else: found.append(step.op in ("act", "add", "mul") and all(found[a] for a in step.args))
         return found
 
@@ -100,6 +102,7 @@ class StageSteps:
         """Whether a step is an operation of terms, on rows that a rank has."""
         step = self.steps[at]
         if step.op in APART or step.op == "input": return False
+        if step.op == "by_distance" and has_cut_tokens(step): return False
         if any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts): return False
         chosen = [each for each in (self.steps[a] for a in step.args) if each.selects]
         if chosen and not (step.op == "act" and step.more[0].kind is weight): return False
@@ -124,6 +127,11 @@ class StageSteps:
 
 def has_cut_columns(step: RankStep) -> bool:
     return any(isinstance(s, Cut) and s.role == "cols" for _, s in step.placement.cuts)
+
+
+def has_cut_tokens(step: RankStep) -> bool:
+    """Whether a rank has numbers of some pairs of tokens alone."""
+    return any(isinstance(s, Cut) and s.role in ("rows", "cols") for _, s in step.placement.cuts)
 
 
 def divide(stage: StageSteps) -> list[Stretch | int]:

@@ -16,7 +16,7 @@ from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.measure import Seconds, measure, peak
-from opmatrix.pipelines.cached_terms import cached_model
+from opmatrix.pipelines.cached_terms import check_sessions
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
@@ -236,7 +236,7 @@ class Workload:
         stands for all."""
         vocabulary = find_vocabulary(model) or 1
         if isinstance(timed, Generation):
-            for term in outputs(model).values(): cached_model(term)           # which says what no session computes
+            for term in outputs(model).values(): check_sessions(term)         # which says what no session computes
             drawn = np.random.default_rng(seed).integers(0, vocabulary, timed.length)
             found = cls.drawn(model, Batch([drawn]), seed, sentences)
             prompts = Batch([np.resize(drawn, length) for length in timed.prompts])

@@ -27,12 +27,13 @@ HARMLESS = {"bert": {"BertModel": POOLED, "BertForMaskedLM": ["cls.predictions.t
             "distilbert": {"DistilBertModel": [], "DistilBertForMaskedLM": [
                 "vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"]},
             "gpt2": {"GPT2Model": []}, "llama": {"LlamaModel": []}, "mistral": {"MistralModel": []},
-            "qwen2": {"Qwen2Model": []}, "qwen3": {"Qwen3Model": []}}
+            "qwen2": {"Qwen2Model": []}, "qwen3": {"Qwen3Model": []}, "bloom": {"BloomModel": []},
+            "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]}}
 ENCODERS = {"SequenceClassification": ["classifier.weight"], "TokenClassification": ["classifier.bias"],
             "QuestionAnswering": ["qa_outputs.weight"], "MultipleChoice": [*POOLED, "classifier.weight"]}
 DECODERS = {"SequenceClassification": ["score.weight"], "TokenClassification": ["score.weight", "score.bias"]}
 STEMS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2", "llama": "Llama",
-         "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+         "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "bloom": "Bloom", "t5": "T5"}
 ANSWERING = {family: {f"{stem}For{task}": names for task, names in (
     ENCODERS if "Bert" in stem or "Roberta" in stem else DECODERS).items()} for family, stem in STEMS.items()}
 ANSWERING["bert"] |= {"BertForNextSentencePrediction": ["cls.seq_relationship.weight"], "Someone": ["mlp.dense.weight"]}

@@ -36,6 +36,8 @@ CASES = {
     "gpt2": GPT2, "gpt2, wide": GPT2 | dict(n_inner="f"),
     "pangu-alpha": dict(model_type="gpt_pangu", vocab_size="v", hidden_size="h", num_heads="a", num_layers=2,
                         max_position_embeddings="p"),
+    "bloom": dict(model_type="bloom", vocab_size="v", hidden_size="h", n_head="a", n_layer=1, seq_length="p"),
+    "t5": dict(model_type="t5", vocab_size="v", d_model="h", d_kv="d", d_ff="f", num_heads="a", num_layers=1),
     **{kind: LLAMA | dict(model_type=kind) for kind in DECODERS},
     "llama, heads of their own width": LLAMA | dict(head_dim="d"),
     "llama, some sizes": LLAMA | dict(hidden_size=96, vocab_size=50),

@@ -18,7 +18,8 @@ from opmatrix.training.learning import Adam, cross_entropy, squared_error
 from opmatrix.training.pullback import pullback
 
 MIXED = ANY | dict(gated=True, norm="rms", positions="rotary", num_key_value_heads=2, pre_norm=False)
-MODELS = dict(bert=BERT, gpt2=GPT2, llama=LLAMA, mixed=MIXED)
+BLOOM = dict(model_type="bloom", vocab_size=VOCABULARY, hidden_size=12, n_head=6, n_layer=2)
+MODELS = dict(bert=BERT, gpt2=GPT2, llama=LLAMA, mixed=MIXED, bloom=BLOOM)
 IDS = [1, 2, 3], [4, 5, 6, 7]
 
 

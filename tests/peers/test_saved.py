@@ -18,6 +18,8 @@ WORDS, LENGTHS = 90, (1, 7, 33, 60)
 SIZES = dict(vocab_size=WORDS, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
              max_position_embeddings=64)
 SHARED = SIZES | dict(num_key_value_heads=2, bos_token_id=None, eos_token_id=None)
+T5 = dict(vocab_size=WORDS, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4,
+          relative_attention_num_buckets=16, relative_attention_max_distance=40)
 TIED = dict(tie_word_embeddings=True)
 
 
@@ -35,6 +37,12 @@ CASES = {                                                   # name: the class of
     "gpt2, hidden": ("GPT2", "Model",
                      dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, n_inner=40, bos_token_id=1,
                                            eos_token_id=1)),
+    "bloom": ("Bloom", "ForCausalLM",
+              dict(vocab_size=WORDS, hidden_size=48, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)),
+    "bloom, twelve heads": ("Bloom", "Model", dict(vocab_size=WORDS, hidden_size=48, n_layer=2, n_head=12,
+                                                   bos_token_id=1, eos_token_id=1)),
+    "t5": ("T5", "EncoderModel", T5),
+    "t5, gated": ("T5", "EncoderModel", T5 | dict(feed_forward_proj="gated-gelu", num_heads=3, d_kv=20)),
     "llama": ("Llama", "ForCausalLM", SHARED),
     "llama, tied": ("Llama", "ForCausalLM", SHARED | TIED),
     "llama, biases": ("Llama", "Model", SHARED | dict(attention_bias=True, mlp_bias=True, head_dim=16)),

@@ -27,6 +27,9 @@ LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_
 GPT2 = dict(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=3, n_positions=20, n_inner=None, layer_norm_epsilon=1e-5)
 PANGU = dict(vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20,
              layer_norm_epsilon=1e-5)
+BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_epsilon=1e-5)
+T5 = dict(vocab_size=WORDS, d_model=24, d_kv=10, d_ff=20, num_layers=2, num_heads=3, layer_norm_epsilon=1e-6,
+          relative_attention_num_buckets=8, relative_attention_max_distance=16)
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)                  # of heads of 6 columns
 
 
@@ -56,6 +59,9 @@ CASES = {                                                   # a family, its conf
                    plain.distilbert),
     "gpt2": ("gpt2", GPT2, plain.gpt2),
     "pangu-alpha": ("gpt_pangu", PANGU, plain.pangu_alpha),
+    "bloom": ("bloom", BLOOM, plain.bloom),
+    "t5": ("t5", T5, plain.t5),
+    "t5, gated": ("t5", T5 | dict(feed_forward_proj="gated-gelu"), plain.t5),
     "llama": ("llama", LLAMA, plain.llama),
     "llama, biases": ("llama", LLAMA | dict(attention_bias=True, mlp_bias=True, num_key_value_heads=1), plain.llama),
     "llama, partial": ("llama", LLAMA | dict(partial_rotary_factor=0.7),
@@ -75,7 +81,8 @@ CASES = {                                                   # a family, its conf
     "qwen3": ("qwen3", LLAMA | dict(head_dim=8), plain.llama),
     "openpangu": ("PanguEmbedded", LLAMA | dict(bias=True), plain.llama),
 }
-VERIFIED = "roberta", "distilbert", "gpt2", "pangu-alpha", "llama, yarn", "mistral", "qwen2", "qwen3", "openpangu"
+VERIFIED = ("roberta", "distilbert", "gpt2", "pangu-alpha", "llama, yarn", "mistral", "qwen2", "qwen3", "openpangu",
+            "bloom", "t5")
 
 
 def made(config, seed=0):
@@ -113,7 +120,7 @@ def test_the_reading_is_plain_numpy(case):
 def test_its_programs_are_the_reading(case): verified(model(case)[1])
 
 
-@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral"])
+@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom"])
 def test_programs_of_the_last_row_score_what_comes_next(case):
     """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of
     texts."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from formats.core.arrays import separate
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, longs, pointer, record
@@ -30,6 +31,7 @@ from formats.kernels.simd.vectors import (
 )
 from formats.machine.threads import threads
 
+from .biased import BY_DISTANCE, LOG2_E, begin_line, lay_lines, strip_bytes, table_of
 from .heads import (
     EVERY,
     KEYS,
@@ -54,7 +56,7 @@ __all__ = ["attention"]
 
 # items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
 ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx "
-                                   "edge bits block"), ("scale", "f8")])
+                                   "edge bits block"), *BY_DISTANCE, ("scale", "f8")])
 QUERIES = 48                                               # of a unit at most, which is one tile of queries of one head
 NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES
@@ -65,14 +67,15 @@ FEW_VECTORS = 4                                             # vectors of a tile 
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
 __borders__ = QUERIES, PACKED
 f4, i8 = np.float32, np.int64
-LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
+LOWEST, HIDDEN = f4(-3e38), f4(-np.inf)
 
 
 @njit(**HELPER)
-def scored(none, k, along, turned, depth, s):
-    """Lines of scores: a tile of keys against queries, turned; few sums are kept twice, as an addition takes four
-    cycles."""
+def scored(none, k, along, turned, depth, s, bias):
+    """Lines of scores: a tile of keys against queries, turned, from lines of a bias on where there are some; few sums
+    are kept twice, as an addition takes four cycles."""
     sums, others, pairs = none, none, depth // 2 if count_vectors(none) <= FEW_VECTORS else 0
+    if bias: sums = fetch(none, bias, -4, None)
     for _ in range(pairs):
         sums, others = add_outer(sums, k, along, turned, None), add_outer(others, k + 4, along, turned + LINE, None)
         k += 8
@@ -101,30 +104,32 @@ def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
 
 
 @njit(**HELPER)
-def scored_by(most, four, k, along, keys, turned, depth, s):
+def scored_by(most, four, k, along, keys, turned, depth, s, bias):
     """Scores of all keys: large tiles, then small ones; the last one begins early rather than be cut."""
     key, large = 0, count_vectors(most) * 16 // span(most)
     while key + large <= keys:
-        scored(most, k + key * along, along, turned, depth, s + key * LINE)
+        scored(most, k + key * along, along, turned, depth, s + key * LINE, begin_line(bias, key, 0))
         key += large
     while key < keys:
         key = min(key, keys - 4)
-        scored(four, k + key * along, along, turned, depth, s + key * LINE)
+        scored(four, k + key * along, along, turned, depth, s + key * LINE, begin_line(bias, key, 0))
         key += 4
 
 
 @njit(**HELPER)
-def score_all(k, along, keys, turned, depth, s, wide):
-    """s (keys, wide) = k times queries, turned: by tiles of registers."""
+def score_all(k, along, keys, turned, depth, s, wide, bias):
+    """s (keys, wide) = k times queries, turned, and lines of a bias: by tiles of registers."""
     if keys < 4:
         for key in range(keys):
             for g in range(0, 4 * wide, 64):
-                scored(zeros(1, 1), k + key * along, along, turned + g, depth, s + key * LINE + g)
+                scored(zeros(1, 1), k + key * along, along, turned + g, depth, s + key * LINE + g,
+                       begin_line(bias, key, g))
     elif not MANY_REGISTERS:
-        for g in range(0, 4 * wide, 64): scored_by(zeros(6, 1), zeros(4, 1), k, along, keys, turned + g, depth, s + g)
-    elif wide == 48: scored_by(zeros(8, 3), zeros(4, 3), k, along, keys, turned, depth, s)
-    elif wide == 32: scored_by(zeros(12, 2), zeros(4, 2), k, along, keys, turned, depth, s)
-    else: scored_by(zeros(16, 1), zeros(4, 1), k, along, keys, turned, depth, s)
+        for g in range(0, 4 * wide, 64):
+            scored_by(zeros(6, 1), zeros(4, 1), k, along, keys, turned + g, depth, s + g, begin_line(bias, 0, g))
+    elif wide == 48: scored_by(zeros(8, 3), zeros(4, 3), k, along, keys, turned, depth, s, bias)
+    elif wide == 32: scored_by(zeros(12, 2), zeros(4, 2), k, along, keys, turned, depth, s, bias)
+    else: scored_by(zeros(16, 1), zeros(4, 1), k, along, keys, turned, depth, s, bias)
 
 
 @njit(**HELPER)
@@ -264,7 +269,8 @@ def attend_unit(c, room, start, length, head, low, rows, v, across):
         if c.block:
             key, count = i8(pointer(c.idx, np.uint32)[at]) * c.block, neighbours(c, at, last)
             keys = min(count * c.block, length - key)
-        score_all(k + 4 * key * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide)
+        bias = lay_lines(c, head, low, key, keys, wide, f4(LOG2_E), room + c.strip)
+        score_all(k + 4 * key * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide, bias)
         if c.block: hide_bits(c, s, low, at, count, rows)
         else: hide(c, s, low, key, keys, rows)
         at += count
@@ -336,23 +342,25 @@ def attend(item, worker, arguments):
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
-              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS, mask: "Mask | None" = None) -> np.ndarray:
-    """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
+              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS, mask: "Mask | None" = None,
+              bias: np.ndarray | None = None) -> np.ndarray:
+    """out (T, h, e) = softmax(scale q kᵀ + bias) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0]
     keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query
     sees; its arrays must be those of `formats.masks`, last as long as what is recorded with them, and know every
-    position."""
+    position. A bias is a table by distance, see biased.py."""
     check_heads(out, q=q, k=k, v=v)
     tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
-    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask)
+    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask, bias)
 
 
 def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout,
                   out: np.ndarray,
-                  scale: float, reach: Reach, tile: int, room: int, mask: "Mask | None" = None) -> np.ndarray:
+                  scale: float, reach: Reach, tile: int, room: int, mask: "Mask | None" = None,
+                  bias: np.ndarray | None = None) -> np.ndarray:
     """Launch a kernel that needs so many bytes of room over all units."""
     if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
     (heads, e), d = out.shape[1:], q.shape[2]
@@ -367,12 +375,14 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
         serves.append(served(name, view, heads))
         places += heads_of(name, view, T, heads // serves[-1])
     places += heads_of("out", out, T, heads)
+    table, strip = table_of(bias, heads), -(-room // 64) * 64
+    if bias is not None: separate(out, bias=bias)
     items = pieces(T, S, heads * (d + e), workers := threads())
     factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:
-        reserved = ROOM.reserve(room, workers)
+        reserved = ROOM.reserve(room if bias is None else strip + strip_bytes(tile, QUERIES), workers)
         fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,
-                  *clipped(reach), tile, items, *blocks, factor)
+                  *clipped(reach), tile, items, *blocks, *table, strip, factor)
         launch(workers, (kernel, filled(*fields), items))
     return out
 

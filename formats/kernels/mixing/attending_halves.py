@@ -22,7 +22,6 @@ from formats.storage.bf16 import BF16_OVERFLOW, nearest, widen_bits
 from .attending import (
     ATTEND,
     LINE,
-    LOG2_E,
     LOWEST,
     QUERIES,
     carry,
@@ -32,6 +31,7 @@ from .attending import (
     highest_lines,
     run_attention,
 )
+from .biased import LOG2_E, add_lines, lay_lines
 from .heads import EVERY, KEYS, Layout, Reach, blank, check_heads
 
 f4 = np.float32
@@ -140,6 +140,9 @@ def unit_of_halves(product, c, room, start, length, head, low, rows, k, span, v,
     for key in range(first, last, c.tile):
         keys = min(c.tile, last - key)
         product(keys, wide, k + key * span, span, turned, LINE, span // 4, s, LINE)
+        # the strip lies where the worker's room has it, 64 bytes before what is given here
+        bias = lay_lines(c, head, low, key, keys, wide, ONE, room - 64 + c.strip)
+        if bias: add_lines(s, LINE, keys, wide, bias)
         hide(c, s, low, key, keys, rows)
         for g in range(0, 4 * wide, 64):
             softened_pairs(s + g, keys, tops + g, masses + g, fades + g, shares + g, key == first, key + keys == last)
@@ -228,7 +231,8 @@ __borders__ = (QUERIES,)
 
 
 def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
-                     scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:
+                     scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS,
+                     bias: np.ndarray | None = None) -> np.ndarray:
     """`attention` where q (times scale), k, v and the weights of values are rounded to bfloat16; sums are float32. tile
     is rounded up to a multiple of 32."""
     check_heads(out, q=q, k=k, v=v)
@@ -236,7 +240,7 @@ def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.nda
     span, lines, tile = -(-d // 32) * 64, -(-e // 16) * 16, -(-min(tile, max(KEYS, T)) // 32) * 32
     room = 64 + LINE * (4 + span // 4 + 2 * lines
                         + max(tile + 32, span // 4 + 1)) + -(-T // 32) * 32 * (span + 2 * lines)
-    return run_attention(attend_halves_matrix, q, k, v, starts, out, scale, reach, tile, room)
+    return run_attention(attend_halves_matrix, q, k, v, starts, out, scale, reach, tile, room, bias=bias)
 
 
 def operands(q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: float) -> tuple[np.ndarray, ...]:

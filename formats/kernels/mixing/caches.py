@@ -20,7 +20,8 @@ from formats.kernels.products.rounding import keep_halves
 from formats.kernels.simd.arithmetic import get
 from formats.machine.threads import threads
 
-from .attending import LINE, LOG2_E, PIECES, QUERIES
+from .attending import LINE, PIECES, QUERIES
+from .biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
 from .chunks import (
     CHUNK,
     KEYS_AT_ONCE,
@@ -45,7 +46,7 @@ __borders__ = PAGE, KEYS_AT_ONCE, CHUNK
 # together: heads that share keys and values; rows: of an item; halves: 1 for bfloat16; own: bytes of a worker's room,
 # behind which the first worker keeps carriers of so many bytes each; the rest as in heads.py
 CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows halves own "
-                                   "carrier"), ("scale", "f8")])
+                                   "carrier"), *BY_DISTANCE, ("scale", "f8")])
 # x (T, heads, cols) to the rows of out that slots name
 APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols halves room apart"))
 f4 = np.float32
@@ -95,7 +96,7 @@ def begin_unit(c, room, row, head, rows):
     turned = room + ROOM_LINES * LINE
     s = turned + deep * LINE
     widened = s + KEYS_AT_ONCE * LINE
-    u = Unit(rows, count, wide, turned, s, widened, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE)
+    u = Unit(rows, count, wide, turned, s, widened, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE, room + c.strip)
     turn_queries(c, c.q + 4 * (low * c.q_row + head // c.q_of * c.q_head), across, count, turned, wide)
     return u, c.o + 4 * (low * c.o_row + head * c.o_head), beside
 
@@ -209,13 +210,15 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray,
-                     out: np.ndarray, scale: float = 1.0, starts: np.ndarray | Layout | None = None) -> np.ndarray:
-    """out (T, h, e) = softmax(scale q kᵀ) v of each row, over what its sequence has cached up to the row's own slot.
+                     out: np.ndarray, scale: float = 1.0, starts: np.ndarray | Layout | None = None,
+                     bias: np.ndarray | None = None) -> np.ndarray:
+    """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over what its sequence has cached up to
+    the row's own slot.
 
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both
     bfloat16 as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
-    first. With starts, q and out have a row for the last of each sequence, slots are those of all rows. IndexError
-    where one is outside, ValueError where they lead nowhere."""
+    first. With starts, q and out have a row for the last of each sequence, slots are those of all rows. A bias is a
+    table by distance, see biased.py. IndexError where a slot is outside, ValueError where they lead nowhere."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -240,13 +243,16 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     units, workers, step = T * (heads // together), threads(), -(-e // 16) * 64
     apart = workers > 1 and units < PIECES * workers         # too few for all to have some: they share the keys of each
     rows = 1 if apart else QUERIES if workers == 1 else max(1, min(QUERIES, -(-units // (PIECES * workers))))
-    own = LINE * (ROOM_LINES + -(-d // 16) * 16 + KEYS_AT_ONCE) + halves * 4 * PAGE * max(d, e) + QUERIES * step
-    own, carrier = -(-own // 64) * 64, 2 * LINE + together * step
+    strip = LINE * (ROOM_LINES + -(-d // 16) * 16 + KEYS_AT_ONCE) + halves * 4 * PAGE * max(d, e)
+    table, strip, carrier = table_of(bias, heads), -(-strip // 64) * 64, 2 * LINE + together * step
+    if bias is not None: separate(out, bias=bias)
+    own = strip + (0 if bias is None else strip_bytes(KEYS_AT_ONCE, QUERIES)) + QUERIES * step
     factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:
         reserved = ROOM.reserve(own + apart * units * STRANDS * carrier, workers)
         pages = address(slots), address(before), address(batch and batch.starts)
-        fields = *lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, own, carrier, factor
+        fields = (*lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, own, carrier, *table,
+                  strip, factor)
         made = filled(*fields)
         if apart: launch(workers, (attend_strands, made, units * STRANDS), (merge_strands, made, units))
         else: launch(workers, (attend_cached, made, -(-T // rows) * (heads // together)))

@@ -14,10 +14,11 @@ from formats.kernels.engine.native import njit
 from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import fused, get, keep, larger
 from formats.kernels.simd.half_vectors import HALF_LANES, add_outer_eights, store_eights
-from formats.kernels.simd.maths import exp2, reciprocal
+from formats.kernels.simd.maths import ONE, exp2, reciprocal
 from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, prefetch, span, store_tile, times_rows, zeros
 
 from .attending import HIDDEN, LINE, LOWEST, QUERIES, scale_lines, softened
+from .biased import add_columns, add_lines, lay_lines
 
 PAGE = 16                                                    # rows of a page
 CHUNK = 256                                                  # keys of a chunk
@@ -39,6 +40,7 @@ class Unit(NamedTuple):
     pages: int
     fades: int
     shares: int
+    strip: int
 
 
 # ---- a tile of keys
@@ -214,6 +216,9 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
             lies, along = u.widened, 4 * c.d
         score_pages(lies, along, count * PAGE, u.turned, c.d, s, u.wide, u.many, soon)
         page += count
+    if c.table and u.rows > 1:
+        add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
+    elif c.table: add_columns(c, u.s, LINE, keys, u.wide, head, u.many, ahead - 1, u.strip)
     if u.rows > 1: hide_later(u.s, keys, ahead, u.rows)
     for g in range(0, 4 * u.wide, 64):
         softened(u.s + g, keys, tops + g, masses + g, u.fades + g, u.shares + g, fresh, False)

@@ -20,6 +20,8 @@ from formats.kernels.simd.maths import exponentials, largest
 from formats.kernels.simd.vectors import turn
 from formats.machine.threads import threads
 
+from .biased import BY_DISTANCE, column_of, table_of
+
 __all__ = ["scores", "softmax", "values"]
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
@@ -28,7 +30,7 @@ PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 # heads
 # one of q serves; behind, ahead: the keys that a query sees; tile: how many keys pass by at a time
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead "
-                                      "tile"), ("scale", "f8")])
+                                      "tile"), *BY_DISTANCE, ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
 __borders__ = QUERIES, KEYS
 MAX_ROWS = 2 ** 31                                       # of a batch: fewer, so that the square of a length is an int64
@@ -100,7 +102,7 @@ def flat_offset(c, sequence, head, low, length):
 
 @Kernel
 def score(item, worker, arguments):
-    """scale q kᵀ of a tile of queries, stored at p: for each sequence (heads, length, length)."""
+    """scale q kᵀ + bias of a tile of queries, stored at p: for each sequence (heads, length, length)."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
     p, room = c.p + flat_offset(c, sequence, head, low, length), c.room + worker * c.apart
@@ -112,6 +114,11 @@ def score(item, worker, arguments):
         for i in range(high - low):
             s = floats(p + 4 * i * length, length)
             for j in range(length): s[j] *= f4(c.scale)
+    if c.table:
+        bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
+        for i in range(high - low):
+            s = floats(p + 4 * i * length, length)
+            for j in range(length): s[j] += bias[column_of(c, low + i - j)]
 
 
 @Kernel
@@ -220,7 +227,7 @@ def served(name: str, array: np.ndarray | None, heads: int) -> int:
 
 def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
               flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
-              reach: Reach = EVERY, tile: int = KEYS) -> None:
+              reach: Reach = EVERY, tile: int = KEYS, bias: np.ndarray | None = None) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
     batch = sequences(starts)
     first = sums(-(-np.diff(batch.starts) // QUERIES))
@@ -237,22 +244,24 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     q, k, v, o = (0 if (view := views.get(name)) is None else view.shape[2] for name in "qkvo")
     if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
-    workers = threads()
+    table, workers = table_of(bias, heads), threads()
     with POOL.lock:
         reserved = ROOM.reserve(room, workers) if room else (0, 0)
         values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
-                  *reserved, address(flat), *serves, *clipped(reach), tile, check_scale(scale))
+                  *reserved, address(flat), *serves, *clipped(reach), tile, *table, 0, check_scale(scale))
         launch(workers, (kernel, make_record([values], ATTENTION), int(first[-1]) * heads))
 
 
-def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """out: flat, for each sequence (h, length, length): scale q kᵀ; h is the larger number of heads of q and k."""
+def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0,
+           bias: np.ndarray | None = None) -> np.ndarray:
+    """out: flat, for each sequence (h, length, length): scale q kᵀ + bias, a table by distance (biased.py); h is the
+    largest number of heads of these."""
     if q.ndim != 3 or k.ndim != 3:
         raise ValueError(f"q and k: expected three axes each, got shapes {q.shape} and {k.shape}")
     writable("out", out)
-    separate(out, q=q, k=k)
-    heads = max(q.shape[1], k.shape[1])
-    run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2])
+    separate(out, q=q, k=k, **({} if bias is None else {"bias": bias}))
+    heads = max(q.shape[1], k.shape[1], 1 if bias is None or bias.ndim != 2 else len(bias))
+    run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2], bias=bias)
     return out
 
 

@@ -9,6 +9,7 @@ from formats.kernels.engine.launch import ROOM, address, launch, make_record, st
 from formats.kernels.engine.memory import floats, longs, record, view_as
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
+from formats.kernels.mixing.biased import BY_DISTANCE, column_of, table_of
 from formats.kernels.mixing.heads import (
     EVERY,
     Layout,
@@ -34,7 +35,7 @@ POOLED = np.dtype([*words("x along out step starts S p how unit each room apart"
 LINKED = np.dtype(words("x along out step starts at numbers R p how each"))
 # as in heads.py; q and out have a row a sequence, whose query is its first or last token
 ONCE = np.dtype([*words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head starts S h d e last behind ahead "
-                        "q_of k_of v_of room apart"), ("scale", "f8")])
+                        "q_of k_of v_of room apart"), *BY_DISTANCE, ("scale", "f8")])
 doubles = view_as(np.float64)
 f4 = np.float32
 
@@ -132,6 +133,9 @@ def attended_once(item, worker, arguments):
         k, total = floats(c.k + 4 * ((first + i) * c.k_row + head // c.k_of * c.k_head), c.d), f4(0)
         for j in range(c.d): total += q[j] * k[j]
         share[i] = total * f4(c.scale)
+    if c.table:
+        bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
+        for i in range(count): share[i] += bias[column_of(c, query - low - i)]
     mass = f4(1) / exponentials(at, count, f4(1), largest(at, count, f4(1)))
     for i in range(count):
         v, weight = floats(c.v + 4 * ((first + i) * c.v_row + head // c.v_of * c.v_head), c.e), share[i] * mass
@@ -197,9 +201,11 @@ def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.nda
 
 
 def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
-                scale: float = 1.0, last: bool = True, reach: Reach = EVERY) -> np.ndarray:
+                scale: float = 1.0, last: bool = True, reach: Reach = EVERY,
+                bias: np.ndarray | None = None) -> np.ndarray:
     """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to those of
-    its keys and values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group."""
+    its keys and values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group. A bias
+    is a table by distance (mixing/biased.py)."""
     check_heads(out, q=q, k=k, v=v)
     batch, heads = sequences(starts), out.shape[1]
     T, S = int(batch.starts[-1]), len(out)
@@ -210,11 +216,12 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     places = [heads_of(name, view, rows, heads // many)
               for name, view, rows, many in (("q", q, S, serves[0]), ("k", k, T, serves[1]), ("v", v, T, serves[2]),
                                              ("out", out, S, 1))]
-    workers = threads()
+    if bias is not None: separate(out, bias=bias)
+    table, workers = table_of(bias, heads), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
         values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2],
-                  v.shape[2], last, *clipped(reach), *serves, *room, check_scale(scale))
+                  v.shape[2], last, *clipped(reach), *serves, *room, *table, 0, check_scale(scale))
         launch(workers, (attended_once, make_record([values], ONCE), S * heads))
     return out
 

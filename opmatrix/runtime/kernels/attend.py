@@ -1,6 +1,6 @@
-"""softmax(q kᵀ · scale) v in one pass, so that scores are never stored (Dao et al. 2022): of all queries, of one a
-sequence, and over what sequences have cached. With fewer heads of k and v, or of q, each serves a group of the others;
-`where` is a pattern within sequences."""
+"""softmax(q kᵀ · scale + bias) v in one pass, so that scores are never stored (Dao et al. 2022): of all queries, of one
+a sequence, and over what sequences have cached. With fewer heads of k and v, or of q, each serves a group of the
+others; `where` is a pattern within sequences; a bias is a table of numbers by distance, a row a head or one for all."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -27,6 +27,7 @@ from opmatrix.runtime.by_sequence import (
     held,
     in_groups,
     most_heads,
+    near_keys,
     products,
     sentence_rows,
     softened,
@@ -34,7 +35,7 @@ from opmatrix.runtime.by_sequence import (
     weigh_heads,
 )
 from opmatrix.runtime.costs import Costs, by_scores
-from opmatrix.runtime.fitting import SCORED, Cases, heads_of, same, timed_batches
+from opmatrix.runtime.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
 from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
@@ -83,9 +84,21 @@ def price_attention(call: Callable[..., object]) -> Price:
 
 
 def fit_heads(a: Arguments) -> Heads:
-    heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
-    return Heads(heads, a.v.cols)
+    return Heads(fit_bias(a.bias, heads_of(q=a.q, k=a.k, v=a.v)), a.v.cols)
+
+
+def all_heads(a: Arguments) -> int:
+    """Heads of the result: the most that an operand has."""
+    return max(most_heads(a.q, a.k, a.v), 1 if a.bias is None else len(a.bias))
+
+
+def biased(a: Arguments) -> int:
+    """How many more roundings a score has for its bias: a product, and a sum."""
+    return 0 if a.bias is None else 2
+
+
+def rows_of_keys(keys: slice) -> RowNumbers: return np.arange(keys.start, keys.stop)
 
 
 @kernel(launches=True, row_mixing=True, cached_variant="attention_cached", prices={
@@ -97,13 +110,15 @@ class attention(Arguments):
     softmax may be rounded to bfloat16."""
 
     def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, mask0: Array | None = None,
-            mask1: Array | None = None, *, scale: float = 1.0, where: str = "sequence", tile: Keys = 256,
-            number_type: KeyNumbers = "float32") -> None:
+            mask1: Array | None = None, bias: Array | None = None, *, scale: float = 1.0, where: str = "sequence",
+            tile: Keys = 256, number_type: KeyNumbers = "float32") -> None:
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
-            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch))
-        elif number_type == "float32": compiled.attention(q, k, v, batch.starts, out, scale, reach, tile)
-        else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
+            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile,
+                               mask=seen.build_mask(where, tables, batch), bias=bias)
+        elif number_type == "float32":
+            compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
+        else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
 
     def shape(a) -> Heads:
         result = fit_heads(a)
@@ -120,24 +135,26 @@ class attention(Arguments):
 
     def reference(a) -> Doubles:
         """Softmax of the queries that are asked for, over what each sees."""
-        heads, where, parts = most_heads(a.q, a.k, a.v), seen.pattern(a), []
+        heads, where, parts = all_heads(a), seen.pattern(a), []
         for at, queries, keys in asked_queries(a):
             q, k, v = (in_groups(each, heads) for each in (a.q[at], a.k[keys], a.v[keys]))
-            scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, products(q, k) * a.scale)
+            scores = products(q, k) * a.scale + near_keys(a.bias, queries[:, None], rows_of_keys(keys))
+            scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, scores)
             parts.append(weigh_heads(softened(scores), v))
         return np.concatenate(parts)
 
     def bound(a) -> Doubles:
         """Doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds the
         shares, too, but for those of queries all of whose scores are surely 0: e^0 is 1, which nothing rounds."""
-        heads, parts, rounding = most_heads(a.q, a.k, a.v), [], 0.0 if a.number_type == "float32" else BF16
+        heads, parts, rounding = all_heads(a), [], 0.0 if a.number_type == "float32" else BF16
         q, k = in_groups(a.exact.q, heads), in_groups(a.exact.k, heads)
         for at, queries, keys in asked_queries(a):
-            exact = products(q[at], k[keys]) * a.exact.scale
-            size = products(abs(q[at]), abs(k[keys])) * abs(a.exact.scale)
+            near = near_keys(a.exact.bias, queries[:, None], rows_of_keys(keys))
+            exact = products(q[at], k[keys]) * a.exact.scale + near
+            size = products(abs(q[at]), abs(k[keys])) * abs(a.exact.scale) + abs(near)
             hidden = unseen(a.batch, keys, seen.pattern(a), queries)
             rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
-            share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2) * size, hidden)
+            share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2 + biased(a)) * size, hidden)
             merges = -(-share.shape[-1] // a.tile) - 1       # each fades mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
             parts.append(weigh_heads(total, abs(in_groups(a.exact.v[keys], len(share)))) + (rounding > 0) * FLUSHED)
@@ -156,12 +173,15 @@ class attention(Arguments):
         return {**arguments, "q": arguments["q"][at], "at": at}, batch
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Where all scores are 0 every key has an equal share, however narrow numbers are, and each value is seen in
-        one column; where they differ by much, what makes them is seen."""
+        """Where all products are 0 every key has an equal share, or that of its bias, however narrow numbers are, and
+        each value is seen in one column; where they differ by much, what makes them is seen."""
         (T, _, d), e = a.q.shape, a.v.shape[2]
         v = np.zeros(a.v.shape, np.float32)
         v[np.arange(T), :, np.arange(T) % e] = rng.choice([-1, 1], (T, a.v.shape[1]))
         yield {"q": np.zeros(a.q.shape, np.float32), "v": v}
+        if a.bias is not None:
+            drawn = SPREAD * rng.standard_normal(a.bias.shape, np.float32)
+            yield {"q": np.zeros(a.q.shape, np.float32), "v": v, "bias": drawn}
         if not 1 / FINITE < abs(a.scale) < FINITE: return
         q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
         yield {"q": q * np.float32(SPREAD / (d ** 0.5 * a.scale)), "k": k, "v": v}
@@ -179,9 +199,9 @@ def time_once(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h
 class attend_once(Arguments):
     """Attention of one query of each sequence, its first token or its last, to those that it sees."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
-            query: End) -> None:
-        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach)
+    def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, bias: Array | None = None, *, scale: float = 1.0,
+            where: str = "sequence", query: End) -> None:
+        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias)
 
     def shape(a) -> Heads:
         for name, value, space in (("q", a.q, S), ("k", a.k, T), ("v", a.v, T)):
@@ -191,25 +211,28 @@ class attend_once(Arguments):
 
     def reference(a) -> Doubles:
         """Softmax of what one query of each sentence sees, over its values."""
-        heads, parts = most_heads(a.q, a.k, a.v), []
+        heads, parts = all_heads(a), []
         for s, rows in enumerate(sentence_rows(a.batch)):
             at = rows.start if a.query == "first" else rows.stop - 1
             q, k, v = (in_groups(each, heads) for each in (a.q[s:s + 1], a.k[rows], a.v[rows]))
             visible = np.broadcast_to(
                 parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
-            scores = np.where(visible, np.einsum("hd,khd->hk", q[0], k) * a.scale, -np.inf)
+            scores = np.einsum("hd,khd->hk", q[0], k) * a.scale + near_keys(a.bias, at, rows_of_keys(rows))
+            scores = np.where(visible, scores, -np.inf)
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.stack(parts)
 
     def bound(a) -> Doubles:
         """As attention, of one query: doubtful scores, shares, and their sum over the values."""
-        heads, parts = most_heads(a.q, a.k, a.v), []
+        heads, parts = all_heads(a), []
         for s, rows in enumerate(sentence_rows(a.batch)):
             at = 0 if a.query == "first" else rows.stop - rows.start - 1
             q, k, v = (in_groups(each, heads) for each in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
             exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale))
                            for pair in ((q, k), (abs(q), abs(k))))
-            share, doubt = bound_shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size,
+            near = near_keys(a.exact.bias, np.array([[at]]), np.arange(rows.stop - rows.start))
+            share, doubt = bound_shares(exact * np.sign(a.exact.scale) + near,
+                                        gamma(a.q.shape[2] + 2 + biased(a)) * (size + abs(near)),
                                         unseen(a.batch, rows, seen.pattern(a))[at:at + 1])
             total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
             parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
@@ -268,10 +291,10 @@ class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
     the row itself: chunk by chunk of keys, counted from its first token."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Cached = SEEN,
-            rows: SomeRows = "all") -> None:
+    def run(out: Any, batch: Any, q: Heads, k: Cache, v: Cache, bias: Array | None = None, *, scale: float = 1.0,
+            where: Cached = SEEN, rows: SomeRows = "all") -> None:
         compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale,
-                                  None if rows == "all" else batch.starts)
+                                  None if rows == "all" else batch.starts, bias)
 
     def shape(a) -> Heads:
         result = fit_heads(a)
@@ -283,20 +306,22 @@ class attention_cached(Arguments):
 
     def reference(a) -> Doubles:
         """Softmax of each row, over what its sequence has cached."""
-        heads, parts = most_heads(a.q, a.k, a.v), []
+        heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.q, heads), cached_slots(a), strict=True):
             k, v = (in_groups(each[held(slot, a.batch.before)], heads) for each in (a.k, a.v))
-            parts.append(np.einsum("hk,khd->hd", softened(np.einsum("hd,khd->hk", q, k) * a.scale), v))
+            scores = np.einsum("hd,khd->hk", q, k) * a.scale + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
+            parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.array(parts)
 
     def bound(a) -> Doubles:
         """As attention, row by row, over what its sequence has cached, some pages at a time."""
-        heads, parts = most_heads(a.q, a.k, a.v), []
+        heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.exact.q, heads), cached_slots(a), strict=True):
             k, v = (in_groups(each[held(slot, a.batch.before)], heads) for each in (a.exact.k, a.exact.v))
             exact, size = (np.einsum("hd,khd->hk", *each) for each in ((q, k), (abs(q), abs(k))))
-            share, doubt = bound_shares(exact * a.scale, gamma(k.shape[2] + 2) * abs(a.scale) * size,
-                                        np.zeros(exact.shape, bool))
+            near = near_keys(a.exact.bias, len(k) - 1, np.arange(len(k)))
+            share, doubt = bound_shares(exact * a.scale + near, gamma(k.shape[2] + 2 + biased(a))
+                                        * (abs(a.scale) * size + abs(near)), np.zeros(exact.shape, bool))
             # every page may fade what was before it
             total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)
             parts.append(np.einsum("hk,khd->hd", total, abs(v)))

@@ -17,15 +17,16 @@ from opmatrix.runtime.by_sequence import (
     bound_shares,
     in_groups,
     most_heads,
+    near_keys,
     sentence_rows,
     softened,
     squares,
     unseen,
 )
 from opmatrix.runtime.costs import by_scores
-from opmatrix.runtime.fitting import SCORED, heads_of, same, timed_batches
+from opmatrix.runtime.fitting import SCORED, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.kernel import Arguments, RowNumbers, kernel
-from opmatrix.runtime.operands import Heads, Scores
+from opmatrix.runtime.operands import Array, Heads, Scores
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -49,32 +50,43 @@ def time_values(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float],
     return sizes, lambda: compiled.values(p, v, starts, out)
 
 
-def multiply_queries(q: Doubles, k: Doubles, batch: Batch) -> Doubles:
-    """q kᵀ within each sentence, flat."""
-    q, k = (in_groups(each, most_heads(q, k)) for each in (q, k))
+def multiply_queries(q: Doubles, k: Doubles, batch: Batch, bias: Doubles | None = None) -> Doubles:
+    """q kᵀ within each sentence, flat, in as many heads as one of them or a bias has."""
+    heads = max(most_heads(q, k), 1 if bias is None else len(bias))
+    q, k = (in_groups(each, heads) for each in (q, k))
     return np.concatenate([np.einsum("qhd,khd->hqk", q[rows], k[rows]).ravel() for rows in sentence_rows(batch)])
+
+
+def near_rows(bias: Doubles | None, a: Arguments) -> Doubles | float:
+    """The numbers of a table by distance for each pair of a sentence, flat as scores; 0 where there is none."""
+    if bias is None: return 0.0
+    heads, parts = max(most_heads(a.q, a.k), len(bias)), []
+    for rows in sentence_rows(a.batch):
+        at = np.arange(rows.stop - rows.start)
+        parts.append(np.broadcast_to(near_keys(bias, at[:, None], at), (heads, len(at), len(at))).ravel())
+    return np.concatenate(parts)
 
 
 @kernel(row_mixing=True, price=Price(
     SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h), time_scores,
     recorded=False))
 class scores(Arguments):
-    """q kᵀ · scale within each sentence."""
+    """q kᵀ · scale within each sentence, plus a bias, a table of numbers by distance."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Heads, *, scale: float = 1.0) -> None:
-        compiled.scores(q, k, batch.starts, out, scale)
+    def run(out: Any, batch: Any, q: Heads, k: Heads, bias: Array | None = None, *, scale: float = 1.0) -> None:
+        compiled.scores(q, k, batch.starts, out, scale, bias)
 
     def shape(a) -> Scores:
-        heads = heads_of(q=a.q, k=a.k)
         same("k columns", a.k.cols, a.q.cols)
-        return Scores(heads)
+        return Scores(fit_bias(a.bias, heads_of(q=a.q, k=a.k)))
 
-    def reference(a) -> Doubles: return np.asarray(multiply_queries(a.q, a.k, a.batch) * a.scale)
+    def reference(a) -> Doubles:
+        return np.asarray(multiply_queries(a.q, a.k, a.batch, a.bias) * a.scale + near_rows(a.bias, a))
 
     def bound(a) -> Doubles:
         """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
-        doubt = gamma(a.q.shape[2] + 2) * abs(float(a.exact.scale))
-        return doubt * multiply_queries(abs(a.exact.q), abs(a.exact.k), a.batch)
+        size = abs(float(a.exact.scale)) * multiply_queries(abs(a.exact.q), abs(a.exact.k), a.batch, a.bias)
+        return gamma(a.q.shape[2] + 2 + (a.bias is not None)) * (size + abs(near_rows(a.exact.bias, a)))
 
     def borders(a) -> Collection[int]: return compiled.borders("scores")
     cost = by_scores("scores", "q", "k")
