@@ -149,7 +149,7 @@ class FoldReading:
     def refuse(self, *given: object, **named: object) -> NoReturn:
         raise NotByRows("it reads the batch, or moves numbers")
 
-    beside = join = total = given = entered = pick = keep_top = refuse
+    beside = join = total = given = entered = pick = keep_top = by_distance = refuse
 
     def act(self, term: Operator) -> FoldReading:
         """What a matrix of operators makes of scores, or of a row over a monoid."""
