@@ -59,7 +59,7 @@ def sees_batch(found: FoldForm) -> bool:
 
 def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     """The kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries; None
-    where it is no product over a monoid that a kernel is written for."""
+    where it is no product over a monoid that a kernel is written for, as where values have rows of several spaces."""
     symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
     operands: Mapping[str, Operand] = {f"x{k}": Operand(VALUE, k, heads_of_value(part), int(part.out.cols))
                                        for k, part in enumerate(used)}
@@ -70,4 +70,5 @@ def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     try: found = read_fold(substitute(term, symbols), operands, arrays)
     except NotByRows: return None
     if found.relation is not None: return "fold_entries"
+    if any(part.out.rows != T for part in used): return None
     return "fold_rows" if found.plan.keys is not None else "fold_batch" if sees_batch(found) else "fold_term"

@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     seed: int
     cache: str
     results: Path
+    own: Path
     quiet: bool
 
 
@@ -42,7 +43,8 @@ def plain(kind: re.Pattern[str], word: str) -> str:
 
 VALUED: Mapping[str, tuple[str, Callable[[str], object]]] = {               # options that a value follows
     "--max-tokens": ("max_tokens", whole), "--temperature": ("temperature", number), "--top-k": ("top_k", whole),
-    "--top-p": ("top_p", number), "--seed": ("seed", whole), "--cache": ("cache", str), "--json": ("results", Path)}
+    "--top-p": ("top_p", number), "--seed": ("seed", whole), "--cache": ("cache", str), "--json": ("results", Path),
+    "--laws": ("own", Path)}
 FLAGS = {"--quiet": "quiet", "-q": "quiet"}
 
 

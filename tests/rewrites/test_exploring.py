@@ -158,7 +158,7 @@ def test_a_picture_that_is_cut(found, tmp_path):
     (lambda e: e.over("9" * 5000), "at most 1,000,000 tokens"), (lambda e: e.over("99999x99999"), "at most 1,000,000"),
     (lambda e: e.over(10 ** 12), "batch of so many tokens"), (lambda e: e.over([600_000, 600_000]), "of 2 sentences"),
     (lambda e: explore(OPERATOR, "1x99999999999"), "at most 1,000,000"),
-    (lambda e: e.over([3, 0]), "lengths are whole numbers from 1 on"), (lambda e: e.on("A1000"), "machine A1000"),
+    (lambda e: e.over([3, 0]), "lengths are whole numbers from 1 on"), (lambda e: e.on("A1000"), "machine 'A1000'"),
     (lambda e: e.with_laws("laws.txt"), "does not end in .py"), (lambda e: e.with_laws(EXACT_LAWS[0]), "of that name"),
     (lambda e: e.draw(most=0), "at least 1"), (lambda e: explore(OPERATOR, 0), "0 tokens")])
 def test_bad_input(found, ask, said):
