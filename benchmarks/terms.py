@@ -115,9 +115,10 @@ def main() -> None:
         lines = [PRODUCT_COLUMNS, *time_products(given.rows, given.columns, given.rounds, rng)]
         for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
         tabled(given.csv, lines)
+        differ = sum(line[5] != "same" for line in lines[1:])
         concluded(given, [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
                           Figure("min-plus, of the vector units' rate", lines[1][4], "", least=0.35),
-                          Figure("products whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)])
+                          Figure("products whose bits differ", differ, "", most=0)])
         return
     if given.random or given.predicted:
         lines, figures = draw_terms(given.random, rng) if given.random else price_terms(given, rng)

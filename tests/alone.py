@@ -3,7 +3,11 @@ import numpy as np
 from programs import Writer
 
 from formats import Dense, Half, Stacked
-from opmatrix.algebra.operators import const, relu, row, share, symbol, weight
+from opmatrix.algebra.monoids import logsumexp, max
+from opmatrix.algebra.nodes import product, related, turn
+from opmatrix.algebra.operators import const, over, relu, row, share, symbol, tanh, weight
+from opmatrix.algebra.shapes import Shape, T
+from opmatrix.patterns import causal, everyone, sequence
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.signature import Port
@@ -90,6 +94,26 @@ def row_term(write, constants, rng):
     constants["numbers"] = arrays[0].array.astype(np.float32)
     return write.step("row_term", {"term": term}, x0="x", x1="y", c0="numbers")
 
+def fold_rows(write, constants, rng):
+    """Of a value and a stored matrix."""
+    y = symbol("y", None, 40)
+    term, arrays = write_term(y @ over(weight(constants["w"].unpack().T), max), {y: 0})
+    constants["turned"] = arrays[0].array
+    return write.step("fold_rows", {"term": term}, x0="y", c0="turned")
+
+def folded(kernel, where, monoid):
+    """Of queries and keys, and of scores that are capped."""
+    def ending(write, constants, rng):
+        h = symbol("h", None, Shape(3, T, 8))
+        term, _ = write_term(product(product(h, turn(h)) @ tanh, h, monoid, where), {h: 0})
+        return write.step("join", x=write.step(kernel, {"term": term}, x0="h"))
+    return ending
+
+def fold_entries(write, constants, rng):
+    y = symbol("y", None, 40)
+    term, _ = write_term(product(related("members_by_place"), y, logsumexp), {y: 0})
+    return write.step("fold_entries", {"term": term}, x0="y")
+
 def attention(write, constants, rng):
     return write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
 
@@ -111,4 +135,6 @@ ENDINGS = {
     "pick": one_step("pick", {"relation": "last: S × T"}, x="y"), "rotate": rotated, "pointwise_heads": pointwise_heads,
     "attend_once": attend_once, "headwise": headwise, "gate": gate, "experts": experts, "repeat": repeated,
     "blend_heads": blend_heads, "narrow": narrowed, "interpret": interpreted, "row_term": row_term,
+    "fold_rows": fold_rows, "fold_term": folded("fold_term", sequence & causal, logsumexp),
+    "fold_batch": folded("fold_batch", everyone, max), "fold_entries": fold_entries,
     "attention": attention}

@@ -36,4 +36,5 @@ def time_products(rows, columns, rounds, rng):
         ours, theirs = median(taken["ours"]), median(taken["numpy"])
         scores = rows * (EDGES if plan.sparse else plan.keys or rows)
         share = scores * plan.heads * (kernel.counts.simple + kernel.counts.slow) / ours / vector_rate().all
-        yield name, 1e3 * ours, 1e3 * theirs, ours / theirs, share, "same" if out.tobytes() == one.tobytes() else "DIFFER"
+        bits = "same" if out.tobytes() == one.tobytes() else "DIFFER"
+        yield name, 1e3 * ours, 1e3 * theirs, ours / theirs, share, bits

@@ -222,7 +222,8 @@ class FoldText(VectorText):
         if id(step.score) in needed and step.score.op == "input":
             lone = self.lone_leaf()
             lines = "scores" if lone is None else f"line{lone}"
-            held[id(step.score)] = "score" if self.fixed_score() else self.name(f"get({lines} + {LINE} * j + g, None)")
+            fixed = self.fixed_score()
+            held[id(step.score)] = "score" if fixed else self.name(f"get({lines} + {LINE} * j + g, None)")
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
@@ -312,7 +313,8 @@ class FoldText(VectorText):
                 self.put(f"keep({self.vector(found)}, found + {LINE} * (n * {width} + {k}) + g, None)")
         if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
-        self.put(f"turn_keys({'found' if source is None else f'held{source}'}, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
+        lines = "found" if source is None else f"held{source}"
+        self.put(f"turn_keys({lines}, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
 
     # ---- the whole
 

@@ -183,26 +183,35 @@ def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     lambda tile: Work(vector=S2 * h * (simple + SLOW * slow), moved=T * moved), time_folds, common=False))
 class fold_rows(Arguments):
     """Rows times a stored matrix over any monoid, in a kernel of its own."""
-    run, shape, reference, bound, cost = run_fold_rows, fold_shape, fold_reference, fold_bound, fold_cost
+    run, cost = run_fold_rows, fold_cost
+    def shape(a) -> Rows | Heads: return fold_shape(a)
+    def reference(a) -> Doubles: return fold_reference(a)
+    def bound(a) -> Doubles: return fold_bound(a)
 
 
 @kernel(launches=True, row_mixing=True, prices={})
 class fold_term(Arguments):
     """A product over any monoid within sequences, in a kernel of its own."""
-    run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
-                                                  known_positions)
+    run, cost, limits = run_fold, fold_cost, known_positions
+    def shape(a) -> Rows | Heads: return fold_shape(a)
+    def reference(a) -> Doubles: return fold_reference(a)
+    def bound(a) -> Doubles: return fold_bound(a)
     restrict = ask_rows
 
 
 @kernel(row_mixing=True, prices={})
 class fold_batch(Arguments):
     """A product over any monoid whose index counts all rows of a batch, or in which all see all, in its own kernel."""
-    run, shape, reference, bound, cost, limits = (run_fold, fold_shape, fold_reference, fold_bound, fold_cost,
-                                                  known_positions)
+    run, cost, limits = run_fold, fold_cost, known_positions
+    def shape(a) -> Rows | Heads: return fold_shape(a)
+    def reference(a) -> Doubles: return fold_reference(a)
+    def bound(a) -> Doubles: return fold_bound(a)
 
 
 @kernel(changes_space=True, prices={})
 class fold_entries(Arguments):
     """Rows that the entries of a relation name, merged by any monoid, in a kernel of its own."""
-    run, shape, reference, bound, cost, relations = (run_entries, entries_shape, fold_reference, entries_bound,
-                                                     entries_cost, entries_relation)
+    run, cost, relations = run_entries, entries_cost, entries_relation
+    def shape(a) -> Rows | Heads: return entries_shape(a)
+    def reference(a) -> Doubles: return fold_reference(a)
+    def bound(a) -> Doubles: return entries_bound(a)
