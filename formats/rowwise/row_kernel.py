@@ -103,6 +103,7 @@ class RowKernel:
                 seen: set[int] = set()
                 for part, _ in item.parts:
                     a, b = count_inside(loops, part, part is item.node, seen)
+                    if item.node.op in ("beside", "place"): numbers = loop.heads * -(-part.cols // ABREAST) * ABREAST
                     simple, slow = simple + numbers * a, slow + numbers * b
         read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")
         return Counts(simple, slow, merged, float(sum(loop.heads for loop in loops.loops)),

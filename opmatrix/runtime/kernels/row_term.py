@@ -1,6 +1,7 @@
 """A term that goes through rows one by one, as a kernel of its own (opmatrix/regions, formats/rowwise): written and
 compiled when a program that has it first runs, and kept."""
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature
 from itertools import islice
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from formats.rowwise.row_kernel import RowKernel
 
 moved, simple, slow, merged, loops = map(size, ("moved", "simple", "slow", "merged", "loops"))
+NARROW_ROWS = 64                                            # columns
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
 
@@ -57,8 +59,10 @@ run_rows.__signature__ = declared_signature()               # type: ignore[attr-
 
 
 def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """A dozen kernels, of little work and of much, over these rows."""
+    """A dozen kernels, of little work and of much, over these rows, and over narrow ones, where loops are what takes
+    time."""
     from opmatrix.regions.sample_terms import SAMPLES
+    grid = replace(grid, widths=(NARROW_ROWS, *grid.widths))
     for number, text in enumerate(SAMPLES):
         for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
             found = find_kernel(text, ([x], []))
