@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-moved, simple, slow, merged, loops = map(size, ("moved", "simple", "slow", "merged", "loops"))
+moved, simple, slow, deep, merged, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
 NARROW_ROWS = 64                                            # columns
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
@@ -71,7 +71,7 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow, T * merged, T * loops),
+    (T * moved, T * simple, T * slow, T * deep, T * merged, T * loops),
     lambda tile: Work(vector=T * (simple + SLOW * slow + merged), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
