@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-moved, simple, slow, deep, merged, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
+moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
 NARROW_ROWS = 64                                            # columns
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
@@ -71,8 +71,8 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow, T * deep, T * merged, T * loops),
-    lambda tile: Work(vector=T * (simple + SLOW * slow + merged), moved=T * moved),
+    (T * moved, T * simple, T * slow, T * deep, T * of_merges, T * loops),
+    lambda tile: Work(vector=T * (simple + SLOW * slow + of_merges), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
     """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
