@@ -19,13 +19,13 @@ from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS, Pattern
 from opmatrix.regions.merging import trace_monoid
 from opmatrix.regions.row_reading import traced_function
 
-PACKAGES = "opmatrix", "rewrites"                           # whose kinds are ours, those of rewriting and training too
+OUR_PACKAGES = "opmatrix", "rewrites"                       # whose kinds are ours, those of rewriting and training too
 OwnThing: TypeAlias = Kind | type[Monoid] | Pattern
 
 
 def name_kind(kind: Kind) -> str:
     """What programs call a kind: one of opmatrix's by its name, one's own with a digest."""
-    ours = LASTING.get(kind.name) is kind or kind.body.__module__.partition(".")[0] in PACKAGES
+    ours = LASTING.get(kind.name) is kind or kind.body.__module__.partition(".")[0] in OUR_PACKAGES
     return kind.name if ours else enter_own(kind.body.__name__, digest_kind(kind), kind)
 
 

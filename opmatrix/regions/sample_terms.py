@@ -12,7 +12,9 @@ from opmatrix.algebra.operators import (
     ones,
     over,
     reciprocal,
+    row,
     rsqrt,
+    share,
     square,
     tanh,
     weight,
@@ -26,7 +28,7 @@ x: Operator = symbol("x0", Shape(), Shape(1, Shape().rows, 256), ())
 TERMS: tuple[Operator, ...] = (
     x @ magnitude, x @ exp, x @ reciprocal, x @ exp @ exp @ tanh, x @ square @ exp @ reciprocal @ tanh @ exp,
     x @ (I * (magnitude @ mean)), x @ (I * (square @ mean @ rsqrt)), x @ max, x @ logsumexp, x @ moments,
-    x @ (I + exp @ mean), x @ (exp * (exp @ ones @ reciprocal)), x @ exp @ ones)
+    x @ row(I + exp @ mean, tanh), x @ (exp * (exp @ ones @ reciprocal)), x @ share @ tanh @ share)
 SAMPLES: tuple[str, ...] = tuple(write_term(term, {x: 0})[0] for term in TERMS)
 y = x @ heads(4)
 capped = product(y, turn(y)) @ tanh
