@@ -132,7 +132,7 @@ class Promised(Data):
     @cached_property
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property
-    def sketch(self) -> int: return hash(self.key)                             # type: ignore[override]
+    def sketch(self) -> int: return hash(self.key)
     @property
     def array(self) -> Numeric:                                                # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
