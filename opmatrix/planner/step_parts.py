@@ -2,7 +2,7 @@
 bubble, gradients, the optimiser. The parts add up."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -142,23 +142,61 @@ def loss_parts(setting: Setting) -> PartSeconds:
     return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
+def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSeconds]) -> PartSeconds:
+    """Parts that forms of strategies have in common where they compute the same again and lay axes alike, once."""
+    if setting.passes is None: return find(setting)
+    own = setting.strategy
+    key = name, id(setting.model.layers[0][0]), own.recompute, own.order, own.sequence, own.balanced
+    if key not in setting.passes: setting.passes[key] = find(setting)
+    return setting.passes[key]
+
+
 def step_parts(setting: Setting) -> PartSeconds:
     """A step of training of the slowest stage, with what it waits for the others."""
-    own, model = setting.strategy, setting.model
-    bodies = add_parts(*(scale_parts(layer_parts(setting, work), count) for work, count in model.layers))
-    once = setting._replace(strategy=replace(own, recompute="none"))
-    first, last = layer_parts(once, model.first), add_parts(layer_parts(once, model.last), loss_parts(setting))
-    several = step_at(own.pp, 2)
-    share = scale_parts(bodies, fullest_share(setting))
-    slowest = add_parts(share, last, scale_parts(first, 1 - several))
-    if own.balanced: slowest = scale_parts(add_parts(bodies, first, last), 1 / own.pp)
-    every = sum_parts(bodies) + sum_parts(first) + sum_parts(last)
-    m = setting.micro_batches
-    sent = send_parts(setting)
-    found = scale_parts(add_parts(slowest, sent), m)
-    found["bubble"] = (every - sum_parts(slowest) + (own.pp - 1) * sum_parts(sent)) / own.virtual
-    if own.schedule == "zb-h1": found["bubble"] = most(found["bubble"] - filled_seconds(setting, every), 0)
-    return add_parts(found, gradient_parts(setting), stored_parts(setting), optimiser_parts(setting))
+    own = setting.strategy
+    busy, rest = known_parts(setting, "busy", busy_parts), known_parts(setting, "bubble", waited_parts)
+    found = {**scale_parts(busy, setting.micro_batches), "bubble": rest["bubble"] / own.virtual}
+    if own.schedule == "zb-h1": found["bubble"] = most(found["bubble"] - filled_seconds(setting), 0)
+    return add_parts(found, known_parts(setting, "gradients", gradient_parts), stored_parts(setting),
+                     optimiser_parts(setting))
+
+
+def end_parts(setting: Setting) -> tuple[PartSeconds, PartSeconds]:
+    """What stands before all layers, and behind them, which nothing computes again."""
+    once = setting._replace(strategy=replace(setting.strategy, recompute="none"))
+    return (layer_parts(once, setting.model.first),
+            add_parts(layer_parts(once, setting.model.last), loss_parts(setting)))
+
+
+def body_parts(setting: Setting) -> PartSeconds:
+    """All layers, for a micro-batch."""
+    return add_parts(*(scale_parts(layer_parts(setting, work), count) for work, count in setting.model.layers))
+
+
+def slowest_parts(setting: Setting) -> PartSeconds:
+    """The slowest stage, for a micro-batch."""
+    own, (first, last) = setting.strategy, end_parts(setting)
+    bodies = known_parts(setting, "bodies", body_parts)
+    if own.balanced: return scale_parts(add_parts(bodies, first, last), 1 / own.pp)
+    alone = 1 - step_at(own.pp, 2)
+    return add_parts(scale_parts(bodies, fullest_share(setting)), last, scale_parts(first, alone))
+
+
+def busy_parts(setting: Setting) -> PartSeconds:
+    """What the slowest stage does for a micro-batch, with what it hands on."""
+    return add_parts(known_parts(setting, "slowest", slowest_parts), send_parts(setting))
+
+
+def every_second(setting: Setting) -> Quantity:
+    """Seconds of a micro-batch on all stages."""
+    return add_all(map(sum_parts, (known_parts(setting, "bodies", body_parts), *end_parts(setting))))
+
+
+def waited_parts(setting: Setting) -> PartSeconds:
+    """What the slowest stage waits for all others, where each has one chunk."""
+    slowest = sum_parts(known_parts(setting, "slowest", slowest_parts))
+    sent = (setting.strategy.pp - 1) * sum_parts(send_parts(setting))
+    return {"bubble": every_second(setting) - slowest + sent}
 
 
 def learning_seconds(setting: Setting, work: LayerWork) -> Quantity:
@@ -166,23 +204,20 @@ def learning_seconds(setting: Setting, work: LayerWork) -> Quantity:
     return add_all(product_seconds(setting, each) for each in work.products if each.learns)
 
 
-def known_learning(setting: Setting, work: LayerWork) -> Quantity:
-    """`learning_seconds`, once for all forms of strategies."""
-    if setting.passes is None: return learning_seconds(setting, work)
-    key = id(work), "learns"
-    if key not in setting.passes: setting.passes[key] = {"learns": learning_seconds(setting, work)}
-    return setting.passes[key]["learns"]
-
-
-def filled_seconds(setting: Setting, every: Quantity) -> Quantity:
+def filled_seconds(setting: Setting) -> Quantity:
     """What gradients of weights that wait fill of the bubble of ZB-H1: what 1F1B waits for less what this one does,
-    by the work of an equal stage. `every`: seconds of a micro-batch on all of them."""
-    own, model = setting.strategy, setting.model
+    by the work of an equal stage."""
+    return known_parts(setting, "filled", filled_parts)["bubble"]
+
+
+def filled_parts(setting: Setting) -> PartSeconds:
+    """Seconds of the bubble of 1F1B that gradients of weights fill."""
+    own, model, every = setting.strategy, setting.model, every_second(setting)
     layers = [(model.first, 1), *model.layers, (model.last, 1)]
     forward = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers) / own.pp
-    learnt = add_all(count * known_learning(setting, work) for work, count in layers) / own.pp
+    learnt = add_all(count * learning_seconds(setting, work) for work, count in layers) / own.pp
     took = own.pp, setting.micro_batches, 1, forward, every / own.pp - forward - learnt, learnt
-    return rounds(*took) - deferred_rounds(*took)
+    return {"bubble": rounds(*took) - deferred_rounds(*took)}
 
 
 def send_parts(setting: Setting) -> PartSeconds:
