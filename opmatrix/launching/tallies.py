@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import sympy
 
-from opmatrix.partitions.booked import Crossing
+from opmatrix.partitions.booked import NONE, Crossing
 from opmatrix.partitions.plan import Partition
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
@@ -14,7 +14,6 @@ from opmatrix.stepping.asked_steps import TrainPlan
 from opmatrix.stepping.train_formulas import step_crossings, step_flops, step_peak
 
 StageCrossings: TypeAlias = Callable[[int], Iterable[tuple[int, Crossing]]]      # how often, and what, of a stage
-ZERO = sympy.Integer(0)
 NUMBER_BYTES = 8                                            # bytes of a float64
 
 
@@ -70,7 +69,7 @@ def crossing_tallies(plan: Partition, meters: Mapping[Coordinates, Meter],
             op, axis = key
             yield compare(f"{op} over {axis}, {table}", unit,
                           {p: factor * each.get(key, 0) for p, each in counted.items()},
-                          {p: factor * each.get(key, ZERO) for p, each in said.items()},
+                          {p: factor * each.get(key, NONE) for p, each in said.items()},
                           uneven=uneven and plan.mesh.experts is not None and axis == plan.mesh.experts.name)
 
 
@@ -94,7 +93,7 @@ def counts_on(plan: Partition, crossings: Iterable[tuple[int, Crossing]], place:
     found: dict[tuple[str, str], sympy.Expr] = {}
     for times, each in crossings:
         key = each.op, each.axis
-        found[key] = found.get(key, ZERO) + times * value_on(plan, getattr(each, table), place)
+        found[key] = found.get(key, NONE) + times * value_on(plan, getattr(each, table), place)
     return found
 
 

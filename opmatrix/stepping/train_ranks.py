@@ -125,7 +125,8 @@ class TrainingRank:
 
     def back(self, micro: int, leg: int) -> Generator[Message, Any, None]:
         """A micro-batch back through a leg: its gradients are added to those of others."""
-        along, g, (lo, hi) = self.along, 1 / self.train.rows, self.plan.cuts[leg]      # type: tuple[int, Any, Any]
+        along, (lo, hi) = self.along, self.plan.cuts[leg]
+        g: Any = 1 / self.train.rows
         if leg < self.train.legs - 1: [g] = yield Message("take_back", along, (), hi)
         passes = self.passes.pop((micro, leg))
         for number in reversed(self.train.chunk_numbers(leg)):

@@ -166,8 +166,8 @@ def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[
 
 
 def expert_copies(mesh: Mesh, stored: Placement) -> tuple[tuple[int, int], ...]:
-    """Of an array that ranks have expert by expert: the axes among whose ranks there are so many copies of an expert,
-    with as many; none for another array. Raises InputError where experts lie across parts of axes."""
+    """The axes among whose ranks there are copies of an expert, and how many, of an array that ranks have expert by
+    expert; none for another array. Raises InputError where experts lie across parts of axes."""
     axis = mesh.experts
     if axis is None or stored.on(mesh.index(axis.name)) is None: return ()
     if prod([mesh.axes[k].ranks for k in mesh.folded]) == axis.ranks: return ()
