@@ -60,4 +60,4 @@ def read_plainly(arguments: Sequence[str]) -> Asked | None:
             try: found[name] = read(left.pop())
             except ValueError: return None
     if len(words) != 2 or not exists(Path(words[0]) / PROGRAM): return None
-    return Asked(*words, cast(Options, found))
+    return Asked(words[0], words[1], cast(Options, found))

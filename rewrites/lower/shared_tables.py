@@ -9,11 +9,12 @@ from formats import Dense, kernels
 from formats.format import Format
 from formats.kernels.rows.gathering import Columns
 from opmatrix.program import Program, Step
-from opmatrix.runtime.kernels.lookup import embed
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.schedule import Call
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 
+EMBED = KERNELS["embed"]
 LONGER = 0.002                                              # that a program may take, as a share, to store numbers once
 ROWS = 4096                                                 # that are compared at a time
 
@@ -23,7 +24,7 @@ def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) 
     predicted; the same program where that is none."""
     steps, left = list[Step](), LONGER * seconds
     for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
-        for number in range(len(call.bound.tables)) if call.kernel is embed else ():
+        for number in range(len(call.bound.tables)) if call.kernel is EMBED else ():
             if (name := find_panels(program, step.operands[f"table{number}"])) is None: continue
             other = gathered_from(step, number, name)
             if (more := longer(program, call, number, other, prices)) <= left: step, left = other, left - more
