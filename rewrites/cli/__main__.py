@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from rewrites.cli.environment import prepare
-from rewrites.cli.straight import TOKENIZER, read_plainly
+from rewrites.straight import TOKENIZER, read_plainly
 
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
@@ -38,11 +38,11 @@ def run_command(began: float | None = None) -> None:
         sys.stdout.flush()
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
-    except known("commands", "misunderstood") as error:
+    except find_kinds("commands", "misunderstood") as error:
         exit_with(error.format_message() + usage(error), 2)
-    except known("outputs", "bad_input") as error:
+    except find_kinds("outputs", "bad_input") as error:
         exit_with(str(error.args[0] if error.args else error), 2)
-    except known("commands", "interruptions"):
+    except find_kinds("commands", "interruptions"):
         exit_with("interrupted", 130)
     except BrokenPipeError:
         discard(1)
@@ -70,7 +70,7 @@ def call_command(arguments: list[str], began: float | None) -> int | None:
     return status
 
 
-def known(module: str, kinds: str) -> Any:
+def find_kinds(module: str, kinds: str) -> Any:
     """Exceptions that a module of commands knows of, which is imported once one is there."""
     return getattr(import_module(f"rewrites.cli.{module}"), kinds)()
 

@@ -9,13 +9,14 @@ from formats import Dense, kernels
 from formats.format import Format
 from formats.kernels.rows.gathering import Columns
 from opmatrix.program import Program, Step
-from opmatrix.runtime.kernels.lookup import embed
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.schedule import Call
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 
+EMBED = KERNELS["embed"]
 LONGER = 0.002                                              # that a program may take, as a share, to store numbers once
-ROWS = 4096                                                 # that are compared at a time
+COMPARED_ROWS = 4096                                        # that are compared at a time
 
 
 def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) -> Program:
@@ -23,10 +24,10 @@ def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) 
     predicted; the same program where that is none."""
     steps, left = list[Step](), LONGER * seconds
     for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
-        for number in range(len(call.bound.tables)) if call.kernel is embed else ():
+        for number in range(len(call.bound.tables)) if call.kernel is EMBED else ():
             if (name := find_panels(program, step.operands[f"table{number}"])) is None: continue
-            other = gathered_from(step, number, name)
-            if (more := longer(program, call, number, other, prices)) <= left: step, left = other, left - more
+            other = gather_from(step, number, name)
+            if (more := price_turning(program, call, number, other, prices)) <= left: step, left = other, left - more
         steps.append(step)
     if steps == list(program.steps): return program
     read = {name for step in steps for name in step.operands.values()}
@@ -46,21 +47,21 @@ def find_panels(program: Program, name: str) -> str | None:
 def holds_rows(stored: Format, table: Format) -> bool:
     """Whether the columns of a matrix in panels are the rows of a table, to the bit."""
     rows, columns = next(iter(table.arrays().values())), Columns.of(stored)
-    for low in range(0, len(rows), ROWS):
-        some = rows[low:low + ROWS]
+    for low in range(0, len(rows), COMPARED_ROWS):
+        some = rows[low:low + COMPARED_ROWS]
         found = kernels.gather(np.arange(low, low + len(some)), columns, np.empty(some.shape, np.float32))
         if not np.array_equal(found.view(np.uint32), some.view(np.uint32)): return False
     return True
 
 
-def gathered_from(step: Step, number: int, name: str) -> Step:
+def gather_from(step: Step, number: int, name: str) -> Step:
     """The step with that table read from the columns of a matrix."""
     turned = {*filter(None, str(step.attributes.get("turned", "")).split(",")), str(number)}
     return Step(step.kernel, {**step.operands, f"table{number}": name},
                 {**step.attributes, "turned": ",".join(sorted(turned, key=int))}, step.output)
 
 
-def longer(program: Program, call: Call, number: int, other: Step, prices: Prices | Mean) -> float:
+def price_turning(program: Program, call: Call, number: int, other: Step, prices: Prices | Mean) -> float:
     """Seconds that a step takes more where that table is read from columns."""
     tables = list(call.bound.tables)
     tables[number] = program.constants[other.operands[f"table{number}"]]

@@ -20,7 +20,7 @@ from opmatrix.pipelines.sampling import Sampling
 from rewrites.cli import __main__ as cli
 from rewrites.cli import commands
 from rewrites.cli.generate import write_reply
-from rewrites.cli.straight import FLAGS, VALUED, read_plainly
+from rewrites.straight import SWITCHES, VALUED, read_plainly
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_plain_arguments_are_read_as_the_library_reads_them(saved, tmp_path, mon
     words = {name: [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
              for name, info in said.items()}
     spelt = {word: name for name in asked for word in words[name] or [f"--{name.replace('_', '-')}"]}
-    assert {**{word: name for word, (name, _) in VALUED.items()}, **FLAGS} == spelt
+    assert {**{word: name for word, (name, _) in VALUED.items()}, **SWITCHES} == spelt
     assert {name: given[name].default for name in asked} == {name: own[name].default for name in asked}
     plain = {int: "7", float: "0.25", str: "bf16", Path: "x.json"}
     for name, read in VALUED.values():

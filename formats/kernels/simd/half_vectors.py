@@ -27,8 +27,8 @@ def add_outer_eights(typing: Typing, sums: Vectors, factors: types.Type, apart: 
         numbers, new = chosen_lanes(builder, stored, stored, [*range(HALF_LANES)] * 2), list[ir.Value]()
         for v in range(sums.count):
             places = [builder.add(factors, builder.mul(apart, apart.type(r))) for r in (2 * v, 2 * v + 1)]
-            two = [spread_over_eight(builder, builder.load(pointer_at(builder, at, 0, FLOAT))) for at in places]
-            factor = chosen_lanes(builder, *two, [*range(LANES)])
+            low, high = (spread_over_eight(builder, builder.load(pointer_at(builder, at, 0, FLOAT))) for at in places)
+            factor = chosen_lanes(builder, low, high, [*range(LANES)])
             new.append(multiply_add(builder, factor, numbers, builder.extract_value(tile, v)))
         return closed(builder, new)
     return sums(sums, types.int64, types.int64, types.int64), code

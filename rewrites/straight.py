@@ -7,8 +7,8 @@ from os.path import exists
 from pathlib import Path
 from typing import NamedTuple, TypedDict, cast
 
-COMMAND, PROGRAM, TOKENIZER = "generate", "program.json", "tokenizer.json"
-WHOLE, NUMBER = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
+COMMAND, SAVED_AS, TOKENIZER = "generate", "program.json", "tokenizer.json"
+ALL_DIGITS, DECIMAL = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
 
 
 class Options(TypedDict, total=False):
@@ -24,42 +24,42 @@ class Options(TypedDict, total=False):
     quiet: bool
 
 
-class Asked(NamedTuple):
+class PlainLine(NamedTuple):
     """A directory, a prompt, and options."""
     model: str
     prompt: str
     options: Options
 
 
-def whole(word: str) -> int: return int(plain(WHOLE, word))
-def number(word: str) -> float: return float(plain(NUMBER, word))
+def read_whole(word: str) -> int: return int(take_fitting(ALL_DIGITS, word))
+def read_number(word: str) -> float: return float(take_fitting(DECIMAL, word))
 
 
-def plain(kind: re.Pattern[str], word: str) -> str:
+def take_fitting(kind: re.Pattern[str], word: str) -> str:
     """The word, where it is of a kind; else ValueError."""
     if kind.fullmatch(word): return word
     raise ValueError(word)
 
 
 VALUED: Mapping[str, tuple[str, Callable[[str], object]]] = {               # options that a value follows
-    "--max-tokens": ("max_tokens", whole), "--temperature": ("temperature", number), "--top-k": ("top_k", whole),
-    "--top-p": ("top_p", number), "--seed": ("seed", whole), "--cache": ("cache", str), "--json": ("results", Path),
-    "--laws": ("own", Path)}
-FLAGS = {"--quiet": "quiet", "-q": "quiet"}
+    "--max-tokens": ("max_tokens", read_whole), "--temperature": ("temperature", read_number),
+    "--top-k": ("top_k", read_whole), "--top-p": ("top_p", read_number), "--seed": ("seed", read_whole),
+    "--cache": ("cache", str), "--json": ("results", Path), "--laws": ("own", Path)}
+SWITCHES = {"--quiet": "quiet", "-q": "quiet"}
 
 
-def read_plainly(arguments: Sequence[str]) -> Asked | None:
+def read_plainly(arguments: Sequence[str]) -> PlainLine | None:
     """What is asked of a saved program; None where that is not plain, or for another command."""
     if arguments[:1] != [COMMAND]: return None
     words, found, left = list[str](), dict[str, object](), [*reversed(arguments[1:])]
     while left:
         word = left.pop()
-        if word in FLAGS: found[FLAGS[word]] = True
+        if word in SWITCHES: found[SWITCHES[word]] = True
         elif not word.startswith("-"): words.append(word)
         elif word not in VALUED or not left or left[-1].startswith("-"): return None
         else:
             name, read = VALUED[word]
             try: found[name] = read(left.pop())
             except ValueError: return None
-    if len(words) != 2 or not exists(Path(words[0]) / PROGRAM): return None
-    return Asked(*words, cast(Options, found))
+    if len(words) != 2 or not exists(Path(words[0]) / SAVED_AS): return None
+    return PlainLine(words[0], words[1], cast(Options, found))
