@@ -14,8 +14,7 @@ from opmatrix.algebra.attributes import brief
 if TYPE_CHECKING:
     import sympy
 
-    from opmatrix.algebra.shapes import LiveSize
-
+LiveSize: TypeAlias = "int | sympy.Expr"                    # `m + 1` is a size
 Numeric: TypeAlias = NDArray[Any]                           # of numbers whose type is known when it is there
 SKETCHED = 16                                               # numbers of an array that its hash is made of
 
