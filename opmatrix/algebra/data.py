@@ -14,7 +14,8 @@ from opmatrix.algebra.attributes import brief
 if TYPE_CHECKING:
     import sympy
 
-LiveSize: TypeAlias = "int | sympy.Expr"                    # `m + 1` is a size
+    from opmatrix.algebra.shapes import LiveSize
+
 Numeric: TypeAlias = NDArray[Any]                           # of numbers whose type is known when it is there
 SKETCHED = 16                                               # numbers of an array that its hash is made of
 

@@ -11,12 +11,13 @@ import sympy
 
 from opmatrix.algebra.attributes import brief as brief
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.data import LiveSize as LiveSize
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
     from opmatrix.relations import Relation
     from opmatrix.signature import Port
+
+LiveSize: TypeAlias = int | sympy.Expr                      # `m + 1` is a size
 
 
 def size(name: str) -> sympy.Symbol:
