@@ -81,6 +81,11 @@ class Data:
         number: float = self.array[at].item()
         return number
 
+    @cached_property
+    def is_finite(self) -> bool:
+        """Whether it has neither infinities nor NaN."""
+        return bool(np.isfinite(self.array).all())
+
     def head(self, h: int) -> Data:
         """The matrix of one head of a stack; itself where it is no stack."""
         return Data(self.array[h % len(self.array)]) if len(self.shape) == 3 else self
@@ -133,6 +138,8 @@ class Promised(Data):
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property
     def sketch(self) -> int: return hash(self.key)
+    @property
+    def is_finite(self) -> bool: return True                                    # type: ignore[override]
     @property
     def array(self) -> Numeric:                                                # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")

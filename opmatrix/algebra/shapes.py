@@ -6,13 +6,12 @@ from functools import cache
 from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
-import numpy as np
 import sympy
 
 from opmatrix.algebra.attributes import brief as brief
-from opmatrix.algebra.data import Data, Promised
 
 if TYPE_CHECKING:
+    from opmatrix.algebra.data import Data
     from opmatrix.algebra.term import Operator
     from opmatrix.relations import Relation
     from opmatrix.signature import Port
@@ -216,7 +215,7 @@ class Shape(NamedTuple):
             shown = " × ".join(map(str, table.shape))
             raise ShapeError(f"by_distance: a table of {shown} for distances up to {most}: give a row for each head, "
                              f"of {2 * most + 1} columns, from -{most} to {most}")
-        if not isinstance(table, Promised) and not np.isfinite(table.array).all():
+        if not table.is_finite:
             raise ShapeError("by_distance: the table has numbers that are not finite: whom a query does not see, a "
                              "pattern says")
         return Shape(table.shape[0], T, T)
