@@ -139,7 +139,7 @@ class Promised(Data):
     @property
     def sketch(self) -> int: return hash(self.key)
     @property
-    def is_finite(self) -> bool: return True                                    # type: ignore[override]
+    def is_finite(self) -> bool: return True
     @property
     def array(self) -> Numeric:                                                # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
