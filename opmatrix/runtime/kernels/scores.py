@@ -81,12 +81,14 @@ class scores(Arguments):
         return Scores(fit_bias(a.bias, heads_of(q=a.q, k=a.k)))
 
     def reference(a) -> Doubles:
-        return np.asarray(multiply_queries(a.q, a.k, a.batch, a.bias) * a.scale + near_rows(a.bias, a))
+        scores: Doubles = multiply_queries(a.q, a.k, a.batch, a.bias) * float(a.scale) + near_rows(a.bias, a)
+        return scores
 
     def bound(a) -> Doubles:
         """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
         size = abs(float(a.exact.scale)) * multiply_queries(abs(a.exact.q), abs(a.exact.k), a.batch, a.bias)
-        return gamma(a.q.shape[2] + 2 + (a.bias is not None)) * (size + abs(near_rows(a.exact.bias, a)))
+        spread: Doubles = size + np.abs(near_rows(a.exact.bias, a))
+        return gamma(a.q.shape[2] + 2 + (a.bias is not None)) * spread
 
     def borders(a) -> Collection[int]: return compiled.borders("scores")
     cost = by_scores("scores", "q", "k")
