@@ -21,7 +21,7 @@ IMPORTS = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\
                      r"|^[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
 COMMENT = re.compile(r"#[^\n]*")
 ROOT, PACKAGE = __name__.partition(".")[0], __name__.rpartition(".")[0]        # what kernels are part of, and theirs
-HOME = Path(__file__).parents[2]                             # where the project's packages lie
+PROJECT = Path(__file__).parents[2]                          # where the project's packages lie
 CONSTANT = type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, np.dtype
 
 
@@ -81,7 +81,7 @@ def is_kernels(module: str) -> bool:
 
 def find_file(module: str) -> Path:
     """Where the source of a module of the project is, or would be."""
-    place = HOME.joinpath(*module.split("."))
+    place = PROJECT.joinpath(*module.split("."))
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 

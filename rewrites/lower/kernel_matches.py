@@ -106,7 +106,7 @@ class KernelMatches:
         return [each for each in patterns if each.kinds <= self.kinds]
 
     def select_rooted(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[Implementation]:
-        """Those whose pattern begins with a kind that the class has a member of; of most there is none."""
+        """Implementations whose pattern begins with a kind that the class has a member of; most begin with none."""
         held = self.held.get(cls, ())
         return (each for each in implementations if each.root in held or each.root == "symbol")
 
