@@ -134,7 +134,6 @@ def many(name, rng, layers, x, gates, rounds):
 def peers(name, rng, arrays, layers, rounds):
     """The fastest of others at 512 rows and at one, in the same numbers: those that cannot be made here say why."""
     kind = KINDS[name]
-    if kind == "bf16": return
     calls, why = {}, {}
     def add(what, make):
         try: calls[what] = make()
@@ -148,10 +147,15 @@ def peers(name, rng, arrays, layers, rounds):
         for way, each in found.items():
             add(f"transformers {way}", lambda each=each: lambda x, gates: [
                 expert_peers.torch_call(one, x, gate, K) for one, gate in zip(each, gates, strict=True)])
+    if kind == "bf16":
+        def layers_of_kt():
+            made = [expert_peers.KtExperts(*layer, K) for layer in arrays]
+            return lambda x, gates: [one.call(x, gate) for one, gate in zip(made, gates, strict=True)]
+        add("kt-kernel", layers_of_kt)
     def sessions():
         made = [expert_peers.onnx_session(*layer, K, kind == NARROW_PEER) for layer in arrays]
         return lambda x, gates: [expert_peers.onnx_call(one, x, gate) for one, gate in zip(made, gates, strict=True)]
-    add("ONNX Runtime", sessions)
+    if kind != "bf16": add("ONNX Runtime", sessions)
     for rows in (512, 1):
         x, gates = rng.standard_normal((rows, N), np.float32), [routed(rng, rows, E) for _ in arrays]
         runs = {"mixed": layers.mixed(x, gates)}

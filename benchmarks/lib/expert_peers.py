@@ -1,4 +1,5 @@
-"""Others' mixtures of experts: transformers' ways and ONNX Runtime's operators, on one thread, in float32 and in bytes.
+"""Others' mixtures of experts: transformers' ways, ONNX Runtime's operators and kt-kernel, on one thread, in float32,
+bf16 and bytes.
 Each is a function of rows, scores and weights that are there before it is timed."""
 import os
 import tempfile
@@ -72,3 +73,38 @@ def onnx_call(session: Any, x: np.ndarray, gate: np.ndarray) -> Timed:
     """A call with the gate's numbers as scores: it goes where they are largest."""
     scores = np.where(gate == 0, np.float32(-9), gate)
     return lambda: session.run(None, {"x": x, "scores": scores})
+
+
+class KtExperts:
+    """A layer of kt-kernel (KTransformers) in bf16, by the kernels that it has for this processor."""
+
+    def __init__(self, up: np.ndarray, beside: np.ndarray, down: np.ndarray, k: int) -> None:
+        import torch
+        from kt_kernel import kt_kernel_ext as native
+        kinds = [kind for kind in ("AMXBF16_MOE", "AVX512BF16_MOE", "AVX2BF16_MOE") if hasattr(native.moe, kind)]
+        if not kinds: raise RuntimeError("no bf16 for this processor")
+        self.k, (count, n, f), pool = k, up.shape, native.WorkerPoolConfig()
+        pool.subpool_count, pool.subpool_numa_map, pool.subpool_thread_count = 1, [0], [1]
+        self.infer, told = native.CPUInfer(pool), native.moe.MOEConfig(count, k, n, f, 0)
+        told.pool, told.max_len = self.infer.backend_, 1024
+        self.held = [torch.from_numpy(w.swapaxes(1, 2).copy()).to(torch.bfloat16) for w in (up, beside, down)]
+        told.gate_projs, told.up_projs, told.down_projs = ([[each.data_ptr() for each in w]] for w in self.held)
+        self.moe, order = getattr(native.moe, kinds[0])(told), torch.arange(count)
+        self.finish(self.moe.load_weights_task(order.data_ptr()))
+
+    def finish(self, task: object) -> None:
+        self.infer.submit(task)
+        self.infer.sync()
+
+    def call(self, x: np.ndarray, gate: np.ndarray) -> Timed:
+        """A call, which ends with its result in bf16."""
+        import torch
+        order = np.argsort(-abs(gate), 1, kind="stable")[:, :self.k].copy()
+        ids, by = torch.from_numpy(order), torch.from_numpy(np.take_along_axis(gate, order, 1))
+        rows, given = torch.tensor([len(x)], dtype=torch.int32), torch.from_numpy(x).to(torch.bfloat16)
+        out = torch.empty_like(given)
+        def run() -> object:
+            self.finish(self.moe.forward_task(rows.data_ptr(), self.k, ids.data_ptr(), by.data_ptr(), given.data_ptr(),
+                                              out.data_ptr(), False))
+            return out
+        return run

@@ -9,6 +9,9 @@ from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span,
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
 TILE_ROWS, TILE_VECTORS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
 ROW_VECTORS = 12 if MANY_REGISTERS else 4                    # vectors of a tile of one row
+# depths of a block: of panels of 64 columns, whose rows lie 256 bytes apart, so many that the nearest cache keeps them
+# from tile to tile (24 KiB). Tiles as wide as three quarters of a panel read it seldom enough
+NEAR_DEPTH = 1 << 30 if MANY_REGISTERS else 96
 
 
 @njit(**HELPER)
@@ -37,9 +40,9 @@ def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step
         left += 16
 
 
-@Function.of(10)
-def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
-    """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
+@njit(**HELPER)
+def bands(rows, columns, depth, x, along, w, across, y, step, fresh):
+    """All rows, by bands from large to small."""
     row = 0
     while row + TILE_ROWS <= rows:
         band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x,
@@ -53,6 +56,14 @@ def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
         band(zeros(1, ROW_VECTORS), zeros(1, ROW_VECTORS), zeros(1, 1), row, columns, depth, x, along, w, across, y,
              step, fresh)
         row += 1
+
+
+@Function.of(10)
+def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
+    """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
+    bands(rows, columns, min(NEAR_DEPTH, depth), x, along, w, across, y, step, fresh)
+    for top in range(NEAR_DEPTH, depth, NEAR_DEPTH):
+        bands(rows, columns, min(NEAR_DEPTH, depth - top), x + 4 * top, along, w + across * top, across, y, step, False)
 
 
 # call the product at an address (the first argument): multiply(gemm.address, rows, columns, depth, x, ...)

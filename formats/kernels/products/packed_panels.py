@@ -15,7 +15,7 @@ from formats.kernels.rows.following import epilogue_record, finish_block, finish
 from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, store_tile, zeros
 from formats.machine.threads import threads
 
-from .gemm import strip
+from .gemm import multiply
 from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 
 __all__ = ["product_packed"]
@@ -89,21 +89,6 @@ def whole_panel(rows, depth, x, along, w, y, step):
         else: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 1))
 
 
-@njit(**HELPER)
-def part_panel(rows, columns, across, depth, x, along, w, y, step):
-    """So many columns, a vector at a time, the last one cut."""
-    for left in range(0, columns, 16):
-        row, lanes = 0, min(16, columns - left)
-        while row + 6 <= rows:
-            strip(zeros(6, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step,
-                  True, lanes)
-            row += 6
-        while row < rows:
-            strip(zeros(1, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step,
-                  True, lanes)
-            row += 1
-
-
 @Kernel
 def packed(item, worker, arguments):
     """w in panels of float32; the epilogue follows panel by panel."""
@@ -116,7 +101,7 @@ def packed(item, worker, arguments):
             whole_panel(high - low, c.n, x, 4 * c.along, w, out + 4 * start, 4 * c.step)
         else:
             across = 4 * ((columns + 15) // 16 * 16)
-            part_panel(high - low, columns, across, c.n, x, 4 * c.along, w, out + 4 * start, 4 * c.step)
+            multiply(c.multiply, high - low, columns, c.n, x, 4 * c.along, w, across, out + 4 * start, 4 * c.step, 1)
         finish_block(c.after, low, high, start, start + columns)
     if right - left == c.p: finish_rows(c.after, low, high)
 
