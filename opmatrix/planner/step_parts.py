@@ -15,6 +15,7 @@ from opmatrix.planner.quantities import Quantity, add_all, most, round_up, soft_
 from opmatrix.planner.strategies import Strategy
 
 PartSeconds = dict[str, Quantity]
+LEAST_SHARE = 1e-9                                          # of a layer, or seconds: next to nothing
 CORE_TILE = 1 << 15                                         # sums that a core holds: 256 x 128 in float32
 
 
@@ -174,12 +175,15 @@ def body_parts(setting: Setting) -> PartSeconds:
 
 
 def slowest_parts(setting: Setting) -> PartSeconds:
-    """The slowest stage, for a micro-batch."""
+    """The slowest stage, for a micro-batch: one that has a layer more than the last where layers do not divide, or the
+    last, which has what stands behind all layers."""
     own, (first, last) = setting.strategy, end_parts(setting)
     bodies = known_parts(setting, "bodies", body_parts)
     if own.balanced: return scale_parts(add_parts(bodies, first, last), 1 / own.pp)
-    alone = 1 - step_at(own.pp, 2)
-    return add_parts(scale_parts(bodies, fullest_share(setting)), last, scale_parts(first, alone))
+    alone, share = 1 - step_at(own.pp, 2), fullest_share(setting)
+    fewer = round_up(setting.model.count / own.pp - 1 + LEAST_SHARE) / setting.model.count
+    longer = (share - fewer) * sum_parts(bodies) / most(sum_parts(last), LEAST_SHARE)
+    return add_parts(scale_parts(bodies, share), scale_parts(last, most(1 - longer, 0)), scale_parts(first, alone))
 
 
 def busy_parts(setting: Setting) -> PartSeconds:

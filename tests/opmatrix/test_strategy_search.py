@@ -196,6 +196,15 @@ def test_pipelines_run_as_formulas_say(found):
     assert "again" in stages_text(StageCut((3, 3), ("full", "full"))) and best_cut(full, 4.1e9) is None
 
 
+def test_the_last_stage_has_fewer_layers_and_the_head(found):
+    """12 layers on 8 stages: the slowest has two, or one and the head, which one after the other would be 3 or so."""
+    form = found.best[0].form._replace(recompute="none", zero=0, schedule="1f1b", sequence=False)
+    sizes = {**found.best[0].sizes, "dp": 2, "tp": 1, "cp": 1, "ep": 1, "pp": 8, "micro_batch": 1, "virtual": 1}
+    choice = PlanChoice(form, sizes, found.question.predicted(form, sizes))
+    assert run_stages(choice).cut == (2, 2, 2, 2, 1, 1, 1, 1)
+    assert run_stages(choice).seconds == pytest.approx(choice.seconds, rel=0.1)
+
+
 def test_a_picture_is_drawn(found, tmp_path):
     choice = next(each for each in found.best if each.sizes["pp"] > 1)
     text = draw_step(choice, tmp_path / "step.svg", "a step").read_text()
