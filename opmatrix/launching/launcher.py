@@ -75,7 +75,7 @@ class Launched:
 class Ranks:
     """So many processes, as a context: none is left at its end. `deadline`: seconds in which some rank must get on.
     `port`: of this machine, a free one for 0. Raises InputError for a port in use and where torch is not installed."""
-    def __init__(self, count: int, deadline: float = 10.0, port: int = 0, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, count: int, deadline: float = 8.0, port: int = 0, program: Sequence[str] = PROGRAM) -> None:
         if count < 1: raise InputError(f"ranks {count}: at least 1")
         if deadline <= 0: raise InputError(f"deadline {deadline}: seconds, more than 0")
         if program == PROGRAM and find_spec("torch") is None:

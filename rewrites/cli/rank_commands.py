@@ -160,7 +160,7 @@ def launch_model(
                                                   "drawn by")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a "
                                                           "configuration")] = False,
-    deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 10.0,
+    deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 8.0,
     port: Annotated[int, typer.Option(help="of this machine, where ranks meet; 0: a free one")] = 0,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="with one rank, in this process")] = True,
     trace: Annotated[Path | None, typer.Option(metavar="OUT.json|.svg", help="what each rank did in the last step, for "

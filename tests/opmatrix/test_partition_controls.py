@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from partitioned import ANY, LLAMA, compared, differences, ids_of, made, planned
+from trained_ranks import noticed, random_training_case
 
 from opmatrix.algebra import monoids
 from opmatrix.partitions import virtual
@@ -128,3 +129,8 @@ def test_a_rank_that_is_missing_is_waited_for(monkeypatch):
     monkeypatch.setattr(virtual, "rank", gone)
     with pytest.raises(Stuck, match=r"^rank \(0,\) waits in send of step \d+ on axis r$"):
         run(plan, Feed(ids_of(1, 6)))
+
+
+def test_a_dual_that_is_left_out_behind_a_norm_of_two_columns_is_found():
+    """Such a norm gives signs, so what comes back through it is what is added to the variance."""
+    assert noticed(random_training_case(712))
