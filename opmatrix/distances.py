@@ -41,8 +41,7 @@ def number_buckets(distances: Numeric, count: int, farthest: int, both: bool) ->
     single = own // 2
     grown = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single)) / np.float32(np.log(farthest / single))
     wide = single + (grown * np.float32(own - single)).astype(np.int64)
-    found: Numeric = np.where(away < single, away, np.minimum(wide, own - 1)) + own * (both & (distances > 0))
-    return found
+    return np.asarray(np.where(away < single, away, np.minimum(wide, own - 1)) + own * (both & (distances > 0)))
 
 
 def bucketed(numbers: Data, farthest: int = 128, both: bool = True) -> Operator:

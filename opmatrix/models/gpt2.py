@@ -21,7 +21,7 @@ from opmatrix.algebra.operators import (
     product,
     weight,
 )
-from opmatrix.algebra.shapes import LiveSize, divides, quotient
+from opmatrix.algebra.shapes import LiveSize, certain, divides, quotient
 from opmatrix.algebra.term import Operator, Value, formula
 from opmatrix.distances import alibi
 from opmatrix.models.config import (
@@ -90,6 +90,7 @@ def stacked_layers(config: Settings, at: ArraySource,
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("ln_f")])
 
 
+MAX_SLOPES = (1 << 26) - 1                                  # positions times heads
 BLOOM = TensorNames("transformer.", table="word_embeddings.weight", head="lm_head.weight")
 # published configs have older names for some
 BLOOM_KEYS = dict(
@@ -108,7 +109,10 @@ def bloom(config: Settings, at: ArraySource) -> Operator:
     """Embeddings have a norm of their own; in every head a score loses its slope times the distance."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if not divides(h, n): raise wrong("n_head", h, f"a divisor of hidden_size, {n}")
-    f, d, near = f or 4 * n, quotient(n, h), alibi(h, config["max_position_embeddings"])
+    positions = config["max_position_embeddings"]
+    if certain(positions * h > MAX_SLOPES):
+        raise wrong("seq_length", positions, f"at most {MAX_SLOPES // h:,} for {h} heads, each with a table")
+    f, d, near = f or 4 * n, quotient(n, h), alibi(h, positions)
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))

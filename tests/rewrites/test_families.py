@@ -139,6 +139,12 @@ def verified(operator):
     return {kind: program for kind, (program, _) in programs.items()}
 
 
+def test_a_bloom_by_the_names_of_published_configs():
+    """As bigscience/bloom-560m says them."""
+    older = dict(n_embed=24, n_layer=2, num_attention_heads=4, layer_norm_epsilon=1e-5, vocab_size=WORDS, n_inner=None)
+    assert build(older | dict(model_type="bloom"), at := made(BLOOM)) is build(BLOOM | dict(model_type="bloom"), at)
+
+
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_scores_the_vocabulary(case, tied):
@@ -213,6 +219,12 @@ def test_settings_have_one_name_in_all_families():
     ("gpt2", GPT2 | dict(n_embd=None), "n_embd is null: it must be a whole number"),
     ("gpt2", GPT2 | dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true: it must be "
                                                                 "false or left out"),
+    ("bloom", BLOOM | dict(n_head=5), "n_head is 5: it must be a divisor of hidden_size, 24"),
+    ("bloom", BLOOM | dict(seq_length=2 ** 30), "seq_length is 1073741824: it must be at most 16,777,215 for 4 heads"),
+    ("bloom", BLOOM | dict(apply_residual_connection_post_layernorm=True), "apply_residual.* is true: it must be"),
+    ("t5", T5 | dict(relative_attention_max_distance=4, relative_attention_num_buckets=32),
+     "relative_attention_max_distance is 4: it must be more than 8, as 32 buckets have"),
+    ("t5", T5 | dict(feed_forward_proj="swish"), "feed_forward_proj is 'swish': it must be relu or gated-gelu"),
     ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
     ("roberta", BERT | dict(max_position_embeddings=2),
      r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2"),

@@ -12,6 +12,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import (
     I,
+    by_distance,
     const,
     gelu,
     given,
@@ -221,6 +222,7 @@ def operand(rng, name, sort):
         case "count", _: return SAMPLE[h]
         case "entrywise", _: return gelu
         case "rotation", (size, _): return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
+        case "distances", (many,): return by_distance(numbers(rng, many, 5), 2)
         case "where", _: return sequence & causal
         case "relation", _: return SWAPPED
     raise TypeError(f"{name}: {sort}")

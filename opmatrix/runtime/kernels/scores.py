@@ -57,10 +57,10 @@ def multiply_queries(q: Doubles, k: Doubles, batch: Batch, bias: Doubles | None 
     return np.concatenate([np.einsum("qhd,khd->hqk", q[rows], k[rows]).ravel() for rows in sentence_rows(batch)])
 
 
-def near_rows(bias: Doubles | None, a: Arguments) -> Doubles | float:
-    """The numbers of a table by distance for each pair of a sentence, flat as scores; 0 where there is none."""
-    if bias is None: return 0.0
-    heads, parts = max(most_heads(a.q, a.k), len(bias)), []
+def near_rows(bias: Doubles | None, a: Arguments) -> Doubles:
+    """The numbers of a table by distance for each pair of a sentence, flat as scores; one 0 where there is none."""
+    if bias is None: return np.zeros(1)
+    heads, parts = max(most_heads(a.q, a.k), len(bias)), list[Doubles]()
     for rows in sentence_rows(a.batch):
         at = np.arange(rows.stop - rows.start)
         parts.append(np.broadcast_to(near_keys(bias, at[:, None], at), (heads, len(at), len(at))).ravel())
@@ -81,8 +81,8 @@ class scores(Arguments):
         return Scores(fit_bias(a.bias, heads_of(q=a.q, k=a.k)))
 
     def reference(a) -> Doubles:
-        scores: Doubles = multiply_queries(a.q, a.k, a.batch, a.bias) * float(a.scale) + near_rows(a.bias, a)
-        return scores
+        products: Doubles = multiply_queries(a.q, a.k, a.batch, a.bias) * float(a.scale)
+        return np.asarray(products + near_rows(a.bias, a))
 
     def bound(a) -> Doubles:
         """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
