@@ -61,8 +61,8 @@ def digest_kind(kind: Kind) -> str:
 
 def digest_monoid(over: type[Monoid]) -> str:
     """A digest of what a monoid merges to, and of whether its order is free, on which bits depend."""
-    # by its functions, too: somebody may put others in their place; mypy takes no class for hashable
-    return digest_functions(over, over.lift, over.merge, over.finish)   # type: ignore[arg-type]
+    # others may have been put in their place
+    return digest_functions(over, over.lift, over.merge, over.finish)  # type: ignore[arg-type]    # a class has a hash
 
 
 @lru_cache(256)
