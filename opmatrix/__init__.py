@@ -28,8 +28,8 @@ What there is; `help(om.NAME)` says more of each:
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       exp, expm1, log, square, rsqrt, reciprocal
-    rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax, over,
-                 monoids, Monoid
+    rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
+    sums         over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among

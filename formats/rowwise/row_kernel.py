@@ -17,16 +17,19 @@ from formats.rowwise.row_loops import SLOW, Loops
 from formats.rowwise.row_text import RowText
 from formats.rowwise.row_values import ABREAST, RowValue
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-from formats.rowwise.scalar_graphs import count_work
+from formats.rowwise.scalar_graphs import count_waiting
 
+OVERLAPPING = 20.0                                          # operations of a number that those of the next overlap
 HOME = "formats.rowwise.row_lanes"                          # what texts are written in the words of
 
 
 class Counts(NamedTuple):
-    """What one row takes: simple operations, divisions and roots, operations of merges, each of which waits for the one
-    before, loops over columns, numbers that are read and written."""
+    """What one row takes: simple operations, divisions and roots; of these so many as are too far behind one another at
+    one number to overlap with those of the next; operations of merges, each of which waits for the one before; loops
+    over columns, numbers that are read and written."""
     simple: float
     slow: float
+    deep: float
     merged: float
     loops: float
     moved: float
@@ -89,7 +92,7 @@ class RowKernel:
     def counts(self) -> Counts:
         """What one row takes, by its loops; columns in whole vectors."""
         loops = Loops(self.root)
-        simple = slow = merged = 0.0
+        simple = slow = deep = merged = 0.0
         for loop in loops.loops:
             numbers = loop.heads * -(-loop.cols // ABREAST) * ABREAST
             for number in loop.items:
@@ -98,14 +101,17 @@ class RowKernel:
                     simple += item.node.args[0].cols * item.node.heads * -(-item.node.cols // ABREAST) * ABREAST
                 if item.node.op == "total": numbers *= item.node.args[0].heads
                 if item.node.op == "fold":
-                    blocks, (often, rarely) = numbers + 4 * ABREAST * loop.heads, count_work(item.node.extra.merge)
-                    merged += blocks * (often + SLOW * rarely)
+                    blocks, held = numbers + 4 * ABREAST * loop.heads, len(item.node.args)
+                    merged += blocks * count_waiting(item.node.extra.merge, held)
                 seen: set[int] = set()
                 for part, _ in item.parts:
+                    if item.node.op in ("beside", "place"):
+                        numbers, seen = loop.heads * -(-part.cols // ABREAST) * ABREAST, set()     # columns of its own
                     a, b = count_inside(loops, part, part is item.node, seen)
                     simple, slow = simple + numbers * a, slow + numbers * b
+                    deep += numbers * max(a + SLOW * b - OVERLAPPING, 0.0)
         read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")
-        return Counts(simple, slow, merged, float(sum(loop.heads for loop in loops.loops)),
+        return Counts(simple, slow, deep, merged, float(sum(loop.heads for loop in loops.loops)),
                       read + self.root.heads * self.root.cols)
 
 

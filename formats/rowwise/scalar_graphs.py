@@ -12,6 +12,7 @@ from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_plac
 NumberPair = tuple[Any, Any]                                # float64 numbers, and how far float32 may be from them
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-38, -1e-38, 1e38, -1e38, np.inf, -np.inf, np.nan, 88.0, -88.0]
 TRIED_DRAWS, TOLERANCE = 1000, 1e-9
+WAITING_SLOW = 3.0                                          # operations that a division takes where others wait for it
 
 
 def exact_graph(graph: NumberGraph, *given: Any) -> list[Any]:
@@ -78,6 +79,21 @@ def count_work(graph: NumberGraph) -> tuple[float, float]:
     """Simple operations, and divisions and roots."""
     counted = [SCALAR_OPERATIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
     return sum(each.simple for each in counted), sum(each.slow for each in counted)
+
+
+def count_waiting(graph: NumberGraph, held: int) -> float:
+    """Operations between the first so many inputs and outputs, one after another: how long what is merged next waits
+    for what was merged before."""
+    longest: dict[int, float | None] = {}
+    for node in graph.walk():
+        before = [longest[id(each)] for each in node.args if longest[id(each)] is not None]
+        if node.op == "input": longest[id(node)] = 0.0 if node.value < held else None
+        elif not before: longest[id(node)] = None
+        else:
+            function = SCALAR_OPERATIONS[node.op]
+            longest[id(node)] = max(each for each in before if each is not None) + function.simple + \
+                WAITING_SLOW * function.slow
+    return max((longest[id(each)] or 0.0 for each in graph.outputs), default=0.0)
 
 
 def name_graph(graph: NumberGraph) -> str:

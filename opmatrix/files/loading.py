@@ -29,7 +29,7 @@ NAMED_VERSION = 5                                           # that of inputs, se
                                                             # several
 HALF_VERSION = 6                                            # that of caches which are no float32
 OWN_VERSION = 7                                             # that of what is one's own, whatever else it has
-VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION
+READ_VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
@@ -47,7 +47,7 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool = False, law
     if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in VERSIONS:
+    if (version := found.get("version")) not in READ_VERSIONS:
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, sides = field(file, found, "steps", list), signed(file, found)

@@ -8,7 +8,7 @@ from formats.core.errors import InputError
 
 DIGITS_OF_DIGEST = 16
 OWN_NAME = re.compile(rf"([^\W\d][\w.()]{{0,59}}):([0-9a-f]{{{DIGITS_OF_DIGEST}}})", re.ASCII)
-NAMED: dict[str, object] = {}                               # by name and digest: what this process declared or wrote
+OWN_THINGS: dict[str, object] = {}                          # by name and digest: what this process declared or wrote
 Thing = TypeVar("Thing")
 
 
@@ -16,14 +16,14 @@ def enter_own(name: str, digest: str, thing: object) -> str:
     """The name of a thing in programs; a sign that no name has is _ there, as in that of a lambda."""
     plain = re.sub(r"[^\w.()]", "_", name, flags=re.ASCII)[:60]
     called = f"{plain if OWN_NAME.fullmatch(f'{plain}:{digest}') else f'_{plain[:59]}'}:{digest}"
-    NAMED.setdefault(called, thing)
+    OWN_THINGS.setdefault(called, thing)
     return called
 
 
 def find_named(called: str, kind: type[Thing]) -> Thing:
     """The thing of one's own that a program calls so, where it is of this kind. ValueError for one that nobody in this
     process declared."""
-    if isinstance(found := NAMED.get(called), kind): return found
+    if isinstance(found := OWN_THINGS.get(called), kind): return found
     raise ValueError(f"{called.partition(':')[0]!r:.80} is one's own, and nobody has declared it here")
 
 

@@ -19,13 +19,13 @@ from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS, Pattern
 from opmatrix.regions.merging import trace_monoid
 from opmatrix.regions.row_reading import traced_function
 
-PACKAGES = "opmatrix", "rewrites"                           # whose kinds are ours, those of rewriting and training too
+OUR_PACKAGES = "opmatrix", "rewrites"                       # whose kinds are ours, those of rewriting and training too
 OwnThing: TypeAlias = Kind | type[Monoid] | Pattern
 
 
 def name_kind(kind: Kind) -> str:
     """What programs call a kind: one of opmatrix's by its name, one's own with a digest."""
-    ours = LASTING.get(kind.name) is kind or kind.body.__module__.partition(".")[0] in PACKAGES
+    ours = LASTING.get(kind.name) is kind or kind.body.__module__.partition(".")[0] in OUR_PACKAGES
     return kind.name if ours else enter_own(kind.body.__name__, digest_kind(kind), kind)
 
 
@@ -61,7 +61,8 @@ def digest_kind(kind: Kind) -> str:
 
 def digest_monoid(over: type[Monoid]) -> str:
     """A digest of what a monoid merges to, and of whether its order is free, on which bits depend."""
-    return digest_functions(over, over.lift, over.merge, over.finish)   # which somebody may put others in place of
+    # others may have been put in their place
+    return digest_functions(over, over.lift, over.merge, over.finish)  # type: ignore[arg-type]    # a class has a hash
 
 
 @lru_cache(256)

@@ -32,7 +32,8 @@ class FoldedTerm(NamedTuple):
 
 def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray | Data]) -> FoldedTerm:
     """The kernel of a term over values of so many heads and columns. Tables of its pattern are read, where they are
-    there, of all other arrays only shapes. ValueError for what is no term, NotByRows for one that is no product over a monoid."""
+    there, of all other arrays only shapes. ValueError for what is no term, NotByRows for one that is no product over
+    a monoid."""
     tables = list_tables(text)
     given = tuple((Data(each) if isinstance(each, np.ndarray) else Data(np.ones(each.shape, bool)))
                   if k in tables else tuple(each.shape) for k, each in enumerate(arrays))

@@ -1,5 +1,6 @@
 """Terms whose kernels are timed, so that those of others are priced: of little work and of much, with reductions, with
 divisions, with monoids of several numbers."""
+<<<<<<< HEAD
 import numpy as np
 
 from opmatrix.algebra.monoids import logsumexp, max, mean, moments, rectify, softmax, topk
@@ -17,6 +18,11 @@ from opmatrix.algebra.operators import (
     tanh,
     weight,
 )
+=======
+from opmatrix.algebra.monoids import logsumexp, max, mean, moments
+from opmatrix.algebra.nodes import symbol
+from opmatrix.algebra.operators import I, exp, magnitude, ones, reciprocal, row, rsqrt, share, square, tanh
+>>>>>>> files
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import causal, sequence, window
@@ -26,7 +32,7 @@ x: Operator = symbol("x0", Shape(), Shape(1, Shape().rows, 256), ())
 TERMS: tuple[Operator, ...] = (
     x @ magnitude, x @ exp, x @ reciprocal, x @ exp @ exp @ tanh, x @ square @ exp @ reciprocal @ tanh @ exp,
     x @ (I * (magnitude @ mean)), x @ (I * (square @ mean @ rsqrt)), x @ max, x @ logsumexp, x @ moments,
-    x @ (I + exp @ mean), x @ (exp * (exp @ ones @ reciprocal)), x @ exp @ ones)
+    x @ row(I + exp @ mean, tanh), x @ (exp * (exp @ ones @ reciprocal)), x @ share @ tanh @ share)
 SAMPLES: tuple[str, ...] = tuple(write_term(term, {x: 0})[0] for term in TERMS)
 y = x @ heads(4)
 capped = product(y, turn(y)) @ tanh

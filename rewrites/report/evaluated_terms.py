@@ -70,8 +70,9 @@ def predicted_share(program: Program, prices: Prices | Mean) -> float:
 
 
 def name_kind(kind: str, monoids: list[str]) -> str:
-    """A kind of operator, and what it merges by."""
-    return f"{kind}({', '.join(monoids)})" if monoids else kind
+    """A kind of operator, and what it merges by; of what is one's own the name alone."""
+    kind, *over = (each.partition(":")[0] for each in (kind, *monoids))
+    return f"{kind}({', '.join(over)})" if over else kind
 
 
 def computed_kinds() -> set[str]:

@@ -1,6 +1,7 @@
 """A term that goes through rows one by one, as a kernel of its own (opmatrix/regions, formats/rowwise): written and
 compiled when a program that has it first runs, and kept."""
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature
 from itertools import islice
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from formats.rowwise.row_kernel import RowKernel
 
-moved, simple, slow, merged, loops = map(size, ("moved", "simple", "slow", "merged", "loops"))
+moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
+NARROW_ROWS = 64                                            # columns
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
 
@@ -58,8 +60,10 @@ run_rows.__signature__ = declared_signature()               # type: ignore[attr-
 
 
 def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """A dozen kernels, of little work and of much, over these rows."""
+    """A dozen kernels, of little work and of much, over these rows, and over narrow ones, where loops are what takes
+    time."""
     from opmatrix.regions.sample_terms import SAMPLES
+    grid = replace(grid, widths=(NARROW_ROWS, *grid.widths))
     for number, text in enumerate(SAMPLES):
         for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
             found = find_kernel(text, ([x], []))
@@ -68,8 +72,8 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow, T * merged, T * loops),
-    lambda tile: Work(vector=T * (simple + SLOW * slow + merged), moved=T * moved),
+    (T * moved, T * simple, T * slow, T * deep, T * of_merges, T * loops),
+    lambda tile: Work(vector=T * (simple + SLOW * slow + of_merges), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
     """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
