@@ -167,7 +167,7 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
 
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """A few kernels, of little work a score and of much, over some rows."""
-    from opmatrix.regions.sample_terms import FOLDS
+    from opmatrix.regions.sample_products import FOLDS
     for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
         x = numbers.some(rows, TIMED_COLUMNS)
         given = [np.ones(each, np.float32) for each in arrays]
