@@ -1,5 +1,5 @@
-"""Products over monoids whose kernels are timed, so that those of others are priced: of rows and a stored matrix, and of
-scores of pairs of rows, with little work and with much."""
+"""Products over monoids whose kernels are timed, so that those of others are priced: of rows and a stored matrix, and
+of scores of pairs of rows, with little work and with much."""
 import numpy as np
 
 from opmatrix.algebra.monoids import logsumexp, max, mean, rectify, softmax, topk
