@@ -66,8 +66,10 @@ class EntriesText(VectorText):
         width, count = len(found), "16" if lanes == "None" else lanes
         self.put(f"line, numbers = floats(out + 4 * {width} * (col + {behind}), {width} * {count}), "
                  f"floats(kept, 16 * {width})")
-        self.within(f"for i in range({count}):", lambda: [
-            self.put(f"line[{width} * i + {k}] = numbers[{16 * k} + i]") for k in range(width)] and None)
+
+        def spread() -> None:
+            for k in range(width): self.put(f"line[{width} * i + {k}] = numbers[{16 * k} + i]")
+        self.within(f"for i in range({count}):", spread)
 
     @property
     def fields(self) -> list[str]:

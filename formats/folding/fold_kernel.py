@@ -61,7 +61,7 @@ class FoldKernel:
         writable("out", out)
         words: dict[str, int] = {}
         for each in plan.operands: words |= self.locate(each, values, arrays, T)
-        separate(out, **{f"x{k}": value for k, value in enumerate(values)})
+        separate(out, over=False, **{f"x{k}": value for k, value in enumerate(values)})
         if mask is not None and mask.block != BLOCK: raise ValueError(f"{mask!r}: blocks of {BLOCK} are needed")
         if not out.size: return out
         if plan.masked:
@@ -97,7 +97,7 @@ class FoldKernel:
         writable("out", out)
         value = values[plan.right.number]
         words = self.locate(plan.right, values, [], len(value))
-        separate(out, **{word: value})
+        separate(out, over=False, **{word: value})
         begins, names = (np.ascontiguousarray(each, np.int64) for each in (starts, at))
         given = np.ascontiguousarray(numbers, np.float32)
         if not out.size: return out

@@ -6,6 +6,9 @@ from formats.kernels.engine.memory import floats, longs, pointer
 from formats.kernels.engine.native import njit
 from formats.kernels.mixing.heads import copy_rows as copy_rows
 from formats.kernels.mixing.heads import turn_keys as turn_keys
+from formats.kernels.simd.arithmetic import fused as fused
+from formats.kernels.simd.arithmetic import larger as larger
+from formats.kernels.simd.arithmetic import smaller as smaller
 from formats.rowwise.row_lanes import both as both
 from formats.rowwise.row_lanes import cut as cut
 from formats.rowwise.row_lanes import either as either
@@ -13,7 +16,6 @@ from formats.rowwise.row_lanes import equal as equal
 from formats.rowwise.row_lanes import exp_whole as exp_whole
 from formats.rowwise.row_lanes import expm1_whole as expm1_whole
 from formats.rowwise.row_lanes import first_lane as first_lane
-from formats.rowwise.row_lanes import fused as fused
 from formats.rowwise.row_lanes import gelu_of as gelu_of
 from formats.rowwise.row_lanes import gelu_tanh_of as gelu_tanh_of
 from formats.rowwise.row_lanes import get as get
@@ -21,7 +23,6 @@ from formats.rowwise.row_lanes import in_all_lanes as in_all_lanes
 from formats.rowwise.row_lanes import keep as keep
 from formats.rowwise.row_lanes import lane_numbers as lane_numbers
 from formats.rowwise.row_lanes import lanes_of as lanes_of
-from formats.rowwise.row_lanes import larger as larger
 from formats.rowwise.row_lanes import largest_of as largest_of
 from formats.rowwise.row_lanes import less as less
 from formats.rowwise.row_lanes import less_equal as less_equal
@@ -33,7 +34,6 @@ from formats.rowwise.row_lanes import one_number as one_number
 from formats.rowwise.row_lanes import record as record
 from formats.rowwise.row_lanes import sigmoid_of as sigmoid_of
 from formats.rowwise.row_lanes import silu_of as silu_of
-from formats.rowwise.row_lanes import smaller as smaller
 from formats.rowwise.row_lanes import smallest_of as smallest_of
 from formats.rowwise.row_lanes import square_root as square_root
 from formats.rowwise.row_lanes import tanh_of as tanh_of

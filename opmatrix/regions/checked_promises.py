@@ -36,8 +36,8 @@ def check_pattern(where: Pattern) -> None:
     at = np.arange(TRIED_POSITIONS if where.limit is None else min(TRIED_POSITIONS, where.limit))
     q, k = at[:, None], at[None]
     for one, other in product((0, 1), repeat=2):
-        seen = np.broadcast_to(np.asarray(where.sees(Positions(q, np.int64(one)), Positions(k, np.int64(other))), bool),
-                               (len(at), len(at)))
+        found = where.sees(Positions(q, np.array(one)), Positions(k, np.array(other)))
+        seen = np.broadcast_to(np.asarray(found, np.bool_), (len(at), len(at)))
         allowed = np.ones(seen.shape, bool)
         if where.within and one != other: allowed[:] = False
         elif where.reach is not None and one == other:
@@ -49,6 +49,7 @@ def check_pattern(where: Pattern) -> None:
         query, key = (int(each[0]) for each in np.nonzero(wrong))
         if one != other: raise InputError(f"pattern {where}: position {query} sees position {key} of another sequence, "
                                           "though it says within=True")
+        assert where.reach is not None                      # without one, of a sequence all is allowed
         what = "sees" if seen[query, key] else "does not see"
         raise InputError(f"pattern {where}: position {query} {what} position {key}, though its reach is "
                          f"{where.reach[0]} behind and {where.reach[1]} ahead")

@@ -18,6 +18,8 @@ from opmatrix.regions.merging import traced_monoid
 from opmatrix.regions.row_reading import NotByRows, traced_function
 from opmatrix.relations import Relation
 
+MOST_CARRIED = 12                                           # numbers of a carrier, whose merges are written out
+
 
 class ScoreForm(NamedTuple):
     """A number for each query and key: a graph of leaves. `turned`: a single number for all, as a row of columns."""
@@ -183,6 +185,8 @@ class FoldReading:
 
 def folding_of(over: type[Monoid]) -> Folding:
     """A monoid as graphs, once its promises were tried. Raises InputError for one that breaks them."""
+    if over.width is None or len(over.unit()) > MOST_CARRIED:
+        raise NotByRows(f"{over.__name__} carries more numbers than registers hold")
     check_monoid(over)
     try: found = traced_monoid(over)
     except Untraceable as error: raise NotByRows(str(error), traced=True) from None

@@ -3,6 +3,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from formats.folding.fold_kernel import FoldKernel
 from formats.folding.fold_plan import VALUE, Operand
 from opmatrix.algebra import nodes
@@ -28,12 +30,13 @@ class FoldedTerm(NamedTuple):
     relation: Relation | None
 
 
-def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[object]) -> FoldedTerm:
-    """The kernel of a term over values of so many heads and columns. Tables of its pattern are read, of all other
-    arrays only shapes. ValueError for what is no term, NotByRows for one that is no product over a monoid."""
+def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[np.ndarray | Data]) -> FoldedTerm:
+    """The kernel of a term over values of so many heads and columns. Tables of its pattern are read, where they are
+    there, of all other arrays only shapes. ValueError for what is no term, NotByRows for one that is no product over
+    a monoid."""
     tables = list_tables(text)
-    given = tuple(Data(each) if k in tables and hasattr(each, "dtype") else tuple(each.shape)    # type: ignore[attr-defined]
-                  for k, each in enumerate(arrays))
+    given = tuple((Data(each) if isinstance(each, np.ndarray) else Data(np.ones(each.shape, bool)))
+                  if k in tables else tuple(each.shape) for k, each in enumerate(arrays))
     return kept_fold(text, tuple(values), given)
 
 
@@ -59,7 +62,7 @@ def sees_batch(found: FoldForm) -> bool:
 
 def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     """The kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries; None
-    where it is no product over a monoid that a kernel is written for, as where values have rows of several spaces."""
+    where it is no product over a monoid that a kernel is written for."""
     symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
     operands: Mapping[str, Operand] = {f"x{k}": Operand(VALUE, k, heads_of_value(part), int(part.out.cols))
                                        for k, part in enumerate(used)}
@@ -70,5 +73,5 @@ def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     try: found = read_fold(substitute(term, symbols), operands, arrays)
     except NotByRows: return None
     if found.relation is not None: return "fold_entries"
-    if any(part.out.rows != T for part in used): return None
+    if found.plan.keys is None and any(part.out.rows is not T for part in used): return None    # keys of another space
     return "fold_rows" if found.plan.keys is not None else "fold_batch" if sees_batch(found) else "fold_term"

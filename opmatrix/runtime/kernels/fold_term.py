@@ -12,6 +12,7 @@ from formats.core.sizes import T, size
 from formats.machine.prices import S2, Price, Timed, Work, h
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, count_attended, entries, pairs
+from opmatrix.patterns import sequence
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import Doubles, split_operands
 from opmatrix.runtime.by_sequence import sentence_rows, unseen
@@ -158,13 +159,15 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     """By what a score counts: operations, divisions and roots; and the numbers of a row."""
     found = find_fold(a)
     plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
-    scores = rows * plan.keys if plan.keys is not None else extents[pairs[found.where]] if plan.masked else rows * rows
+    if plan.keys is not None: scores = rows * plan.keys
+    elif not plan.masked: scores = rows * rows
+    else: scores = extents[pairs[sequence if found.where.data else found.where]]    # a search has no tables yet
     return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()})]
 
 
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """A few kernels, of little work a score and of much, over some rows."""
-    from opmatrix.regions.sample_terms import FOLDS
+    from opmatrix.regions.sample_products import FOLDS
     for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
         x = numbers.some(rows, TIMED_COLUMNS)
         given = [np.ones(each, np.float32) for each in arrays]
