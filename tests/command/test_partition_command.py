@@ -65,8 +65,6 @@ def said(tmp_path, monkeypatch, capsys):
     ("tiny.json --train --recompute ful", r"--recompute ful: did you mean full\? it is one of none, selective, full"),
     ("tiny.json --train --pp 2 --schedule interleaved:3 --micro-batches 2", r"4 layers on 2 stages of 3 chunks: 6 "),
     ("tiny.json --train --timeline out.svg", r"--timeline: it is drawn at numbers: give --batch and --tokens"),
-    ("mixtral-8x7b --train --dp 4 --ep 2", r"mesh: ep has 2 ranks of 4 .*: gradients of copies of experts are not "
-                                           r"summed yet: give 4"),
     ("tiny.json --train --form latex", r"--form latex: a step of training is a table alone"),
     ("gpt3 --tp 2", r"gpt3: no well-known model is called so; did you mean gpt2\? there are bert-base"),
     ("nowhere.json", r"nowhere.json: .*No such file"), ("empty", r"empty/config.json: No such file"),

@@ -17,6 +17,7 @@ from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import partition
 from opmatrix.split.axis_states import even
 from opmatrix.split.mesh import Mesh
+from opmatrix.split.moving import BatchSizes
 from opmatrix.training.backward_split import BackwardSplit
 from opmatrix.training.step_costs import busiest_kept, training_step
 from opmatrix.training.step_time import STATES
@@ -221,3 +222,16 @@ def test_the_busiest_rank_is_a_number_where_sizes_are():
     plan = partition(ANY | dict(num_hidden_layers=2), Mesh.of(x=(2, "sequence")))
     found = busiest_kept(training_step(plan), 0)
     assert found.free_symbols == {B, S} and busiest(found) == found
+
+
+@pytest.mark.parametrize("strategy, ops", [("data", ["all_reduce"]), ("zero1", ["reduce_scatter", "all_gather"])])
+def test_copies_of_experts_are_summed_among_themselves(strategy, ops):
+    """Two of four ranks have the same two experts of four: what they sum is those alone, between two."""
+    config = LLAMA | dict(model_type="mixtral", hidden_size=8, intermediate_size=5, num_attention_heads=4,
+                          num_key_value_heads=4, num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2)
+    step, place = training_step(partition(promised(config), Mesh.of(d=(4, strategy), e=(2, "experts")),
+                                          BatchSizes(4, 5))), (3, 1)
+    own = 2 * 3 * 8 * 5
+    found = [each for _, each in step.gradients() if step.plan.on(each.whole, place) == own]
+    assert [each.op for each in found] == ops
+    assert sum(step.plan.on(each.wire, place) for each in found) == own
