@@ -226,8 +226,7 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> object:
 
 
 SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a batch backwards
-BEHIND = made_relation("behind", "T", "T")                  # from one entry in a row to all, of any numbers
-# matrices of relations, in a check
+BEHIND = made_relation("behind", "T", "T")                  # from one entry in a row to all; then matrices, in a check
 RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1],
            BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1))}
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
