@@ -43,7 +43,8 @@ NUMBERS = ("float32", "bfloat16", "float16")
 WORDS, POSITIONS = 120, 96
 ENCODER = dict(vocab_size=WORDS, max_position_embeddings=POSITIONS)
 DECODER = ENCODER | dict(rope_theta=1e4)
-LAYERS = {"gpt2": "n_layer", "distilbert": "n_layers", "pangu-alpha": "num_layers"}     # as other configs call them
+LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "distilbert": "n_layers", "t5": "num_layers",
+          "pangu-alpha": "num_layers"}                      # as other configs call them
 
 
 class Family(NamedTuple):
@@ -80,6 +81,11 @@ FAMILIES = {
                    n_positions=POSITIONS), (
         dict(n_embd=768, n_head=12), dict(n_embd=1024, n_head=16), dict(n_embd=768, n_head=12, n_inner=2048),
         dict(n_embd=1280, n_head=20), dict(n_embd=64, n_head=1), dict(n_embd=512, n_head=8, n_inner=512)), {}),
+    "bloom": Family("BloomConfig", "BloomModel", ("BloomForCausalLM", "BloomModel"), dict(vocab_size=WORDS), (
+        dict(hidden_size=768, n_head=12), dict(hidden_size=1024, n_head=16), dict(hidden_size=64, n_head=1)), {}),
+    "t5": Family("T5Config", "T5EncoderModel", ("T5EncoderModel",), dict(vocab_size=WORDS), (
+        dict(d_model=512, num_heads=8, d_kv=64, d_ff=2048),
+        dict(d_model=512, num_heads=6, d_kv=64, d_ff=1024, feed_forward_proj="gated-gelu")), {}),
     "llama": Family("LlamaConfig", "LlamaModel", ("LlamaForCausalLM", "LlamaModel"), DECODER, LLAMAS + decoders(
         (768, 12, 4, 2048, 80), (768, 12, 4, 2048, 32), (768, 8, 8, 768, 128), (1024, 16, 2, 2816, None),
         attention_bias=True, mlp_bias=True) + decoders((512, 8, 4, 1408, 64), tie_word_embeddings=True), {}),
