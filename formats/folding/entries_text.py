@@ -5,7 +5,7 @@ from formats.folding.fold_plan import FoldPlan, MergeStep
 from formats.rowwise.scalars import NumberGraph
 from formats.rowwise.vector_text import VectorText
 
-ROWS, ABREAST_VECTORS = 16, 4                               # rows of an item; vectors of columns in registers at a time
+ROWS_OF_ITEM, ABREAST_VECTORS = 16, 4                       # rows of an item; vectors of columns in registers at a time
 
 
 @dataclass
@@ -29,7 +29,8 @@ class EntriesText(VectorText):
             self.put("out = c.out + 4 * (row * c.out_row + head * c.out_head)")
             self.within(f"while col + {16 * self.many} <= c.p:", lambda: self.write_columns(self.many, "None"))
             self.within("while col < c.p:", self.write_last)
-        self.within(f"for row in range(item // c.heads * {ROWS}, min(item // c.heads * {ROWS} + {ROWS}, c.T)):", row)
+        self.put(f"begin = item // c.heads * {ROWS_OF_ITEM}")
+        self.within(f"for row in range(begin, min(begin + {ROWS_OF_ITEM}, c.T)):", row)
 
     def write_last(self) -> None:
         self.put("lanes = min(16, c.p - col)")

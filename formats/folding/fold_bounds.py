@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats.folding.fold_plan import ARRAY, Folding, FoldPlan, Operand, ScoreLeaf
+from formats.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, ScoreLeaf
 from formats.rowwise.scalar_functions import HALF_UNIT, VANISHED
 from formats.rowwise.scalar_graphs import NumberPair, bound_graph
 
@@ -24,9 +24,9 @@ def bound_fold(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], par
 
 def bound_part(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], part: FoldPart) -> NumberPair:
     """The rows of queries of one sequence."""
-    def read(each: Operand, rows: Any) -> Any:
+    def read(each: FoldOperand, rows: Any) -> Any:
         """(heads, rows, columns) of an operand, one head a head of the result; of an array as it is."""
-        if each.kind == ARRAY: whole = np.asarray(arrays[each.number], np.float64).reshape(each.heads, -1, each.cols)
+        if each.kind == OF_ARRAY: whole = np.asarray(arrays[each.number], np.float64).reshape(each.heads, -1, each.cols)
         else:
             whole = np.asarray(values[each.number], np.float64)[rows].reshape(-1, each.heads, each.cols).swapaxes(0, 1)
         return np.repeat(whole, plan.heads // each.heads, 0)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
-from formats.folding.entries_text import ROWS, EntriesText
-from formats.folding.fold_plan import ARRAY, FoldPlan, Operand, count_nodes
-from formats.folding.fold_text import CHUNK, SIDE, FoldText, abreast, count_pairs
+from formats.folding.entries_text import ROWS_OF_ITEM, EntriesText
+from formats.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan, count_number_work
+from formats.folding.fold_text import CHUNK_COLUMNS, UNIT_SIDE, FoldText, abreast, count_pairs
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
@@ -19,7 +19,7 @@ from formats.machine.threads import threads
 from formats.masks import BLOCK, Mask
 from formats.rowwise.row_kernel import locate_rows
 
-HOME = "formats.folding.fold_lanes"                         # what texts are written in the words of
+FOLD_HOME = "formats.folding.fold_lanes"                         # what texts are written in the words of
 
 
 class FoldCounts(NamedTuple):
@@ -45,7 +45,7 @@ class FoldKernel:
     @cached_property
     def function(self) -> TextKernel:
         """The kernel, once it is compiled; it is known by its name like all others."""
-        found = TextKernel(self.text, HOME)
+        found = TextKernel(self.text, FOLD_HOME)
         FUNCTIONS[found.name] = found
         return found
 
@@ -70,7 +70,7 @@ class FoldKernel:
         else: begins = filled(0, T)
         lines, count = address(begins), len(begins) - 1
         places = dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, T), strict=True))
-        chunks = -(-plan.right.cols // CHUNK)
+        chunks = -(-plan.right.cols // CHUNK_COLUMNS)
         blocks = [*map(address, mask.arrays().values())] if mask is not None else [0, 0, 0, 0]
         behind, ahead = clipped(reach)
         workers, written = threads(), self.written
@@ -82,7 +82,7 @@ class FoldKernel:
             words |= dict(zip(("ptr", "idx", "edge", "bits"), blocks, strict=True))
             words |= {name: size for size, name in written.sizes.items()}
             words |= {f"at_{word}": at for word, at in written.places.items()}
-            units = T // SIDE + count if plan.masked else -(-T // SIDE)
+            units = T // UNIT_SIDE + count if plan.masked else -(-T // UNIT_SIDE)
             launch(workers, (self.function, filled(*(words[name] for name in written.fields)),
                              units * plan.heads * chunks))
         return out
@@ -108,14 +108,14 @@ class FoldKernel:
             words |= dict(starts=address(begins), at=address(names), numbers=address(given), count=len(names), T=rows,
                           heads=plan.heads, p=plan.right.cols, room=room, apart=apart)
             launch(workers, (self.function, filled(*(words[name] for name in written.fields)),
-                             -(-rows // ROWS) * plan.heads))
+                             -(-rows // ROWS_OF_ITEM) * plan.heads))
         return out
 
-    def locate(self, each: Operand, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray],
+    def locate(self, each: FoldOperand, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray],
                rows: int) -> dict[str, int]:
         """The words of an operand: where it lies, and what its heads serve."""
         word, heads = each.word, self.plan.heads
-        if each.kind == ARRAY:
+        if each.kind == OF_ARRAY:
             array = arrays[each.number]
             readable(word, array, array.shape)
             if not array.flags.c_contiguous: raise ValueError(f"{word}: its numbers do not lie side by side")
@@ -136,14 +136,14 @@ class FoldKernel:
             each = count_pairs(plan.folding)
             return FoldCounts(p * each[0], p * each[1], (plan.right.cols + plan.cols) * plan.heads)
         step = self.written.step
-        chunks, many = -(-p // CHUNK), abreast(len(step.by_factor), p)
+        chunks, many = -(-p // CHUNK_COLUMNS), abreast(len(step.by_factor), p)
         own, each = step.work
-        simple, slow = count_nodes(plan.score.outputs, ())
+        simple, slow = count_number_work(plan.score.outputs, ())
         for leaf in plan.leaves:
             if leaf.kind != "pairs" or leaf.inner is None: continue
             a, b = count_pairs(leaf.inner)
             simple, slow = simple + leaf.left.cols * a, slow + leaf.left.cols * b
         columns = -(-p // many) * many if step.by_factor else 0
         simple, slow = chunks * (simple + own[0]) + columns * each[0], chunks * (slow + own[1]) + columns * each[1]
-        read = sum(each.heads * each.cols for each in plan.operands if each.kind != ARRAY)
+        read = sum(each.heads * each.cols for each in plan.operands if each.kind != OF_ARRAY)
         return FoldCounts(simple, slow, read + plan.heads * plan.cols)

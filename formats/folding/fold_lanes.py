@@ -41,8 +41,8 @@ from formats.rowwise.row_lanes import whole_below as whole_below
 from formats.rowwise.row_lanes import words as words
 
 f4, i8 = np.float32, np.int64
-SIDE = 64                                                   # queries of a unit, and keys of a tile
-LINE = 256                                                  # bytes of a number for each of these queries
+UNIT_SIDE = 64                                              # queries of a unit, and keys of a tile
+LINE_BYTES = 256                                              # bytes of a number for each of these queries
 
 
 @njit(**HELPER)
@@ -52,8 +52,8 @@ def unit_at(starts, count, nth):
     rows, left = longs(starts, count + 1), nth
     for s in range(count):
         length = rows[s + 1] - rows[s]
-        units = (length + SIDE - 1) // SIDE
-        if left < units: return rows[s], length, left * SIDE
+        units = (length + UNIT_SIDE - 1) // UNIT_SIDE
+        if left < units: return rows[s], length, left * UNIT_SIDE
         left -= units
     return i8(0), i8(0), i8(-1)
 
@@ -63,12 +63,12 @@ def tiles_seen(c, low, rows, length):
     """From which to which tile of keys a unit sees some: their numbers, or with a mask places in its blocks."""
     if c.ptr:
         ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
-        at, end = i8(ptr[low // SIDE]), i8(ptr[low // SIDE + 1])
-        while at < end and i8(idx[end - 1]) * SIDE >= length: end -= 1
+        at, end = i8(ptr[low // UNIT_SIDE]), i8(ptr[low // UNIT_SIDE + 1])
+        while at < end and i8(idx[end - 1]) * UNIT_SIDE >= length: end -= 1
         return at, end
     first, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
     if first >= last: return i8(0), i8(0)
-    return first // SIDE, (last + SIDE - 1) // SIDE
+    return first // UNIT_SIDE, (last + UNIT_SIDE - 1) // UNIT_SIDE
 
 
 @njit(**HELPER)
@@ -76,19 +76,19 @@ def tile_seen(c, at, low, rows, length, lines):
     """(first key of a tile that a unit sees, how many from there, whether all their scores are seen), and for each a
     line of 1 and 0."""
     if c.ptr:
-        key, edge = i8(pointer(c.idx, np.uint32)[at]) * SIDE, i8(pointer(c.edge, np.uint32)[at])
-        keys, bits = min(SIDE, length - key), c.bits + (edge - 1) * SIDE * SIDE // 8
+        key, edge = i8(pointer(c.idx, np.uint32)[at]) * UNIT_SIDE, i8(pointer(c.edge, np.uint32)[at])
+        keys, bits = min(UNIT_SIDE, length - key), c.bits + (edge - 1) * UNIT_SIDE * UNIT_SIDE // 8
         for k in range(keys):
-            line = floats(lines + LINE * k, SIDE)
-            for i in range(SIDE):
-                line[i] = pointer(bits, np.uint16)[i * (SIDE // 16) + k // 16] >> (k % 16) & 1 if edge else 1
+            line = floats(lines + LINE_BYTES * k, UNIT_SIDE)
+            for i in range(UNIT_SIDE):
+                line[i] = pointer(bits, np.uint16)[i * (UNIT_SIDE // 16) + k // 16] >> (k % 16) & 1 if edge else 1
         return key, keys, edge == 0
-    key = max(at * SIDE, low - c.behind)
-    keys = min(min(at * SIDE + SIDE, length), low + rows + c.ahead) - key
+    key = max(at * UNIT_SIDE, low - c.behind)
+    keys = min(min(at * UNIT_SIDE + UNIT_SIDE, length), low + rows + c.ahead) - key
     for k in range(keys):
-        line = floats(lines + LINE * k, SIDE)
+        line = floats(lines + LINE_BYTES * k, UNIT_SIDE)
         first, last = key + k - c.ahead - low, key + k + c.behind - low
-        for i in range(SIDE): line[i] = 1 if i >= first and i <= last else 0
+        for i in range(UNIT_SIDE): line[i] = 1 if i >= first and i <= last else 0
     return key, keys, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.rowwise.scalars import NumberGraph, StandIn, apply, number
 
-VALUE, ARRAY = "x", "c"                                     # what an operand is: rows, or an array that is stored
+OF_VALUE, OF_ARRAY = "x", "c"                               # what an operand is: rows, or an array that is stored
 
 
-class Operand(NamedTuple):
+class FoldOperand(NamedTuple):
     """A value or an array by its number: so many heads, each of so many columns."""
     kind: str
     number: int
@@ -40,12 +40,12 @@ class ScoreLeaf(NamedTuple):
     """What scores are made of. `row`: numbers of a query's row, one a key; `query`, `key`, `head`: one number of each;
     `pairs`: a row of the query and one of the key, merged column by column."""
     kind: str
-    left: Operand
-    right: Operand | None = None
+    left: FoldOperand
+    right: FoldOperand | None = None
     inner: Folding | None = None
 
     @property
-    def operands(self) -> list[Operand]: return [each for each in (self.left, self.right) if each is not None]
+    def operands(self) -> list[FoldOperand]: return [each for each in (self.left, self.right) if each is not None]
 
 
 class FoldPlan(NamedTuple):
@@ -55,13 +55,13 @@ class FoldPlan(NamedTuple):
     leaves: tuple[ScoreLeaf, ...]
     score: NumberGraph
     folding: Folding
-    right: Operand
+    right: FoldOperand
     keys: int | None
     masked: bool
     sparse: bool = False
 
     @property
-    def operands(self) -> list[Operand]:
+    def operands(self) -> list[FoldOperand]:
         """All that it reads, each once."""
         return [*dict.fromkeys((*(each for leaf in self.leaves for each in leaf.operands), self.right))]
 
@@ -116,11 +116,11 @@ class MergeStep:
     @property
     def work(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Simple and slow operations of a pair: of scores alone, and of each number."""
-        own = count_nodes([*(self.merged[k] for k in self.by_score), *self.stored], ())
-        return own, count_nodes([self.merged[k] for k in self.by_factor], self.handed)
+        own = count_number_work([*(self.merged[k] for k in self.by_score), *self.stored], ())
+        return own, count_number_work([self.merged[k] for k in self.by_factor], self.handed)
 
 
-def count_nodes(ends: Sequence[StandIn], held: Iterable[StandIn]) -> tuple[float, float]:
+def count_number_work(ends: Sequence[StandIn], held: Iterable[StandIn]) -> tuple[float, float]:
     """Simple operations, and divisions and roots, of what these are made of, down to what is held."""
     counted = [SCALAR_OPERATIONS[node.op] for node in walk_to(ends, held) if node.op not in ("input", "literal")]
     return sum(each.simple for each in counted), sum(each.slow for each in counted)

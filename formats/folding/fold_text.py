@@ -6,11 +6,11 @@ stay in registers while a tile passes by. Sizes above 8 are words of the record.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from formats.folding.fold_plan import ARRAY, VALUE, Folding, FoldPlan, MergeStep, Operand, ScoreLeaf
+from formats.folding.fold_plan import OF_ARRAY, OF_VALUE, Folding, FoldOperand, FoldPlan, MergeStep, ScoreLeaf
 from formats.rowwise.scalars import NumberGraph, StandIn
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
-SIDE, LINE, CHUNK = 64, 256, 128                            # queries, bytes of a line; columns of an item at most
+UNIT_SIDE, LINE_BYTES, CHUNK_COLUMNS = 64, 256, 128         # queries; bytes of a line; columns of an item at most
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
 MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
 SCORED_KEYS = 4                                             # keys whose scores are merged at a time
@@ -34,7 +34,7 @@ class FoldText(VectorText):
     def __post_init__(self) -> None:
         plan, sole = self.plan, self.sole_literal()
         self.step = MergeStep(plan.folding, sole)
-        self.columns = min(plan.right.cols, CHUNK)
+        self.columns = min(plan.right.cols, CHUNK_COLUMNS)
         self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
         self.begin()
         self.within("for b in range(at, last):", self.write_tile)
@@ -53,10 +53,10 @@ class FoldText(VectorText):
         self.room += -(-size // 64) * 64
         return word
 
-    def address(self, operand: Operand, row: str, at: str = "0") -> str:
+    def address(self, operand: FoldOperand, row: str, at: str = "0") -> str:
         """Where the number of a row and a column lies, of the item's head."""
         word, cols = operand.word, self.size(operand.cols)
-        if operand.kind == ARRAY:
+        if operand.kind == OF_ARRAY:
             head = f"head * c.{word}_head + " if operand.heads > 1 else ""
             return f"c.{word} + 4 * ({head}({row}) * {cols} + {at})"
         return f"c.{word} + 4 * (({row}) * c.{word}_row + head // c.{word}_of * c.{word}_head + {at})"
@@ -70,46 +70,47 @@ class FoldText(VectorText):
     def begin(self) -> None:
         """What an item is, its operands turned, and carriers of nothing."""
         plan = self.plan
-        self.put(f"part, head = item % c.chunks * {CHUNK}, item // c.chunks % c.heads")
+        self.put(f"part, head = item % c.chunks * {CHUNK_COLUMNS}, item // c.chunks % c.heads")
         self.put("start, length, low = unit_at(c.starts, c.S, item // (c.chunks * c.heads))")
         self.put("if low < 0: return")
-        self.put(f"rows, p = min({SIDE}, length - low), {self.columns_word()}")
+        self.put(f"rows, p = min({UNIT_SIDE}, length - low), {self.columns_word()}")
         self.put("wide = (rows + 15) // 16 * 64")
         for number, leaf in enumerate(plan.leaves):
             match leaf.kind:
                 case "pairs":
                     depth = leaf.left.cols
-                    self.reserve(f"turned{number}", -(-depth // 16) * 16 * LINE)
-                    self.reserve(f"line{number}", SIDE * LINE)
+                    self.reserve(f"turned{number}", -(-depth // 16) * 16 * LINE_BYTES)
+                    self.reserve(f"line{number}", UNIT_SIDE * LINE_BYTES)
                     self.turn_rows(leaf.left, "0", self.size(depth), f"turned{number}")
-                case "row": self.reserve(f"line{number}", SIDE * LINE)
+                case "row": self.reserve(f"line{number}", UNIT_SIDE * LINE_BYTES)
                 case "query":
-                    self.reserve(f"line{number}", LINE)
+                    self.reserve(f"line{number}", LINE_BYTES)
                     self.turn_rows(leaf.left, "0", "1", f"line{number}")
         if self.fixed_score(): self.write_fixed()
-        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", SIDE * LINE)
-        if plan.masked: self.reserve("seen", SIDE * LINE)
-        self.reserve("packed", SIDE * self.across)
-        for k in range(len(self.step.stored)): self.reserve(f"handed{k}", SIDE * LINE)
+        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", UNIT_SIDE * LINE_BYTES)
+        if plan.masked: self.reserve("seen", UNIT_SIDE * LINE_BYTES)
+        self.reserve("packed", UNIT_SIDE * self.across)
+        for k in range(len(self.step.stored)): self.reserve(f"handed{k}", UNIT_SIDE * LINE_BYTES)
         units = plan.folding.unit
         for k in range(len(units)):
             own = k in self.step.by_score
-            self.reserve(f"held{k}", LINE if own else self.columns * LINE)
+            self.reserve(f"held{k}", LINE_BYTES if own else self.columns * LINE_BYTES)
         def clear() -> None:
             for k in self.step.by_score: self.put(f"keep({self.unit_vector(units[k])}, held{k} + g, None)")
         if self.step.by_score: self.vectors(clear)
         def clear_columns() -> None:
             for k in self.step.by_factor:
-                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE} + g, None)")
+                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE_BYTES} + g, None)")
         if self.step.by_factor: self.within("for n in range(p):", lambda: self.vectors(clear_columns))
-        if self.plain_part() is None: self.reserve("found", -(-self.columns * plan.folding.width // 16) * 16 * LINE)
+        lines = -(-self.columns * plan.folding.width // 16) * 16
+        if self.plain_part() is None: self.reserve("found", lines * LINE_BYTES)
         if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
-        else: self.put(f"at, last = 0, (c.keys + {SIDE - 1}) // {SIDE}")
+        else: self.put(f"at, last = 0, (c.keys + {UNIT_SIDE - 1}) // {UNIT_SIDE}")
 
-    def turn_rows(self, operand: Operand, first: str, count: str, lines: str) -> None:
+    def turn_rows(self, operand: FoldOperand, first: str, count: str, lines: str) -> None:
         """Columns of the rows of the queries, as lines."""
         self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
-                 f"{lines}, {LINE})")
+                 f"{lines}, {LINE_BYTES})")
 
     def fixed_score(self) -> bool:
         """Whether the score is one number for all queries and keys of a head, which operands say."""
@@ -121,7 +122,7 @@ class FoldText(VectorText):
 
     def columns_word(self) -> str:
         cols = self.plan.right.cols
-        return str(cols) if cols <= IN_TEXT else f"min({CHUNK}, c.p - part)"
+        return str(cols) if cols <= IN_TEXT else f"min({CHUNK_COLUMNS}, c.p - part)"
 
     def unit_vector(self, value: float) -> str: return f"in_all_lanes({self.literal(value)})"
 
@@ -133,16 +134,16 @@ class FoldText(VectorText):
             self.put("key, keys, whole = tile_seen(c, b, low, rows, length, seen)")
             self.put("base = start + key")
         else:
-            self.put(f"key = {SIDE} * b")
-            self.put(f"keys, base = min({SIDE}, c.keys - key), key")
+            self.put(f"key = {UNIT_SIDE} * b")
+            self.put(f"keys, base = min({UNIT_SIDE}, c.keys - key), key")
         for number, leaf in enumerate(self.plan.leaves): self.write_leaf(number, leaf)
         if "scores" in self.places: self.write_scores()
         step = self.step
         if step.by_score or step.stored: self.write_by_score(not self.plan.masked)
         if step.by_factor:
             right = self.plan.right
-            row = "4 * " + (self.size(right.cols) if right.kind == ARRAY else f"c.{right.word}_row")
-            source = "key" if right.kind == ARRAY else "base"
+            row = "4 * " + (self.size(right.cols) if right.kind == OF_ARRAY else f"c.{right.word}_row")
+            source = "key" if right.kind == OF_ARRAY else "base"
             self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, c.across)")
             self.parted(self.write_by_factor)
 
@@ -175,7 +176,7 @@ class FoldText(VectorText):
             for part, unit in enumerate(units): self.put(f"a{k}_{part} = {self.unit_vector(unit)}")
 
         def column() -> None:
-            score = self.name(f"get(turned{number} + {LINE} * i + g, None)")
+            score = self.name(f"get(turned{number} + {LINE_BYTES} * i + g, None)")
             for k in range(many):
                 factor = self.name(f"one_number(y{k} + 4 * i)")
                 held = {id(each): f"a{k}_{part}" for part, each in enumerate(step.carriers)}
@@ -187,7 +188,7 @@ class FoldText(VectorText):
         self.within(f"for i in range({self.size(depth)}):", column)
         for k in range(many):
             [found] = self.graph(step.folding.finish, [f"a{k}_{part}" for part in range(len(units))])
-            self.put(f"keep({self.vector(found)}, line{number} + {LINE} * j{k} + g, None)")
+            self.put(f"keep({self.vector(found)}, line{number} + {LINE_BYTES} * j{k} + g, None)")
 
     def lone_leaf(self) -> int | None:
         """The leaf that scores are, where they are one as it is and it has lines."""
@@ -204,13 +205,13 @@ class FoldText(VectorText):
             case "head":
                 head = "head" if leaf.left.heads > 1 else "0"
                 return self.name(f"one_number(c.{leaf.left.word} + 4 * {head})")
-        return self.name(f"get(line{number} + {LINE} * j + g, None)")
+        return self.name(f"get(line{number} + {LINE_BYTES} * j + g, None)")
 
     def write_scores(self) -> None:
         """Scores, of their leaves."""
         def one() -> None:
             [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
-            self.put(f"keep({self.vector(found)}, scores + {LINE} * j + g, None)")
+            self.put(f"keep({self.vector(found)}, scores + {LINE_BYTES} * j + g, None)")
         self.within("for j in range(keys):", lambda: self.vectors(one))
 
     # ---- merging
@@ -223,7 +224,7 @@ class FoldText(VectorText):
             lone = self.lone_leaf()
             lines = "scores" if lone is None else f"line{lone}"
             fixed = self.fixed_score()
-            held[id(step.score)] = "score" if fixed else self.name(f"get({lines} + {LINE} * j + g, None)")
+            held[id(step.score)] = "score" if fixed else self.name(f"get({lines} + {LINE_BYTES} * j + g, None)")
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
@@ -239,7 +240,7 @@ class FoldText(VectorText):
         return "for j in range(first, past):"
 
     def read_mask(self, whole: bool) -> None:
-        if not whole: self.put(f"mask = get(seen + {LINE} * j + g, None)")
+        if not whole: self.put(f"mask = get(seen + {LINE_BYTES} * j + g, None)")
 
     def write_by_score(self, whole: bool) -> None:
         """Carriers of scores alone, and what of a merge is handed to columns, key by key."""
@@ -251,7 +252,7 @@ class FoldText(VectorText):
             held = self.inputs({k: f"a{k}" for k in step.by_score}, ends)
             made = [*map(self.vector, self.emit(ends, held))]
             for k, found in enumerate(made[len(step.by_score):]):
-                self.put(f"keep({found}, handed{k} + {LINE} * j + g, None)")
+                self.put(f"keep({found}, handed{k} + {LINE_BYTES} * j + g, None)")
             fresh = [self.select(found, f"a{k}", whole) for k, found in zip(step.by_score, made, strict=False)]
             self.assign([f"a{k}" for k in step.by_score], fresh)
 
@@ -271,7 +272,7 @@ class FoldText(VectorText):
             self.read_mask(whole)
             shared = self.inputs({}, [each for each in step.handed if each is step.score or each is step.index])
             for k, node in enumerate(step.stored):
-                shared[id(node)] = self.name(f"get(handed{k} + {LINE} * j + g, None)")
+                shared[id(node)] = self.name(f"get(handed{k} + {LINE_BYTES} * j + g, None)")
             for n in range(many):
                 held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
                 held[id(step.factor)] = self.name(f"one_number(packed + c.across * j + 4 * m{n})")
@@ -281,10 +282,10 @@ class FoldText(VectorText):
 
         def group() -> None:
             for n in range(many):
-                for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {LINE} * m{n} + g, None)")
+                for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {LINE_BYTES} * m{n} + g, None)")
             self.within(self.every_key(), keys)
             for n in range(many):
-                for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {LINE} * m{n} + g, None)")
+                for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {LINE_BYTES} * m{n} + g, None)")
 
         def columns() -> None:
             for n in range(many): self.put(f"m{n} = " + ("n" if n == 0 else f"min(n + {n}, p - 1)"))
@@ -308,13 +309,13 @@ class FoldText(VectorText):
 
         def one() -> None:
             carriers = [self.name(f"get(held{k} + g, None)" if k in self.step.by_score
-                                  else f"get(held{k} + {LINE} * n + g, None)") for k in range(len(folding.unit))]
+                                  else f"get(held{k} + {LINE_BYTES} * n + g, None)") for k in range(len(folding.unit))]
             for k, found in enumerate(self.graph(folding.finish, carriers)):
-                self.put(f"keep({self.vector(found)}, found + {LINE} * (n * {width} + {k}) + g, None)")
+                self.put(f"keep({self.vector(found)}, found + {LINE_BYTES} * (n * {width} + {k}) + g, None)")
         if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
         lines = "found" if source is None else f"held{source}"
-        self.put(f"turn_keys({lines}, {LINE}, p * {width}, rows, out, 4 * c.out_row)")
+        self.put(f"turn_keys({lines}, {LINE_BYTES}, p * {width}, rows, out, 4 * c.out_row)")
 
     # ---- the whole
 
@@ -322,7 +323,7 @@ class FoldText(VectorText):
     def fields(self) -> list[str]:
         """The words of a call's record, in order."""
         operands = [f"{each.word}{what}" for each in self.plan.operands
-                    for what in (("", "_row", "_head", "_of") if each.kind == VALUE else ("", "_head"))]
+                    for what in (("", "_row", "_head", "_of") if each.kind == OF_VALUE else ("", "_head"))]
         return [*operands, *FIXED_WORDS, *self.sizes.values(), *(f"at_{word}" for word in self.places)]
 
     def whole(self) -> str:

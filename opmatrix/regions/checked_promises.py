@@ -9,17 +9,17 @@ from opmatrix.algebra.monoids import is_known
 from opmatrix.own.things import digest_monoid
 from opmatrix.patterns import Pattern, Positions
 
-TRIED: set[str] = set()                                     # digests of monoids that keep what they promise
+KEPT_PROMISES: set[str] = set()                                     # digests of monoids that keep what they promise
 TRIED_POSITIONS = 150                                       # of two sequences, in which a pattern is tried
-DRAWS = 0                                                   # of the random numbers that a monoid is tried on
+CHECK_SEED = 0                                                   # of the random numbers that a monoid is tried on
 
 
 def check_monoid(over: type[Monoid]) -> None:
     """Raises InputError for a monoid of one's own that breaks a promise, which it names; each is tried once."""
-    if is_known(over) or (digest := digest_monoid(over)) in TRIED: return
+    if is_known(over) or (digest := digest_monoid(over)) in KEPT_PROMISES: return
     name = over.__name__
     try:
-        with np.errstate(all="ignore"): over.check(np.random.default_rng(DRAWS))
+        with np.errstate(all="ignore"): over.check(np.random.default_rng(CHECK_SEED))
     except AssertionError as error:
         said = next((line.strip() for line in str(error).splitlines() if "promise" in line), f"{name} breaks a promise")
         raise InputError(f"monoid {said}: mend it, or say what holds by its flags ({name}.check tells more)") from None
@@ -27,10 +27,10 @@ def check_monoid(over: type[Monoid]) -> None:
         said = " ".join(str(error).split())
         raise InputError(f"monoid {name}: {type(error).__name__}: {said:.160}: lift, merge and finish are functions of "
                          "numbers and of arrays") from None
-    TRIED.add(digest)
+    KEPT_PROMISES.add(digest)
 
 
-def check_pattern(where: Pattern) -> None:
+def check_own_pattern(where: Pattern) -> None:
     """Raises InputError for a pattern of one's own that sees what its reach, or `within`, says that it does not."""
     if where.ours: return
     at = np.arange(TRIED_POSITIONS if where.limit is None else min(TRIED_POSITIONS, where.limit))

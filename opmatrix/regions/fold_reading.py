@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, NoReturn, TypeAlias
 
-from formats.folding.fold_plan import ARRAY, VALUE, Folding, FoldPlan, Operand, ScoreLeaf
+from formats.folding.fold_plan import OF_ARRAY, OF_VALUE, Folding, FoldOperand, FoldPlan, ScoreLeaf
 from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, apply, number
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
 from opmatrix.patterns import Pattern, everyone
-from opmatrix.regions.checked_promises import check_monoid, check_pattern
+from opmatrix.regions.checked_promises import check_monoid, check_own_pattern
 from opmatrix.regions.merging import traced_monoid
 from opmatrix.regions.row_reading import NotByRows, traced_function
 from opmatrix.relations import Relation
@@ -35,7 +35,7 @@ class ScoreForm(NamedTuple):
 
 class RowsForm(NamedTuple):
     """Rows of a value; `turned`: a column a row."""
-    operand: Operand
+    operand: FoldOperand
     turned: bool = False
 
 
@@ -52,13 +52,13 @@ class FoldForm(NamedTuple):
     relation: Relation | None = None
 
 
-Form: TypeAlias = ScoreForm | RowsForm | EntriesForm | FoldForm | None
+AnyForm: TypeAlias = ScoreForm | RowsForm | EntriesForm | FoldForm | None
 
 
 def sole_leaf(leaf: ScoreLeaf) -> ScoreForm: return ScoreForm((leaf,), NumberGraph(1, (StandIn("input"),)))
 
 
-def as_scores(form: Form) -> ScoreForm:
+def as_scores(form: AnyForm) -> ScoreForm:
     """What may be a score: numbers of a query's row, or one of a query or of a key."""
     match form:
         case ScoreForm(): return form
@@ -67,7 +67,7 @@ def as_scores(form: Form) -> ScoreForm:
     raise NotByRows("what is merged is no score")
 
 
-def is_column(form: Form) -> bool:
+def is_column(form: AnyForm) -> bool:
     """Whether it is one number of each row, or for all."""
     return (isinstance(form, RowsForm) and form.operand.cols == 1) or (isinstance(form, ScoreForm) and form.fixed)
 
@@ -83,11 +83,11 @@ def merged_leaves(one: ScoreForm, other: ScoreForm) -> tuple[tuple[ScoreLeaf, ..
 @dataclass(frozen=True, eq=False)
 class FoldReading:
     """A form; `values` by the names of symbols, `arrays` the number of each array that is an operand."""
-    form: Form
-    values: Mapping[str, Operand]
+    form: AnyForm
+    values: Mapping[str, FoldOperand]
     arrays: Mapping[Data, int]
 
-    def of(self, form: Form) -> FoldReading: return replace(self, form=form)
+    def of(self, form: AnyForm) -> FoldReading: return replace(self, form=form)
     @property
     def size(self) -> tuple[object, object]: return T, T
     def spread(self, rows: object, cols: object) -> FoldReading: return self
@@ -115,7 +115,7 @@ class FoldReading:
         self.rows_operand()                                 # a head serves several as it is
         return self
 
-    def rows_operand(self) -> Operand:
+    def rows_operand(self) -> FoldOperand:
         """The value that rows are."""
         if isinstance(self.form, RowsForm) and not self.form.turned: return self.form.operand
         raise NotByRows("what is no value of rows is cut into heads")
@@ -134,13 +134,13 @@ class FoldReading:
             return self.of(sole_leaf(ScoreLeaf("pairs", left.operand, right.operand, inner)))
         if where.relation is not None or (where is not everyone and not where.within):
             raise NotByRows(f"where {where}: it looks beyond sequences")
-        check_pattern(where)
+        check_own_pattern(where)
         if isinstance(left, EntriesForm): return self.of(self.by_entries(left.relation, over, right.operand, where))
         scores = as_scores(left)
         if any(leaf.kind == "row" for leaf in scores.leaves): raise NotByRows("scores of a row, one a key")
         return self.of(FoldForm(plan_of(scores, over, right.operand, None, where is not everyone), where, over.indexed))
 
-    def by_entries(self, relation: Relation, over: type[Monoid], right: Operand, where: Pattern) -> FoldForm:
+    def by_entries(self, relation: Relation, over: type[Monoid], right: FoldOperand, where: Pattern) -> FoldForm:
         """Rows that the entries of a relation name, merged."""
         if where is not everyone: raise NotByRows("entries that a pattern leaves out")
         plan = FoldPlan((), NumberGraph(1, (StandIn("input"),)), folding_of(over), right, None, False, True)
@@ -159,7 +159,7 @@ class FoldReading:
         except (Untraceable, NotByRows) as error:
             raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
 
-    def acted(self, term: Operator) -> Form:
+    def acted(self, term: Operator) -> AnyForm:
         name, args = term.kind.name, term.args
         if name == "I": return self.form
         if name == "const": return self.array(args[0])
@@ -167,7 +167,7 @@ class FoldReading:
             data, over = args[0].args[0], args[1]
             if data not in self.arrays: raise NotByRows(f"an array of {data.shape} that no step holds")
             *stack, keys, cols = data.shape
-            right = Operand(ARRAY, self.arrays[data], stack[0] if stack else 1, cols)
+            right = FoldOperand(OF_ARRAY, self.arrays[data], stack[0] if stack else 1, cols)
             return FoldForm(plan_of(as_scores(self.form), over, right, keys, False), everyone, False)
         if term.entrywise and isinstance(self.form, ScoreForm):
             graph = traced_function(term.kind.body(0, 0, *args))
@@ -179,7 +179,7 @@ class FoldReading:
         """One number, or one for each head."""
         heads = data.shape[0] if len(data.shape) == 3 else 1
         if prod(data.shape) != heads: raise NotByRows(f"a row of {data.shape[-1]} numbers has no place among scores")
-        if data in self.arrays: return sole_leaf(ScoreLeaf("head", Operand(ARRAY, self.arrays[data], heads, 1)))
+        if data in self.arrays: return sole_leaf(ScoreLeaf("head", FoldOperand(OF_ARRAY, self.arrays[data], heads, 1)))
         return ScoreForm((), NumberGraph(0, (number(data.array.item()),)))
 
 
@@ -194,7 +194,7 @@ def folding_of(over: type[Monoid]) -> Folding:
     return Folding(found.lift, found.merge, found.finish, unit, over.ordinary)
 
 
-def plan_of(scores: ScoreForm, over: type[Monoid], right: Operand, keys: int | None, masked: bool) -> FoldPlan:
+def plan_of(scores: ScoreForm, over: type[Monoid], right: FoldOperand, keys: int | None, masked: bool) -> FoldPlan:
     """The plan of a product; each operand is read in one way. Raises NotByRows."""
     plan = FoldPlan(scores.leaves, scores.graph, folding_of(over), right, keys, masked)
     words = [each.word for each in plan.operands]
@@ -204,7 +204,7 @@ def plan_of(scores: ScoreForm, over: type[Monoid], right: Operand, keys: int | N
     return plan
 
 
-def read_fold(term: Operator, values: Mapping[str, Operand], arrays: Mapping[Data, int]) -> FoldForm:
+def read_fold(term: Operator, values: Mapping[str, FoldOperand], arrays: Mapping[Data, int]) -> FoldForm:
     """The product that a term is over these values. Raises NotByRows."""
     start = FoldReading(None, values, arrays)
     found: FoldReading = read(term, start, {})
@@ -212,4 +212,4 @@ def read_fold(term: Operator, values: Mapping[str, Operand], arrays: Mapping[Dat
     return found.form
 
 
-def value_operand(k: int, heads: int, cols: int) -> Operand: return Operand(VALUE, k, heads, cols)
+def value_operand(k: int, heads: int, cols: int) -> FoldOperand: return FoldOperand(OF_VALUE, k, heads, cols)

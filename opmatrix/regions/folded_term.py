@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.folding.fold_kernel import FoldKernel
-from formats.folding.fold_plan import VALUE, Operand
+from formats.folding.fold_plan import OF_VALUE, FoldOperand
 from opmatrix.algebra import nodes
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import I
@@ -47,7 +47,7 @@ def kept_fold(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[Data
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)
     shape = measured(term, shapes)
-    operands = {f"x{k}": Operand(VALUE, k, heads, cols) for k, (heads, cols) in enumerate(values)}
+    operands = {f"x{k}": FoldOperand(OF_VALUE, k, heads, cols) for k, (heads, cols) in enumerate(values)}
     found = read_fold(term, operands, {data: k for k, data in enumerate(promised)})
     if (found.plan.heads, found.plan.cols) != (shape.heads, shape.cols):
         raise NotByRows(f"{found.plan.heads} x {found.plan.cols} of a row, where it gives {shape}")
@@ -64,7 +64,7 @@ def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     """The kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries; None
     where it is no product over a monoid that a kernel is written for."""
     symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
-    operands: Mapping[str, Operand] = {f"x{k}": Operand(VALUE, k, heads_of_value(part), int(part.out.cols))
+    operands: Mapping[str, FoldOperand] = {f"x{k}": FoldOperand(OF_VALUE, k, heads_of_value(part), int(part.out.cols))
                                        for k, part in enumerate(used)}
     arrays: dict[Data, int] = {}
     for node in term.walk():
