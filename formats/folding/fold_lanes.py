@@ -42,7 +42,7 @@ from formats.rowwise.row_lanes import words as words
 
 f4, i8 = np.float32, np.int64
 UNIT_SIDE = 64                                              # queries of a unit, and keys of a tile
-LINE_BYTES = 256                                              # bytes of a number for each of these queries
+SCORE_BYTES = 256                                              # bytes of a number for each of these queries
 
 
 @njit(**HELPER)
@@ -79,14 +79,14 @@ def tile_seen(c, at, low, rows, length, lines):
         key, edge = i8(pointer(c.idx, np.uint32)[at]) * UNIT_SIDE, i8(pointer(c.edge, np.uint32)[at])
         keys, bits = min(UNIT_SIDE, length - key), c.bits + (edge - 1) * UNIT_SIDE * UNIT_SIDE // 8
         for k in range(keys):
-            line = floats(lines + LINE_BYTES * k, UNIT_SIDE)
+            line = floats(lines + SCORE_BYTES * k, UNIT_SIDE)
             for i in range(UNIT_SIDE):
                 line[i] = pointer(bits, np.uint16)[i * (UNIT_SIDE // 16) + k // 16] >> (k % 16) & 1 if edge else 1
         return key, keys, edge == 0
     key = max(at * UNIT_SIDE, low - c.behind)
     keys = min(min(at * UNIT_SIDE + UNIT_SIDE, length), low + rows + c.ahead) - key
     for k in range(keys):
-        line = floats(lines + LINE_BYTES * k, UNIT_SIDE)
+        line = floats(lines + SCORE_BYTES * k, UNIT_SIDE)
         first, last = key + k - c.ahead - low, key + k + c.behind - low
         for i in range(UNIT_SIDE): line[i] = 1 if i >= first and i <= last else 0
     return key, keys, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead

@@ -10,7 +10,7 @@ from formats.folding.fold_plan import OF_ARRAY, OF_VALUE, Folding, FoldOperand, 
 from formats.rowwise.scalars import NumberGraph, StandIn
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
-UNIT_SIDE, LINE_BYTES, CHUNK_COLUMNS = 64, 256, 128         # queries; bytes of a line; columns of an item at most
+UNIT_SIDE, SCORE_BYTES, CHUNK_COLUMNS = 64, 256, 128         # queries; bytes of a line; columns of an item at most
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
 MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
 SCORED_KEYS = 4                                             # keys whose scores are merged at a time
@@ -79,38 +79,38 @@ class FoldText(VectorText):
             match leaf.kind:
                 case "pairs":
                     depth = leaf.left.cols
-                    self.reserve(f"turned{number}", -(-depth // 16) * 16 * LINE_BYTES)
-                    self.reserve(f"line{number}", UNIT_SIDE * LINE_BYTES)
+                    self.reserve(f"turned{number}", -(-depth // 16) * 16 * SCORE_BYTES)
+                    self.reserve(f"line{number}", UNIT_SIDE * SCORE_BYTES)
                     self.turn_rows(leaf.left, "0", self.size(depth), f"turned{number}")
-                case "row": self.reserve(f"line{number}", UNIT_SIDE * LINE_BYTES)
+                case "row": self.reserve(f"line{number}", UNIT_SIDE * SCORE_BYTES)
                 case "query":
-                    self.reserve(f"line{number}", LINE_BYTES)
+                    self.reserve(f"line{number}", SCORE_BYTES)
                     self.turn_rows(leaf.left, "0", "1", f"line{number}")
         if self.fixed_score(): self.write_fixed()
-        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", UNIT_SIDE * LINE_BYTES)
-        if plan.masked: self.reserve("seen", UNIT_SIDE * LINE_BYTES)
+        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", UNIT_SIDE * SCORE_BYTES)
+        if plan.masked: self.reserve("seen", UNIT_SIDE * SCORE_BYTES)
         self.reserve("packed", UNIT_SIDE * self.across)
-        for k in range(len(self.step.stored)): self.reserve(f"handed{k}", UNIT_SIDE * LINE_BYTES)
+        for k in range(len(self.step.stored)): self.reserve(f"handed{k}", UNIT_SIDE * SCORE_BYTES)
         units = plan.folding.unit
         for k in range(len(units)):
             own = k in self.step.by_score
-            self.reserve(f"held{k}", LINE_BYTES if own else self.columns * LINE_BYTES)
+            self.reserve(f"held{k}", SCORE_BYTES if own else self.columns * SCORE_BYTES)
         def clear() -> None:
             for k in self.step.by_score: self.put(f"keep({self.unit_vector(units[k])}, held{k} + g, None)")
         if self.step.by_score: self.vectors(clear)
         def clear_columns() -> None:
             for k in self.step.by_factor:
-                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {LINE_BYTES} + g, None)")
+                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {SCORE_BYTES} + g, None)")
         if self.step.by_factor: self.within("for n in range(p):", lambda: self.vectors(clear_columns))
         lines = -(-self.columns * plan.folding.width // 16) * 16
-        if self.plain_part() is None: self.reserve("found", lines * LINE_BYTES)
+        if self.plain_part() is None: self.reserve("found", lines * SCORE_BYTES)
         if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
         else: self.put(f"at, last = 0, (c.keys + {UNIT_SIDE - 1}) // {UNIT_SIDE}")
 
     def turn_rows(self, operand: FoldOperand, first: str, count: str, lines: str) -> None:
         """Columns of the rows of the queries, as lines."""
         self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
-                 f"{lines}, {LINE_BYTES})")
+                 f"{lines}, {SCORE_BYTES})")
 
     def fixed_score(self) -> bool:
         """Whether the score is one number for all queries and keys of a head, which operands say."""
@@ -176,7 +176,7 @@ class FoldText(VectorText):
             for part, unit in enumerate(units): self.put(f"a{k}_{part} = {self.unit_vector(unit)}")
 
         def column() -> None:
-            score = self.name(f"get(turned{number} + {LINE_BYTES} * i + g, None)")
+            score = self.name(f"get(turned{number} + {SCORE_BYTES} * i + g, None)")
             for k in range(many):
                 factor = self.name(f"one_number(y{k} + 4 * i)")
                 held = {id(each): f"a{k}_{part}" for part, each in enumerate(step.carriers)}
@@ -188,7 +188,7 @@ class FoldText(VectorText):
         self.within(f"for i in range({self.size(depth)}):", column)
         for k in range(many):
             [found] = self.graph(step.folding.finish, [f"a{k}_{part}" for part in range(len(units))])
-            self.put(f"keep({self.vector(found)}, line{number} + {LINE_BYTES} * j{k} + g, None)")
+            self.put(f"keep({self.vector(found)}, line{number} + {SCORE_BYTES} * j{k} + g, None)")
 
     def lone_leaf(self) -> int | None:
         """The leaf that scores are, where they are one as it is and it has lines."""
@@ -205,13 +205,13 @@ class FoldText(VectorText):
             case "head":
                 head = "head" if leaf.left.heads > 1 else "0"
                 return self.name(f"one_number(c.{leaf.left.word} + 4 * {head})")
-        return self.name(f"get(line{number} + {LINE_BYTES} * j + g, None)")
+        return self.name(f"get(line{number} + {SCORE_BYTES} * j + g, None)")
 
     def write_scores(self) -> None:
         """Scores, of their leaves."""
         def one() -> None:
             [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
-            self.put(f"keep({self.vector(found)}, scores + {LINE_BYTES} * j + g, None)")
+            self.put(f"keep({self.vector(found)}, scores + {SCORE_BYTES} * j + g, None)")
         self.within("for j in range(keys):", lambda: self.vectors(one))
 
     # ---- merging
@@ -224,7 +224,7 @@ class FoldText(VectorText):
             lone = self.lone_leaf()
             lines = "scores" if lone is None else f"line{lone}"
             fixed = self.fixed_score()
-            held[id(step.score)] = "score" if fixed else self.name(f"get({lines} + {LINE_BYTES} * j + g, None)")
+            held[id(step.score)] = "score" if fixed else self.name(f"get({lines} + {SCORE_BYTES} * j + g, None)")
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
@@ -240,7 +240,7 @@ class FoldText(VectorText):
         return "for j in range(first, past):"
 
     def read_mask(self, whole: bool) -> None:
-        if not whole: self.put(f"mask = get(seen + {LINE_BYTES} * j + g, None)")
+        if not whole: self.put(f"mask = get(seen + {SCORE_BYTES} * j + g, None)")
 
     def write_by_score(self, whole: bool) -> None:
         """Carriers of scores alone, and what of a merge is handed to columns, key by key."""
@@ -252,7 +252,7 @@ class FoldText(VectorText):
             held = self.inputs({k: f"a{k}" for k in step.by_score}, ends)
             made = [*map(self.vector, self.emit(ends, held))]
             for k, found in enumerate(made[len(step.by_score):]):
-                self.put(f"keep({found}, handed{k} + {LINE_BYTES} * j + g, None)")
+                self.put(f"keep({found}, handed{k} + {SCORE_BYTES} * j + g, None)")
             fresh = [self.select(found, f"a{k}", whole) for k, found in zip(step.by_score, made, strict=False)]
             self.assign([f"a{k}" for k in step.by_score], fresh)
 
@@ -272,7 +272,7 @@ class FoldText(VectorText):
             self.read_mask(whole)
             shared = self.inputs({}, [each for each in step.handed if each is step.score or each is step.index])
             for k, node in enumerate(step.stored):
-                shared[id(node)] = self.name(f"get(handed{k} + {LINE_BYTES} * j + g, None)")
+                shared[id(node)] = self.name(f"get(handed{k} + {SCORE_BYTES} * j + g, None)")
             for n in range(many):
                 held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
                 held[id(step.factor)] = self.name(f"one_number(packed + c.across * j + 4 * m{n})")
@@ -282,10 +282,10 @@ class FoldText(VectorText):
 
         def group() -> None:
             for n in range(many):
-                for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {LINE_BYTES} * m{n} + g, None)")
+                for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {SCORE_BYTES} * m{n} + g, None)")
             self.within(self.every_key(), keys)
             for n in range(many):
-                for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {LINE_BYTES} * m{n} + g, None)")
+                for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {SCORE_BYTES} * m{n} + g, None)")
 
         def columns() -> None:
             for n in range(many): self.put(f"m{n} = " + ("n" if n == 0 else f"min(n + {n}, p - 1)"))
@@ -309,13 +309,13 @@ class FoldText(VectorText):
 
         def one() -> None:
             carriers = [self.name(f"get(held{k} + g, None)" if k in self.step.by_score
-                                  else f"get(held{k} + {LINE_BYTES} * n + g, None)") for k in range(len(folding.unit))]
+                                  else f"get(held{k} + {SCORE_BYTES} * n + g, None)") for k in range(len(folding.unit))]
             for k, found in enumerate(self.graph(folding.finish, carriers)):
-                self.put(f"keep({self.vector(found)}, found + {LINE_BYTES} * (n * {width} + {k}) + g, None)")
+                self.put(f"keep({self.vector(found)}, found + {SCORE_BYTES} * (n * {width} + {k}) + g, None)")
         if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
         lines = "found" if source is None else f"held{source}"
-        self.put(f"turn_keys({lines}, {LINE_BYTES}, p * {width}, rows, out, 4 * c.out_row)")
+        self.put(f"turn_keys({lines}, {SCORE_BYTES}, p * {width}, rows, out, 4 * c.out_row)")
 
     # ---- the whole
 

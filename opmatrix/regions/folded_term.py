@@ -37,7 +37,8 @@ def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[n
     tables = list_tables(text)
     given = tuple((Data(each) if isinstance(each, np.ndarray) else Data(np.ones(each.shape, bool)))
                   if k in tables else tuple(each.shape) for k, each in enumerate(arrays))
-    return kept_fold(text, tuple(values), given)
+    found: FoldedTerm = kept_fold(text, tuple(values), given)
+    return found
 
 
 @lru_cache(KEPT_FOLDS)

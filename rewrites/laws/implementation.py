@@ -190,15 +190,15 @@ class ScoreParts(NamedTuple):
         return self.variables | dict(v=tokens[k, p] if self.grouped else shared[h, p])
 
 
-PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
+SCORE_PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
 
 
 def attentions() -> Iterator[Implementation]:
     """In one pass, and in three."""
-    for parts in PARTS:
+    for parts in SCORE_PARTS:
         yield Implementation(parts.called("attention"), "attention", attention, parts.attended | HELD, {}, False,
                              GQA if parts.grouped else FLASH)
-    for parts in PARTS:
+    for parts in SCORE_PARTS:
         yield Implementation(parts.called("score"), "scores", score, parts.variables, {}, not parts.grouped,
                              GQA if parts.grouped else SQUARE)
     for grouped in (False, True):
@@ -238,7 +238,7 @@ def relations() -> Iterator[Implementation]:
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
     yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]),
                          {"rows": lambda at: at.picked("x")}, True)
-    for parts in PARTS:
+    for parts in SCORE_PARTS:
         once = dict(bias=replace(distances, facts=(), space="S")[h]) if parts.biased else {}
         name, variables = parts.called("attention"), parts.attended
         yield Implementation(f"{name}_once", "attend_once", attention,
