@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from math import prod
 from operator import eq, le, lt, mul
 from typing import NamedTuple
@@ -65,13 +65,17 @@ def evaluate_at(n: int, coefficients: Sequence[int]) -> int:
     return value
 
 
+SERIALS = count()
+
+
 class Answers(dict[Question, bool]):
     """Every question with its answer, and the sizes it was about. A size is known by its number, so equal ones are
-    one."""
+    one. `serial` tells these sizes from those of answers that are gone: an address may be another's again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sizes: set[int] = set()
+        self.serial = next(SERIALS)
 
     def size(self, number: int) -> int:
         """A size that remembers what it is asked; none and one are what they are."""
@@ -104,7 +108,7 @@ class Traced(int):
         if isinstance(other, Traced): return other
         return self.answers.known(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
 
-    def __hash__(self) -> int: return hash((id(self.answers), self.terms))
+    def __hash__(self) -> int: return hash((self.answers.serial, self.terms))
 
 
 def combined(sign: int) -> Callable[[Traced, Traced], int]:
@@ -176,7 +180,7 @@ for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does)
 def traced(name: str, value: object, answers: Answers) -> object:
     """A value of a template with sizes that remember what they are asked."""
     size = answers.size
-    if isinstance(value, Data): return Promised(f"{name} {id(answers)}", tuple(map(size, value.shape)))
+    if isinstance(value, Data): return Promised(f"{name} {answers.serial}", tuple(map(size, value.shape)))
     if isinstance(value, Port): return replace(value, columns=size(value.columns), heads=size(value.heads))
     if isinstance(value, Shape): return Shape(*(size(s) if isinstance(s, int) else s for s in value))
     if isinstance(value, type) and issubclass(value, Monoid) and value.width and value.width > 1:
