@@ -7,13 +7,12 @@ from functools import cache, cached_property
 from typing import Any
 
 from formats.core.errors import InputError
-from opmatrix.algebra.term import KINDS
 from rewrites.derivations.derivation import Application
 from rewrites.derivations.finding import Deriver
 from rewrites.derivations.trees import Forest, Tree, match_trees
 from rewrites.derivations.wording import occurrences
 from rewrites.graph.borders import FULL
-from rewrites.graph.egraph import ENGINES, EgglogEngine, Graph, engine, freeze, keep_imported
+from rewrites.graph.egraph import Graph, engine, freeze, keep_imported
 from rewrites.graph.layers import Part
 from rewrites.graph.match import Binding
 from rewrites.graph.template import Template
@@ -76,20 +75,14 @@ def isolate(law: Law) -> Law:
     return replace(law, phase=f"by_{law.name}", canonical=False)
 
 
-@cache
-def prepared(laws: tuple[Law, ...], whose: object, kinds: tuple[str, ...]) -> EgglogEngine:
-    """An engine of these laws, of a thread, that knows these kinds: people may declare one later."""
-    return engine([isolate(law) for law in laws])
-
-
 def reached(template: Template, stages: Stages) -> Graph:
     """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come
     to an end."""
     laws = tuple(dict.fromkeys(law for stage in stages for law in stage.laws))
-    shared, graph = prepared(laws, ENGINES.whose, (*KINDS,)), Graph()
+    made, graph = engine([isolate(law) for law in laws]), Graph()
 
     def run(program: str) -> Any:
-        return shared.run_program(*shared.parse_program(program))
+        return made.run_program(*made.parse_program(program))
 
     def explore(stage: Rewrite) -> None:
         for _ in range(ROUNDS):
@@ -102,15 +95,10 @@ def reached(template: Template, stages: Stages) -> Graph:
             if not any(changed):
                 break
 
-    run("(push)")
-    try:
-        run(template.text)
-        for stage in stages:
-            explore(stage)
-        run("(run-schedule (saturate (run facts)))")
-        freeze(shared, graph)
-    finally:
-        run("(pop)")
+    run(template.text)
+    for stage in stages: explore(stage)
+    run("(run-schedule (saturate (run facts)))")
+    freeze(made, graph)
     keep_imported(graph, template)
     return graph
 

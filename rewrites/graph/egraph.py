@@ -1,5 +1,6 @@
 """The e-graph: kinds and laws as egglog text, saturated in phases, read back in bulk with freeze()."""
 import itertools
+import re
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from egglog.bindings import EGraph
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
+TEXT_OR_NAME = re.compile(r'"(?:\\.|[^"\\])*"|\$')             # of a template: what is quoted, or the sign of a name
 OTHER_WAY = " backwards"                                    # behind the name of a law from right to left
 GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the
                                                             # last
@@ -167,7 +169,7 @@ class Engines(threading.local):
 
 KEPT_ENGINES = 3                                            # by a thread, of up to 70 MB: that of no laws, one for
                                                             # searches, one that traces
-ENGINES, ENGINE_NUMBERS = Engines(), itertools.count()
+ENGINES, ENGINE_NUMBERS, NAMED_GRAPHS = Engines(), itertools.count(), itertools.count()
 GONE = set[int]()                                           # the numbers of engines that nobody has any more
 
 
@@ -245,7 +247,8 @@ def fill_graph(shared: EgglogEngine, graph: Graph, template: Template, names: Co
         return outputs
 
     run("(push)", "load")
-    run(template.text, "load")
+    sign = f"${next(NAMED_GRAPHS)}_"                        # no graph names what one that was popped has named
+    run(TEXT_OR_NAME.sub(lambda found: sign if found[0] == "$" else found[0], template.text), "load")
     rows, wild = len(template.entries), False
     for phase in schedule:
         for number in range(limit := PHASE_ROUNDS.get(phase, rounds) * (rows <= budget and not wild)):
@@ -264,15 +267,15 @@ def fill_graph(shared: EgglogEngine, graph: Graph, template: Template, names: Co
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()
-    freeze(shared, graph)
+    freeze(shared, graph, sign)
     keep_imported(graph, template)
     run("(pop)", "freeze")
     graph.seconds["freeze"] = time.perf_counter() - start
     return graph
 
 
-def freeze(shared: EgglogEngine, graph: Graph) -> None:
-    """Reads all rows at once; classes are numbered from 0 in the order they are met."""
+def freeze(shared: EgglogEngine, graph: Graph, sign: str = "$") -> None:
+    """Reads all rows at once; classes are numbered from 0 in the order they are met; `sign` begins names."""
     numbers: dict[Hashable, int] = {}
     string = shared.value_to_string
 
@@ -284,7 +287,7 @@ def freeze(shared: EgglogEngine, graph: Graph) -> None:
         for row in function.rows:
             inputs = tuple(read(value, sort) for value, sort in zip(row.inputs, sorts, strict=True))
             if function.is_let_binding:
-                graph.named[name] = read(row.output, "Op")
+                graph.named[f"${name.removeprefix(sign)}"] = read(row.output, "Op")
             elif name.startswith("K_"):
                 arity = KINDS[name[2:]].arity
                 cls = read(row.output, "Op")

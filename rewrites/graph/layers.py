@@ -4,7 +4,7 @@ of it (rewrites/graph/borders.py)."""
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import accumulate
 from operator import matmul
 
@@ -20,7 +20,7 @@ from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
 from rewrites.graph.borders import FULL, border, split_forms
-from rewrites.graph.egraph import SCHEDULE, EgglogEngine, Graph, saturate, shared_engine
+from rewrites.graph.egraph import SCHEDULE, Graph, engine, saturate
 from rewrites.graph.template import Template
 from rewrites.law import Law
 
@@ -192,18 +192,15 @@ class Explorer:
     prepared: float = 0.0
     schedule: Sequence[str] = SCHEDULE
 
-    @cached_property
-    def engine(self) -> EgglogEngine:
-        """One for all graphs, and for those of others of the same laws: the rules are read once."""
-        start = time.perf_counter()
-        made = shared_engine(self.laws)
-        self.prepared = time.perf_counter() - start
-        return made
-
     def graph(self, part: Part) -> Graph:
+        """The graph of a part. Programs come from it, so its engine is new: one that had been popped was seen to give a
+        class a wrong child."""
         if part.template.text not in self.graphs:
-            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=self.engine,
-                                                          schedule=self.schedule)
+            start = time.perf_counter()
+            made = engine(self.laws)
+            self.prepared += time.perf_counter() - start
+            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=made,
+                                                       schedule=self.schedule)
         return self.graphs[part.template.text]
 
     def seconds(self) -> dict[str, float]:
