@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator
 
 __all__ = ["alibi", "bucketed"]
 
-SLOPES = "alibi"                                            # what a table is called that is no weight
+SLOPES = "alibi_slopes"                                       # what a table is called that is no weight
 
 def list_slopes(heads: int) -> list[float]:
     """The slopes of ALiBi: powers of 2^(-8 / h) for a power of two h. For other numbers of heads those of the power of

@@ -187,7 +187,7 @@ def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
     program = Program(steps, constants, "z")
     assert verify_steps(program, [SENTENCES])["count"] == 8
     right = kernels.attention_halves
-    wrong = lambda *given: ATTENDING[fault](right, *given)
+    wrong = lambda *given, bias: ATTENDING[fault](right, *given)
     monkeypatch.setattr(kernels, "attention_halves", wrong)
     with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means"):
         verify_steps(program, [SENTENCES])
@@ -205,7 +205,7 @@ def test_a_run_that_is_not_what_its_steps_give_is_found(monkeypatch, rng):
 def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
     """The meaning of its operands, told apart from the kernel: q, k, v are rounded to 8 bits, not left as they are."""
     q, k, v = (rng.standard_normal((16, 2, 32), np.float32) for _ in range(3))
-    call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256,
+    call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256, bias=None,
                            batch=Batch([range(16)]))
     declared = KERNELS["attention"]
     found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)

@@ -103,7 +103,7 @@ def flipped(place):
     (described(shared=65), "shared is 65"), (described(shared=True), "shared is True"),
     (described(shared="../front/0/shared"), "'shared' is a str, not a int"),
     (described(shared=10 ** 9), "shared is 1000000000, not"),
-    (described(version=3), "is missing, which program.json names"), (described(version=7), "version is 7"),
+    (described(version=3), "is missing, which program.json names"), (described(version=8), "version is 8"),
     (described(version=5), "'inputs' is missing")])
 def test_damage_is_named(place, spoil, said):
     spoil(place)

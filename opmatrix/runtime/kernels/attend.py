@@ -84,8 +84,9 @@ def price_attention(call: Callable[..., object]) -> Price:
 
 
 def fit_heads(a: Arguments) -> Heads:
+    heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
-    return Heads(fit_bias(a.bias, heads_of(q=a.q, k=a.k, v=a.v)), a.v.cols)
+    return Heads(fit_bias(a.bias, heads), a.v.cols)
 
 
 def all_heads(a: Arguments) -> int:
