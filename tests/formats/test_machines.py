@@ -14,7 +14,8 @@ from opmatrix.pricing import catalogue, datasheet
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4,
          "S2": 128 * 128,
-         "h": 12, "d": 64, "k": 2, "S": 5, "E": 8, "g": 3, "moved": 96, "simple": 200, "slow": 7}
+         "h": 12, "d": 64, "k": 2, "S": 5, "E": 8, "g": 3, "moved": 96, "simple": 200, "slow": 7,
+         "deep": 40, "merged": 9, "loops": 5}
 PRICES = catalogue()
 MACHINES = [datasheet(name) for name in load_bundled()]
 PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),
@@ -29,7 +30,7 @@ def test_every_kernel_has_a_price_that_no_size_lowers(machine):
     for kernel in PRICES.prices:
         prices = [machine.seconds(kernel, **at(T=rows, S2=rows * rows)) for rows in (1, 2, 7, 16, 17, 100, 1000, 5000)]
         assert prices == sorted(prices) and 0 < prices[0] < prices[-1] < inf, kernel
-        for size in ("n", "p", "nnz", "blocks", "h", "d", "moved", "simple", "slow"):
+        for size in ("n", "p", "nnz", "blocks", "h", "d", "moved", "simple", "slow", "deep", "merged", "loops"):
             steps = [machine.seconds(kernel, **at(**{size: SIZES[size] * factor})) for factor in (1, 2, 3, 8, 64)]
             assert steps == sorted(steps), (kernel, size)
 

@@ -27,9 +27,9 @@ LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_
 GPT2 = dict(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=3, n_positions=20, n_inner=None, layer_norm_epsilon=1e-5)
 PANGU = dict(vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20,
              layer_norm_epsilon=1e-5)
-BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_epsilon=1e-5)
+BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_epsilon=1e-5, seq_length=20)
 T5 = dict(vocab_size=WORDS, d_model=24, d_kv=10, d_ff=20, num_layers=2, num_heads=3, layer_norm_epsilon=1e-6,
-          relative_attention_num_buckets=8, relative_attention_max_distance=16)
+          relative_attention_num_buckets=8, relative_attention_max_distance=16, n_positions=20)
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)                  # of heads of 6 columns
 
 
@@ -141,7 +141,8 @@ def verified(operator):
 
 def test_a_bloom_by_the_names_of_published_configs():
     """As bigscience/bloom-560m says them."""
-    older = dict(n_embed=24, n_layer=2, num_attention_heads=4, layer_norm_epsilon=1e-5, vocab_size=WORDS, n_inner=None)
+    older = dict(n_embed=24, n_layer=2, num_attention_heads=4, layer_norm_epsilon=1e-5, vocab_size=WORDS, n_inner=None,
+                 seq_length=20)
     assert build(older | dict(model_type="bloom"), at := made(BLOOM)) is build(BLOOM | dict(model_type="bloom"), at)
 
 
