@@ -100,8 +100,7 @@ entrywise = Sort("entrywise", ("entrywise",))
 count = Sort("count")                                       # a number of heads, h or the one that is named
 by_rows = Sort("operator", ("row_wise",))                   # what goes through each row by itself, at its position
 mixing = Sort("mixing")                                     # what does not
-relation = Sort("relation")                                 # a relation with exactly one entry a row; relation[square]
-                                                            # within a space
+relation = Sort("relation")                                 # one with exactly one entry a row; [square]: within a space
 any_relation = Sort("any_relation")                         # a relation with any entries
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
 where = Sort("where")                                       # a pattern; where[reflexive]
@@ -369,11 +368,10 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference of two arrays, relative to 1 and to the largest entry; infinite where one alone is no
     number."""
     a, b = np.broadcast_arrays(a, b)
-    known = np.isfinite(a), np.isfinite(b)
-    if not (known[0].all() and known[1].all()):
-        lost = [np.where(each, 0, c) for each, c in zip(known, (a, b), strict=True)]
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        lost = [np.where(np.isfinite(c), 0, c) for c in (a, b)]
         if not np.array_equal(lost[0], lost[1], equal_nan=True): return np.inf
-        a, b = a[known[0]], b[known[1]]
+        a, b = a[np.isfinite(a)], b[np.isfinite(b)]
     return float(abs(a - b).max(initial=0) / max(1, abs(a).max(initial=0)))
 
 
@@ -382,8 +380,7 @@ def law(**declared: Any) -> Callable[[SidesOf], Law]:
     annotated."""
     def declare(body: SidesOf) -> Law:
         found = Law(body, **declared)
-        if bare := [name for name in inspect.signature(body).parameters
-                    if not isinstance(found.variables.get(name), Sort)]:
+        if bare := [v for v in inspect.signature(body).parameters if not isinstance(found.variables.get(v), Sort)]:
             raise TypeError(f"law {found.name}: {bare[0]} does not say what it stands for: annotate it, such as "
                             f"{bare[0]}: value[n]")
         return found

@@ -194,9 +194,14 @@ def last_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
     return right(z, A), right(z, B)
 
 @law()
-def kept_of_a_shift(s: value[n], y: value[n], r: factors, t: number, top: count):
-    """What is added to a whole row, as often as one likes, changes no order in it."""
-    return keep_top(s, y + r * t, top), keep_top(s, y, top)
+def kept_of_twice(s: value[n], y: value[n], top: count):
+    """Numbers twice as large are in the same order."""
+    return keep_top(s, y + y, top), keep_top(s, y, top)
+
+@law()
+def kept_of_a_shift(s: value[n], y: value[n], r: factors, top: count):
+    """What is added to a whole row changes no order in it."""
+    return keep_top(s, y + r, top), keep_top(s, y, top)
 
 @law()
 def kept_of_columns(s: value[n], y: value[n], c: constant[n], top: count):
@@ -204,9 +209,9 @@ def kept_of_columns(s: value[n], y: value[n], c: constant[n], top: count):
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
 
 @law()
-def shared_shift(x: value[n], r: factors, t: number):
-    """A factor of all shares and of their sum, as often as one likes."""
-    return (x + r * t) @ share, x @ share
+def shared_shift(x: value[n], r: factors):
+    """A factor of all shares and of their sum."""
+    return (x + r) @ share, x @ share
 
 @law(when=("(alike x A)",))
 def adds_nothing(x: value[n], A: operator[k, n]):

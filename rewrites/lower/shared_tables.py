@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from formats import Dense, kernels
+from formats import kernels
 from formats.format import Format
 from formats.kernels.rows.gathering import Columns
 from opmatrix.program import Program, Step
@@ -37,7 +37,7 @@ def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) 
 def find_panels(program: Program, name: str) -> str | None:
     """The constant in whose panels the rows of a plain table lie as columns."""
     table = program.constants[name]
-    if not isinstance(table, Dense): return None
+    if not isinstance(table, Format) or not (table.plain and table.rowwise): return None
     for other, stored in program.constants.items():
         if isinstance(stored, Format) and stored.panelled and stored.shape == table.shape[::-1] and holds_rows(
                 stored, table): return other

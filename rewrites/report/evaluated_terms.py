@@ -8,6 +8,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.arguments import split_operands
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.kernels.row_term import find_kernel
 from rewrites.laws.epilogues import HEADS, STAGES
@@ -17,6 +18,7 @@ from rewrites.lower.price import Prices
 
 TERM = "term"                                               # the attribute of what has a term
 GUIDE = "docs/add_a_kernel.md"
+INTERPRET = KERNELS["interpret"]
 
 
 def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, object] | None:
@@ -36,7 +38,7 @@ def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices |
 
 def is_evaluated(step: Step) -> bool:
     """Whether a step evaluates a term in Python, and launches no kernel for it."""
-    return step.kernel == "interpret"
+    return KERNELS[step.kernel] is INTERPRET
 
 
 def find_places(program: Program) -> list[str]:
@@ -44,7 +46,7 @@ def find_places(program: Program) -> list[str]:
     from opmatrix.regions.row_reading import NotByRows
     found: dict[str, None] = {}
     for call in program.schedule.calls:
-        if call.kernel.name != "interpret": continue
+        if call.kernel is not INTERPRET: continue
         for find in (partial(find_kernel, call.bound.term, split_operands(call.bound)), partial(find_fold, call.bound)):
             try: find()
             except NotByRows as error:
