@@ -111,6 +111,13 @@ class Grower:
         y = product(s, u, over=m, where=where)
         return y @ operators.heads(h).T
 
+    def biased(self, v):
+        """Attention within sequences with a number for each distance."""
+        h = self.pick(1, 2, 3)
+        q, k, u = (v @ self.projection(v.cols, 2 * h) @ operators.heads(h) for _ in range(3))
+        s = q @ k.T * 0.5 + operators.by_distance(Data(self.rng.normal(size=(h, 5))), 2)
+        return product(s, u, over=monoids.softmax, where=self.pick(*WITHIN)) @ operators.heads(h).T
+
     # what no kernel computes
 
     def reduced(self, v): return v @ over(weight(self.numbers(v.cols, 2)), self.monoid())
@@ -151,7 +158,7 @@ class Grower:
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
 OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "inverted", "shared", "routed", "centred",
           "scaled", "negated", "times_row", "beside", "cut", "placed", "turned", "rotated", "entering", "picked",
-          "linked", "by_head", "through_heads", "mixed")
+          "linked", "by_head", "through_heads", "biased", "mixed")
 
 
 class Choices:
