@@ -73,9 +73,14 @@ def merge_keys(folding: Folding, s: Any, e: Any, w: Any, seen: Any, axis: int, f
         else:
             here = seen[:, k, None]
             held = [(np.where(here, y, z), np.where(here, d, f)) for (y, d), (z, f) in zip(fresh, held, strict=True)]
-    found = [np.stack([np.broadcast_to(each[part], one) for each in bound_graph(folding.finish, *held)], -1)
+    return finish_held(folding, held, one)
+
+
+def finish_held(folding: Folding, held: Sequence[NumberPair], shape: tuple[int, ...]) -> NumberPair:
+    """Carriers of this shape, finished: the numbers of a column side by side."""
+    found = [np.stack([np.broadcast_to(each[part], shape) for each in bound_graph(folding.finish, *held)], -1)
              for part in (0, 1)]
-    y, off = (each.reshape(*each.shape[:-2], -1) for each in found)
+    y, off = (each.reshape(*shape[:-1], -1) for each in found)
     return y, off
 
 
@@ -93,7 +98,4 @@ def bound_entries(plan: FoldPlan, value: Any, rows: int, layers: Iterable[tuple[
         lifted = bound_graph(folding.lift, (s, abs(s - np.float32(s).astype(np.float64))), (w, none), (index, none))
         fresh = bound_graph(folding.merge, *((y[at], e[at]) for y, e in held), *lifted)
         for (y, e), (new, off) in zip(held, fresh, strict=True): y[at], e[at] = new, off
-    found = [np.stack([np.broadcast_to(each[part], (rows, plan.heads, cols))
-                       for each in bound_graph(folding.finish, *held)], -1) for part in (0, 1)]
-    y, off = (each.reshape(rows, plan.heads, -1) for each in found)
-    return y, off
+    return finish_held(folding, held, (rows, plan.heads, cols))

@@ -8,7 +8,7 @@ import numpy as np
 
 from formats.core.arrays import readable, separate, writable
 from formats.folding.entries_text import ROWS_OF_ITEM, EntriesText
-from formats.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan, count_number_work
+from formats.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan
 from formats.folding.fold_text import CHUNK_COLUMNS, UNIT_SIDE, FoldText, abreast, count_pairs
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
@@ -18,6 +18,7 @@ from formats.kernels.mixing.heads import EVERY, Layout, Reach, clipped, sequence
 from formats.machine.threads import threads
 from formats.masks import BLOCK, Mask
 from formats.rowwise.row_kernel import locate_rows
+from formats.rowwise.scalar_graphs import count_work
 
 FOLD_HOME = "formats.folding.fold_lanes"                         # what texts are written in the words of
 
@@ -138,7 +139,7 @@ class FoldKernel:
         step = self.written.step
         chunks, many = -(-p // CHUNK_COLUMNS), abreast(len(step.by_factor), p)
         own, each = step.work
-        simple, slow = count_number_work(plan.score.outputs, ())
+        simple, slow = count_work(plan.score)
         for leaf in plan.leaves:
             if leaf.kind != "pairs" or leaf.inner is None: continue
             a, b = count_pairs(leaf.inner)

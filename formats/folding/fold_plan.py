@@ -2,11 +2,11 @@
 merge is of scores alone, so that it is computed once for all columns."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.rowwise.scalar_graphs import count_work
 from formats.rowwise.scalars import NumberGraph, StandIn, apply, number
 
 OF_VALUE, OF_ARRAY = "x", "c"                               # what an operand is: rows, or an array that is stored
@@ -116,23 +116,5 @@ class MergeStep:
     @property
     def work(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Simple and slow operations of a pair: of scores alone, and of each number."""
-        own = count_number_work([*(self.merged[k] for k in self.by_score), *self.stored], ())
-        return own, count_number_work([self.merged[k] for k in self.by_factor], self.handed)
-
-
-def count_number_work(ends: Sequence[StandIn], held: Iterable[StandIn]) -> tuple[float, float]:
-    """Simple operations, and divisions and roots, of what these are made of, down to what is held."""
-    counted = [SCALAR_OPERATIONS[node.op] for node in walk_to(ends, held) if node.op not in ("input", "literal")]
-    return sum(each.simple for each in counted), sum(each.slow for each in counted)
-
-
-def walk_to(ends: Sequence[StandIn], held: Iterable[StandIn]) -> Iterator[StandIn]:
-    """All that numbers are made of once, without what is held and lies behind it."""
-    seen = {id(each) for each in held}
-    todo = [*ends]
-    while todo:
-        node = todo.pop()
-        if id(node) in seen: continue
-        seen.add(id(node))
-        yield node
-        todo += node.args
+        own = count_work(NumberGraph(0, (*(self.merged[k] for k in self.by_score), *self.stored)))
+        return own, count_work(NumberGraph(0, tuple(self.merged[k] for k in self.by_factor)), self.handed)

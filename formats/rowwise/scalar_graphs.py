@@ -1,6 +1,6 @@
 """Readings of a graph of numbers: its meaning, a running bound of its error, its work, its name."""
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,23 @@ def exactly(y: Any, units: float) -> Any:
     return (np.asarray(np.float32(y), np.float64) == y) & (units <= 1)
 
 
-def count_work(graph: NumberGraph) -> tuple[float, float]:
-    """Simple operations, and divisions and roots."""
-    counted = [SCALAR_OPERATIONS[node.op] for node in graph.walk() if node.op not in ("input", "literal")]
+def count_work(graph: NumberGraph, held: Iterable[StandIn] = ()) -> tuple[float, float]:
+    """Simple operations, and divisions and roots, of what its outputs are made of, down to what is held."""
+    counted = [SCALAR_OPERATIONS[node.op] for node in walk_to(graph.outputs, held)
+               if node.op not in ("input", "literal")]
     return sum(each.simple for each in counted), sum(each.slow for each in counted)
+
+
+def walk_to(ends: Sequence[StandIn], held: Iterable[StandIn]) -> Iterator[StandIn]:
+    """All that numbers are made of once, without what is held and lies behind it."""
+    seen = {id(each) for each in held}
+    todo = [*ends]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen: continue
+        seen.add(id(node))
+        yield node
+        todo += node.args
 
 
 def count_waiting(graph: NumberGraph, held: int) -> float:

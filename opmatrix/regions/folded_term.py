@@ -7,15 +7,13 @@ import numpy as np
 
 from formats.folding.fold_kernel import FoldKernel
 from formats.folding.fold_plan import OF_VALUE, FoldOperand
-from opmatrix.algebra import nodes
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import I
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.algebra.term import Operator, substitute
+from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern
 from opmatrix.regions.counted_numbers import list_tables
 from opmatrix.regions.fold_reading import FoldForm, read_fold
-from opmatrix.regions.growing import heads_of_value
+from opmatrix.regions.growing import heads_of_value, number_arrays, over_symbols
 from opmatrix.regions.row_reading import NotByRows
 from opmatrix.relations import Relation
 from opmatrix.runtime.terms import measured, parse_operator
@@ -64,14 +62,9 @@ def sees_batch(found: FoldForm) -> bool:
 def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     """The kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries; None
     where it is no product over a monoid that a kernel is written for."""
-    symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
     operands: Mapping[str, FoldOperand] = {f"x{k}": FoldOperand(OF_VALUE, k, heads_of_value(part), int(part.out.cols))
                                        for k, part in enumerate(used)}
-    arrays: dict[Data, int] = {}
-    for node in term.walk():
-        for each in node.attributes:
-            if isinstance(each, Data): arrays.setdefault(each, len(arrays))
-    try: found = read_fold(substitute(term, symbols), operands, arrays)
+    try: found = read_fold(over_symbols(term, used), operands, number_arrays(term))
     except NotByRows: return None
     if found.relation is not None: return "fold_entries"
     if found.plan.keys is None and any(part.out.rows is not T for part in used): return None    # keys of another space

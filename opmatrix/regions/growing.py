@@ -55,14 +55,20 @@ def through_rows(part: Operator) -> bool:
 
 def read_over(term: Operator, used: Collection[Operator]) -> RowValue:
     """What each row becomes, over these values. Raises NotByRows."""
-    symbols = {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)}
     values = {f"x{k}": RowValue("value", heads_of_value(part), int(part.out.cols), extra=k)
               for k, part in enumerate(used)}
-    arrays: dict[Data, int] = {}
-    for node in term.walk():
-        for each in node.attributes:
-            if isinstance(each, Data): arrays.setdefault(each, len(arrays))
-    return read_rows(substitute(term, symbols), values, arrays)
+    return read_rows(over_symbols(term, used), values, number_arrays(term))
+
+
+def over_symbols(term: Operator, used: Collection[Operator]) -> Operator:
+    """The term with a symbol x0, x1, … in place of each of these values."""
+    return substitute(term, {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)})
+
+
+def number_arrays(term: Operator) -> dict[Data, int]:
+    """The arrays that a term names, each once, by number."""
+    return {each: k for k, each in enumerate(dict.fromkeys(
+        each for node in term.walk() for each in node.attributes if isinstance(each, Data)))}
 
 
 def heads_of_value(part: Operator) -> int:

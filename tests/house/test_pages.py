@@ -72,7 +72,7 @@ PYTHON = {name: blocks for name, blocks in PYTHON.items() if blocks}
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_its_python_runs(name, tmp_path, monkeypatch, graphs_anew):
+def test_its_python_runs(name, tmp_path, monkeypatch):
     """Block after block, as a file; what has prompts as a doctest; what begins with the name of a file is one, too,
     which others may import. Recipes: tests/house/test_contributing.py."""
     monkeypatch.chdir(tmp_path)
