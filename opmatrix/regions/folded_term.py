@@ -8,7 +8,7 @@ import numpy as np
 from formats.folding.fold_kernel import FoldKernel
 from formats.folding.fold_plan import OF_VALUE, FoldOperand
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.shapes import Shape, T
+from opmatrix.algebra.shapes import LiveSize, Needs, Shape, T
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern
 from opmatrix.regions.counted_numbers import list_tables
@@ -43,14 +43,24 @@ def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[n
 def kept_fold(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[Data | tuple[int, ...], ...]) -> FoldedTerm:
     """`folded_term`, of shapes, and tables by what they hold."""
     promised = [each if isinstance(each, Data) else Promised(f"c{k}", each) for k, each in enumerate(arrays)]
-    shapes = [Shape(heads, T, cols) for heads, cols in values]
-    term = parse_operator(text, shapes, promised)
-    shape = measured(term, shapes)
+    term, shape = settle_rows(text, values, promised)
     operands = {f"x{k}": FoldOperand(OF_VALUE, k, heads, cols) for k, (heads, cols) in enumerate(values)}
     found = read_fold(term, operands, {data: k for k, data in enumerate(promised)})
     if (found.plan.heads, found.plan.cols) != (shape.heads, shape.cols):
         raise NotByRows(f"{found.plan.heads} x {found.plan.cols} of a row, where it gives {shape}")
     return FoldedTerm(FoldKernel(found.plan), found.where, found.relation)
+
+
+def settle_rows(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[Data]) -> tuple[Operator, Shape]:
+    """A term and what it gives: its values have rows of the space that its relation names, T where there is none."""
+    rows: LiveSize = T
+    while True:
+        shapes = [Shape(heads, rows, cols) for heads, cols in values]
+        term = parse_operator(text, shapes, arrays)
+        try: return term, measured(term, shapes)
+        except Needs as found:
+            if T not in found.sizes or rows is not T: raise
+            rows = found.sizes[T]
 
 
 def sees_batch(found: FoldForm) -> bool:

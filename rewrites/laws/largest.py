@@ -13,10 +13,11 @@ def scale_kept(s: value[n], y: value[n], c: constant[n], top: count):
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
 
 
-@law(phase=SIMPLIFY, canonical=True, source="order is all that a choice sees",
+@law(phase=SIMPLIFY, canonical=True, source="order is all that a choice sees", largest=1.0,
      without=(dict(f=Sort("entrywise", ("entrywise",))),))
 def choose_before(s: value[n], y: value[n], f: rising, top: count):
-    """The largest numbers are the largest before a function that rises: a softmax of scores chooses as they do."""
+    """The largest numbers are the largest before a function that rises: a softmax of scores chooses as they do. Of
+    large numbers float64 has one share, and no order."""
     return keep_top(s, y @ f, top), keep_top(s, y, top)
 
 

@@ -23,6 +23,15 @@ def ratio(off: ArrayLike, size: ArrayLike) -> np.ndarray:
     return found
 
 
+def settled(found: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By how much an output differs from the one wanted, and the numbers of that: infinities, such as a maximum over
+    nothing, and what is no number, such as 0/0, differ by nothing from themselves, and have no size."""
+    if (finite := np.isfinite(wanted)).all(): return found - wanted, wanted
+    with np.errstate(invalid="ignore"):
+        alike = ~finite & ((found == wanted) | (np.isnan(found) & np.isnan(wanted)))
+        return np.where(alike, 0.0, found - wanted), np.where(finite, wanted, 0.0)
+
+
 class Change(NamedTuple):
     """How far one output is from another: squared Frobenius norms of the difference and of the output wanted, (S,)
     each, of every sentence by itself."""
@@ -38,7 +47,7 @@ class Change(NamedTuple):
         for at in range(0, len(wanted), some):
             part = slice(at, at + some)
             whole = np.asarray(wanted[part], np.float64).reshape(len(wanted[part]), -1)
-            for kept, each in zip(rows, (found[part].reshape(whole.shape) - whole, whole), strict=True):
+            for kept, each in zip(rows, settled(found[part].reshape(whole.shape), whole), strict=True):
                 kept[part] = np.einsum("ij,ij->i", each, each)
         return cls(*np.add.reduceat(rows, [0] if starts is None else starts[:-1], axis=1))
 

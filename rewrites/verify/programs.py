@@ -22,7 +22,7 @@ from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
-from rewrites.verify.differences import ratio
+from rewrites.verify.differences import ratio, settled
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
@@ -47,10 +47,11 @@ class Errors:
 
     @classmethod
     def of(cls, found: Outputs, wanted: Outputs, least: NDArray[np.float64] | float = 0.0) -> "Errors":
-        """The errors of outputs of the same batches; infinite where one is no number. Rows are taken to be no smaller
-        than `least`; what is as wanted is off by nothing, zeros too."""
+        """The errors of outputs of the same batches; infinite where one alone is no number. Rows are taken to be no
+        smaller than `least`; what is as wanted is off by nothing, zeros too."""
         have, want = np.concatenate(list(found)).astype(np.float64), np.concatenate(list(wanted))
-        off, size = np.linalg.norm(have - want, axis=1), np.maximum(np.linalg.norm(want, axis=1), least)
+        off, size = (np.linalg.norm(each, axis=1) for each in settled(have, want))
+        size = np.maximum(size, least)
         if not np.isfinite(off).all():
             return cls(np.inf, np.inf, len(off))
         return cls(float(ratio(np.linalg.norm(off), np.linalg.norm(size))), float(ratio(off, size).max()), len(off))
@@ -148,8 +149,9 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
             wanted, routes, flips = Reference(partial(dense, term, batch)).beside(taken)
             explain_flips(name(program), term, batch, routes, flips, EQUAL)
             rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
-            apart = np.linalg.norm(found[output].reshape(len(rows), -1) - rows.reshape(len(rows), -1))
-            off = ratio(apart, size := np.linalg.norm(rows))
+            pair = (each.reshape(len(rows), -1) for each in (found[output], rows))
+            apart, size = map(np.linalg.norm, settled(*pair))
+            off = ratio(apart, size)
             if not off <= EQUAL: off = ratio(apart, max(size, np.linalg.norm(row_scales(term, [batch], EQUAL))))
             if not off <= EQUAL:
                 raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's",

@@ -10,6 +10,7 @@ from sympy import sympify
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
+from opmatrix.algebra.nodes import scalar_function
 from opmatrix.algebra.operators import (
     I,
     by_distance,
@@ -145,6 +146,21 @@ def test_a_counterexample_that_is_none_is_an_error():
     each = find(EXACT_LAWS, "factor")
     with pytest.raises(AssertionError, match=r"factor: it holds with A: operator\[n, p\] too"):
         replace(each, without=(dict(A=operator[n, p]),)).check(np.random.default_rng(0))
+
+
+@scalar_function()
+def below_hundred(u):
+    """u, at most 100."""
+    return np.minimum(u, 100)
+
+
+def test_what_holds_of_small_numbers_alone_is_no_law():
+    @law()
+    def unbent(x: value[n]):
+        """No number is larger."""
+        return x @ below_hundred, x
+    with pytest.raises(AssertionError, match="differ on random numbers, of size 1 and 1000"):
+        unbent.check(np.random.default_rng(0))
 
 
 # ---- the trap: what is true of matrices is not true of operators

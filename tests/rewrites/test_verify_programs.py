@@ -194,3 +194,7 @@ def test_errors_are_of_the_whole_and_of_the_worst_row():
     errors = Errors.of(got, wanted)
     assert errors == Errors(1 / np.sqrt(30), 0.5, 3)
     assert Errors.of([np.full((2, 2), np.nan), wanted[1]], wanted).relative == np.inf
+    same = [np.array([[3.0, INF], [NAN, -INF]]), wanted[1]]
+    assert Errors.of(same, same) == Errors(0, 0, 3)
+    for row in ([3.0, -INF], [3.0, 0.0], [3.0, NAN]):
+        assert Errors.of([np.array([row, same[0][1]]), wanted[1]], same).relative == np.inf
