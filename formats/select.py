@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,7 +86,8 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     """The formats that hold W (n, p), or a matrix with this pattern of booleans, so that x @ W for x of so many rows is
     off by at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
 
-    Counts are estimated from a sample first, and taken of the whole matrix for those that may be the cheapest. With
+    Counts and errors are estimated from a sample first, and taken of the whole matrix for those that may be the
+    cheapest; of low rank the least that is near enough is offered. With
     `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing
     holds W, ValueError for rows or an error that are none."""
     if not (rows >= 1 and rows % 1 == 0):
@@ -96,29 +97,63 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     machine, W = machine or local_machine(FORMAT_CATALOGUE), as_weights(W)
     found = candidates(W, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)
-    exact = [recount(machine, W, each, rows, products) for each in found if each.cost <= hopeful]
+    exact = [recount(machine, W, each, rows, products, error) for each in found if each.cost <= hopeful]
     if not any(exact):                                      # what held the sample does not hold the rest
-        exact = [recount(machine, W, each, rows, products) for each in found]
+        exact = [recount(machine, W, each, rows, products, error) for each in found]
+    if not any(exact): refuse(formats, error)
     return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
 
 
+def refuse(formats: Sequence[str], error: float) -> NoReturn:
+    raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
+
+
 def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Sequence[str] = ()) -> list[Candidate]:
-    """What holds a sample of W within the error, priced at counts estimated from it. FormatError where nothing does."""
+    """What holds a sample of W within the error, priced at counts estimated from it, and factors of the least rank that
+    holds W. FormatError where nothing does."""
     names = [*(formats or FORMATS)]
     if unknown := [name for name in names if name not in FORMATS]:
         raise FormatError(f"select: there is no format {unknown[0]!r:.40}; there are {', '.join(FORMATS)}")
     sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
     thinner = share / max(np.count_nonzero(sample) / sample.size, 1e-9)
+    tails = tail_errors(W) if error and any(FORMATS[name].projected for name in names) else None
     found = []
     for name, given in offered(names, shape):
+        if tails and FORMATS[name].projected: continue
         if (fits := fit_within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
         found.append(priced(machine, name, given, scale_sizes(packed, shape, thinner, given), rows, off))
+    for name in names if tails else ():
+        for rank, off in least_ranks(FORMATS[name], tails, shape, error):
+            sizes = {str(size): float(value) for size, value in FORMATS[name].expected(*shape, rank=rank).items()}
+            found.append(priced(machine, name, {"rank": rank}, sizes, rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
         found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, rows, 0.0))
-    if not found:
-        raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
+    if not found: refuse(names, error)
     return found
+
+
+class Tails(NamedTuple):
+    """The relative error of the best matrix of rank 0, 1, 2, …: what a format of low rank predicts its own from."""
+    errors: Floats
+
+
+def tail_errors(W: Floats) -> Tails:
+    """From the eigenvalues of the smaller Gram matrix (Eckart and Young 1936)."""
+    wide = (W if W.shape[0] <= W.shape[1] else W.T).astype(np.float64)
+    squares = np.maximum(np.linalg.eigvalsh(wide @ wide.T), 0)
+    lost = np.cumsum(np.r_[0, squares])[::-1]               # the smallest first, so that they are not lost in the sum
+    return Tails(np.sqrt(lost / max(lost[0], np.finfo(float).tiny)))
+
+
+def least_ranks(form: type[Format], tails: Tails, shape: tuple[int, int], error: float) -> Iterator[tuple[int, float]]:
+    """The least rank, in eights, whose factors are predicted to hold a matrix within an error, with what they lose, and
+    one a tenth larger, as what rounding adds is an estimate; none where factors are larger than the matrix."""
+    if not form.projected: return
+    able = range(8, min(shape[0] * shape[1] // sum(shape), len(tails.errors) - 1) + 1, 8)
+    found = next((rank for rank in able if form.predicted(tails, rank=rank) <= error), None)
+    for rank in sorted({found, found + max(8, found // 80 * 8)} if found else ()):
+        if rank in able: yield rank, form.predicted(tails, rank=rank)
 
 
 def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, measured: bool = True,
@@ -233,13 +268,15 @@ def fit_within(form: type[Format], given: dict[str, int | float], sample: Floats
 
 
 def deviation(packed: Format, W: Floats) -> float:
-    """How far the product of normal rows is off, relative: Frobenius norms."""
+    """How far the product of normal rows is off, relative: Frobenius norms. Of what rounds no x it is that of the
+    matrix."""
+    if not packed.rounds:
+        whole = float(np.linalg.norm(W.astype(np.float64)))
+        return float(np.linalg.norm(packed.unpack().astype(np.float64) - W)) / whole if whole else 0.0
     x = np.random.default_rng(1).standard_normal((PROBES, len(W)), np.float32)
     wanted = x.astype(np.float64) @ W.astype(np.float64)
     size = float(np.linalg.norm(wanted))
-    if packed.rounds: found = packed.matmul(x).astype(np.float64)
-    else: found = x.astype(np.float64) @ packed.unpack().astype(np.float64)
-    return float(np.linalg.norm(found - wanted)) / size if size else 0.0
+    return float(np.linalg.norm(packed.matmul(x) - wanted)) / size if size else 0.0
 
 
 def sampled(W: Floats) -> Floats:
@@ -266,14 +303,16 @@ def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float,
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: float) -> Candidate | None:
-    """The candidate with the sizes that W has in it; None where W cannot be held."""
+def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: float,
+            error: float) -> Candidate | None:
+    """The candidate with the sizes and the error that W has in it; None where W cannot be held within the error."""
     start = time.perf_counter()
     try: packed = guess.pack(W)
     except FormatError: return None
     share = (time.perf_counter() - start) / products if products else 0.0
     sizes = {str(size): float(value) for size, value in packed.sizes.items()}
-    return priced(machine, guess.format, dict(guess.options), sizes, rows, guess.error, share)
+    off = deviation(packed, W) if error and guess.format != "blas" and approximates(FORMATS[guess.format]) else 0.0
+    return priced(machine, guess.format, dict(guess.options), sizes, rows, off, share) if off <= error else None
 
 
 def priced(machine: Pricer, name: str, given: Mapping[str, object], sizes: dict[str, float], rows: int,

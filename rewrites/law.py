@@ -320,7 +320,8 @@ class Law(FunctionDeclaration):
 
     def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, object]]:
         """Every choice of monoids, patterns and functions that its variables allow, those named left out."""
-        able = {name: found for name, sort in self.variables.items() if name not in without and (found := choices(sort))}
+        able = {name: found for name, sort in self.variables.items()
+                if name not in without and (found := choices(sort))}
         yield from (dict(zip(able, each, strict=True)) for each in cartesian(*able.values()))
 
     def difference(self, rng: np.random.Generator, **other: Sort) -> float:

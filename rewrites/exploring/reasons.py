@@ -15,7 +15,8 @@ LACKS = {                                                   # what a value that 
     "act": "no input reaches it", "storable": "it is no matrix of known numbers", "column": "it has several columns",
     "constant": "it depends on the input", "uniform": "it is not the same in every row",
     "row_wise": "it mixes rows", "entrywise": "it is no function of single entries",
-    "level": "its columns differ", "turning": "it is no matrix for each position"}
+    "level": "its columns differ", "turning": "it is no matrix for each position",
+    **dict.fromkeys(("joinable", "joinable_bias", "joinable_biases"), "no attention or gate reads what both give")}
 MOST_PLACES = 200                                           # where a law nearly fits: more are not looked at
 
 

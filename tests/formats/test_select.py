@@ -59,6 +59,21 @@ def test_an_allowed_error_lets_number_types_in_and_is_kept(error, inside, outsid
     for each in found: assert deviation(each.pack(W), W) <= 1.1 * error + 1e-6
 
 
+@pytest.mark.parametrize("decay, error", [(0.93, 4e-3), (0.95, 2e-2), (0.97, 5e-2), (0.999, 0.3), (0.0, 1e-3)])
+def test_errors_are_of_the_whole_matrix_and_rank_is_the_least_that_will_do(decay, error):
+    """Factors hold a sample with fewer columns than their rank, whatever the rest is."""
+    U, V = (np.linalg.qr(normal(side, 256, seed=side))[0] for side in (256, 768))
+    W = ((U * decay ** np.arange(256)) @ V.T).astype(np.float32)
+    found = select.select(W, 128, error, MACHINE)
+    for each in found:
+        off = np.linalg.norm(each.pack(W).unpack() - W.astype(np.float64)) / np.linalg.norm(W)
+        assert off <= error and (FORMATS[each.format].rounds or each.error == pytest.approx(off, rel=1e-5))
+    squares = decay ** (2.0 * np.arange(256))
+    least = next(rank for rank in range(257) if squares[rank:].sum() <= error ** 2 * squares.sum())
+    ranks = [dict(each.options)["rank"] for each in found if each.format == "lowrank"]
+    assert (min(ranks) - least) in range(8) if least < 184 else not ranks       # 192 factors store as much as W
+
+
 def test_the_same_question_has_the_same_answer_and_the_cheapest_comes_first():
     W = sparse(320, 256, 0.15)
     first, again = (select.select(W, 24, machine=MACHINE) for _ in range(2))
