@@ -120,8 +120,8 @@ def point_html(point: Any) -> str: return html_table(POINT_COLUMNS, [point_row(p
 def result_html(result: Any) -> str:
     """The front as a picture with a number for each program, and its table; the chosen one is marked."""
     imported, points = vars(result.imported), [vars(each) for each in result.points]
-    rows = [point_row("0 imported", imported),
-            *(point_row(f"{'* ' * (at == result.chosen)}{at + 1} {each['name']}", each)
+    rows = [point_row("imported", imported),
+            *(point_row(f"{'* ' * (at == result.chosen)}{at} {each['name']}", each)
               for at, each in enumerate(points))]
     return (f'<div style="max-width:640px">{front_plot(imported, points, result.chosen)}</div>'
             + html_table(POINT_COLUMNS, rows, f"{result.model}: * is chosen"))

@@ -33,7 +33,7 @@ def heading(plan: StrategyPlan) -> str:
             f"{found.count:,} strategies predicted, {found.fit:,} fit; the fastest of each way to factor the devices:")
 
 
-def in_percent(part: float, whole: float) -> str: return f"{100 * part / whole:.1f}"
+def in_percent(part: float, whole: float) -> str: return f"{round(100 * part / whole, 1) + 0.0:.1f}"     # no -0.0
 
 
 def best_table(plan: StrategyPlan) -> str:

@@ -105,13 +105,14 @@ def front(found: dict[str, Any]) -> Iterator[str]:
     """The picture, its table, and what was proved."""
     points, base, search = found["front"], found["baseline"], found["search"]
     extra = [title for name, title in TITLES.items() if points[0][name] is not None]
-    rows = [format_point("0 imported", base), *(
-        format_point(f"{'* ' * (at == found['chosen'])}{at + 1} {point['name']}", point)
+    rows = [format_point("imported", base), *(
+        format_point(f"{'* ' * (at == found['chosen'])}{at} {point['name']}", point)
         for at, point in enumerate(points))]
     rows = [row + [""] * (len(FRONT) + len(extra) - len(row)) for row in rows]
     yield (f"<figure>{front_plot(base, points, found['chosen'])}<figcaption>Time and memory. A diamond is the import, "
            "a square an exact program, a disc an approximate one; the ring is the chosen one. Numbers are those of the "
-           "table, names how weights are stored: int8 x3, three of them as bytes.</figcaption></figure>")
+           "table and of the directories of front/, names how weights are stored: int8 x3, three of them as bytes."
+           "</figcaption></figure>")
     yield grid_of("Programs; * is chosen", (*FRONT, *extra), rows, found["chosen"] + 1)
     yield facts_of([("search", f"{search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"),
                     *(("cut", cut) for cut in search["cut"]), *(

@@ -8,7 +8,7 @@ import pytest
 import opmatrix as om
 from formats import FORMATS
 from opmatrix.display.boxes import Box, box_levels, draw_boxes
-from opmatrix.display.front_plot import front_plot
+from opmatrix.display.front_plot import TICKS, front_plot, ticks
 from opmatrix.display.shown import dense_mask, result_html
 from opmatrix.display.tables import micro
 from opmatrix.program import Program, Step
@@ -65,8 +65,15 @@ def test_a_front_is_drawn():
     shown = result_html(result)
     drawn = ElementTree.fromstring(front_plot(vars(result.imported), [vars(exact), vars(near)], 1))
     marks = [[each.tag.rpartition("}")[2] for each in group] for group in drawn if group.tag.endswith("}g")]
-    assert marks == [["title", "path", "text"], ["title", "rect", "text"], ["title", "circle", "circle", "text"]]
-    assert "<script" not in shown and "* 2 " in shown and shown.count("font-weight:bold") == 1
+    assert marks == [["title", "path"], ["title", "rect", "text"], ["title", "circle", "circle", "text"]]
+    assert "<script" not in shown and "* 1 " in shown and shown.count("font-weight:bold") == 1
+
+
+@pytest.mark.parametrize("most", [1e-9, 0.037, 1.0, 61.9, 124, 5e6])
+def test_lines_stand_at_round_numbers(most):
+    found = ticks(most)
+    assert 2 <= len(found) - 1 <= TICKS and found[0] == 0 and found[-1] <= most * 1.0000001
+    assert {f"{each:.0e}"[0] for each in found[1:2]} <= set("125")
 
 
 def test_boxes_stand_under_what_they_read():
