@@ -1,8 +1,9 @@
 """Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
-from opmatrix.algebra.operators import I, heads, product, repeat, total, turn
+from opmatrix.algebra.operators import I, given, heads, product, repeat, total, turn
 from rewrites.kinds import adjoint, by_head
 from rewrites.law import (
     SIMPLIFY,
+    any_relation,
     collect,
     constant,
     count,
@@ -76,6 +77,13 @@ def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalis
 def late_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over[right_linear], P: where):
     """A linear map leaves the product on the right, so Wv and Wo of a head can fold."""
     return product(s, v @ A, M, P), product(s, v, M, P) @ A
+
+
+@law(both=True, source="associativity; Hamilton et al. 2017, GraphSAGE", without=(dict(W=operator[n, p]), dict(M=over)))
+def narrow_first(x: value[n], W: matrix[n, p], r: any_relation, M: over[right_linear]):
+    """A weighted sum over a relation is linear, so what makes rows narrower may come before it, and what widens them
+    behind."""
+    return product(given(r), x, M) @ W, product(given(r), x @ W, M)
 
 
 @law(source="associativity; Wq·Wkᵀ of a head (DeepSeek-V2, 2024, sec. 2.1)", without=(dict(A=operator[h, n, p]),))
