@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 if TYPE_CHECKING:
     import sympy
 
+LiveSize: TypeAlias = Union[int, "sympy.Expr"]              # `m + 1` is a size, and a Live, which stands for its symbol
+
+
 class Live:
     """A positive whole number that nobody has fixed yet; arithmetic gives expressions of sympy, in which its symbol
     equals it, and has its hash. What is not found here its symbol answers."""
@@ -47,9 +50,6 @@ class Live:
     def __le__(self, other: LiveSize) -> sympy.Basic: return self.expression <= other
     def __gt__(self, other: LiveSize) -> sympy.Basic: return self.expression > other
     def __ge__(self, other: LiveSize) -> sympy.Basic: return self.expression >= other
-
-
-LiveSize: TypeAlias = Union[int, Live, "sympy.Expr"]        # `m + 1` is a size
 
 
 class Space(Live):
