@@ -24,7 +24,7 @@ class Live:
     @cached_property
     def expression(self) -> sympy.Symbol:
         """Its symbol of sympy."""
-        made = symbol_class(type(self))(self.name, integer=True, positive=True)
+        made = symbol_class(type(self).__name__)(self.name, integer=True, positive=True)
         made.live = self
         return made
 
@@ -67,10 +67,10 @@ H, N = Live("H"), Live("N")                                 # heads and columns 
 
 
 @cache
-def symbol_class(of: type[Live]) -> Any:
+def symbol_class(of: str) -> Any:
     """What the symbols of such sizes are in expressions: symbols that have the hash of their size, `live`."""
     import sympy
-    return type(of.__name__, (sympy.Symbol,), {"__slots__": ("live",), "__hash__": lambda self: hash(self.live)})
+    return type(of, (sympy.Symbol,), {"__slots__": ("live",), "__hash__": lambda self: hash(self.live)})
 
 
 def find_spaces(n: LiveSize) -> set[Space]:
