@@ -6,15 +6,15 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 from opmatrix.algebra.attributes import brief as brief
-from opmatrix.algebra.live import H as H
-from opmatrix.algebra.live import Live as Live
-from opmatrix.algebra.live import LiveSize as LiveSize
-from opmatrix.algebra.live import N as N
-from opmatrix.algebra.live import S as S
-from opmatrix.algebra.live import Space as Space
-from opmatrix.algebra.live import T as T
-from opmatrix.algebra.live import find_spaces as find_spaces
-from opmatrix.algebra.live import space as space
+from opmatrix.live import H as H
+from opmatrix.live import Live as Live
+from opmatrix.live import LiveSize as LiveSize
+from opmatrix.live import N as N
+from opmatrix.live import S as S
+from opmatrix.live import Space as Space
+from opmatrix.live import T as T
+from opmatrix.live import find_spaces as find_spaces
+from opmatrix.live import space as space
 
 if TYPE_CHECKING:
     import sympy
