@@ -73,6 +73,7 @@ BENCHMARKS = {
     "ablation": Benchmark("{data}/extraction_gym --time-limit 1", 15,
                           "{data}/extraction_gym --generated --time-limit 2", 700,
                           "What is each part of extraction worth?", "{data}/extraction_gym"),
+    "laws_left_out": Benchmark("--count 1", 12, "", 240, "Does a law hide a cheaper program?"),
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
     "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),

@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import sympy
+from typing import TYPE_CHECKING
 
 from formats.core.errors import InputError
 from opmatrix.algebra.attributes import brief
@@ -11,11 +10,14 @@ from opmatrix.algebra.data import Data, LiveNumber
 from opmatrix.algebra.shapes import is_named
 from opmatrix.algebra.term import Operator
 
+if TYPE_CHECKING:
+    import sympy
+
 
 def find_symbols(attribute: object) -> list[sympy.Symbol]:
     """The symbols in a size, or in a number that is made of sizes, by name."""
     if isinstance(attribute, LiveNumber): attribute = attribute.expression
-    return sorted(attribute.free_symbols, key=str) if isinstance(attribute, sympy.Expr) else []
+    return sorted(getattr(attribute, "free_symbols", ()), key=str)
 
 
 def find_names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:

@@ -345,7 +345,9 @@ def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
     x, batch = check_input(term, x, batch)
     x = np.asarray(x.toarray() if hasattr(x, "toarray") else x)
     start = Entrywise(x if x.ndim == 3 else x[None], batch, number)
-    exact = start.of(start.value.shape, lambda *at: v if isinstance(v := start.value[at], Fraction) else number(v))
+    def one(*at: int) -> object:                            # Python's own: Fractions of numpy's whole numbers overflow
+        return v if isinstance(v := start.value.item(at), Fraction) else number(v)
+    exact = start.of(start.value.shape, one)
     found: NDArray[np.object_] = term(exact).value
     return found
 

@@ -2,42 +2,32 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from functools import cache
 from itertools import chain, count
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
-
-import sympy
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 from opmatrix.algebra.attributes import brief as brief
+from opmatrix.live import H as H
+from opmatrix.live import Live as Live
+from opmatrix.live import LiveSize as LiveSize
+from opmatrix.live import N as N
+from opmatrix.live import S as S
+from opmatrix.live import Space as Space
+from opmatrix.live import T as T
+from opmatrix.live import find_spaces as find_spaces
+from opmatrix.live import space as space
 
 if TYPE_CHECKING:
+    import sympy
+
     from opmatrix.algebra.data import Data
     from opmatrix.algebra.term import Operator
     from opmatrix.relations import Relation
     from opmatrix.signature import Port
 
-LiveSize: TypeAlias = int | sympy.Expr                      # `m + 1` is a size
-
-
 def size(name: str) -> sympy.Symbol:
     """A live size: a positive integer that nobody has fixed yet."""
+    import sympy
     return sympy.Symbol(name, integer=True, positive=True)
-
-
-class Space(sympy.Symbol):                                   # type: ignore[misc]
-    """A named set of rows, whose number is live: T tokens, S sequences, others by name."""
-
-    def __str__(self) -> str: return str(self.name)         # sympy's printer takes microseconds, searches ask often
-
-
-@cache
-def space(name: str) -> Space:
-    """The space of that name."""
-    return Space(name, integer=True, positive=True)
-
-
-T, S = space("T"), space("S")                               # tokens and sequences of the batch
-H, N = size("H"), size("N")                                 # heads and columns of an input nobody has fixed yet
 
 
 class ShapeError(TypeError):
@@ -51,14 +41,17 @@ class Needs(Exception):
 
 def expression(n: LiveSize) -> sympy.Expr:
     """A size as an expression. Text is none: reading it as one would run it. Raises ShapeError."""
+    import sympy
     try: return sympy.sympify(n, strict=True)
     except sympy.SympifyError:
         raise ShapeError(f"{brief(repr(n))} is no size: a whole number, or an expression of sizes") from None
 
 
 def as_int(n: LiveSize) -> LiveSize:
-    """A sympy integer as an int; anything else as it is."""
-    return int(n) if isinstance(n, sympy.Integer) else n
+    """An integer of sympy as an int, the symbol of one of our sizes as that size; anything else as it is."""
+    if isinstance(n, int | Live): return n
+    found: LiveSize = int(n) if getattr(n, "is_Integer", False) else getattr(n, "live", n)
+    return found
 
 
 RESERVED = {each.name: each for each in (H, N, S, T)}        # what no size of a model may be called
@@ -66,7 +59,7 @@ RESERVED = {each.name: each for each in (H, N, S, T)}        # what no size of a
 
 def is_named(n: LiveSize) -> bool:
     """Whether a size has names for numbers, and all of them a model's own."""
-    return not isinstance(n, int) and bool(n.free_symbols) and all(
+    return not isinstance(n, int | Live) and bool(n.free_symbols) and all(
         each == size(each.name) and each.name not in RESERVED for each in n.free_symbols)
 
 
@@ -89,9 +82,10 @@ def divides(parts: LiveSize, n: LiveSize) -> bool:
 
 def root(a: LiveSize, b: LiveSize, unknown: LiveSize) -> LiveSize | None:
     """The positive whole number or expression at which a equals b, linear in the unknown; None where there is none."""
-    if isinstance(a, int) and isinstance(b, int): return None
     for one, other in ((a, b), (b, a)):
         if one is unknown and (isinstance(other, int) or (other.is_Symbol and other is not unknown)): return other
+    if isinstance(a, int | Live) and isinstance(b, int | Live): return None
+    import sympy
     left, right = expression(a), expression(b)
     if not (left.has(unknown) or right.has(unknown)): return None
     difference = left - right                               # sympy imports its tensors, 0.05 s, for its first sum
@@ -234,7 +228,8 @@ class Shape(NamedTuple):
         heads = agree(self.heads, other.heads, "heads", self, other, *doing, spread=True)
         agree(self.cols, other.rows, "columns against rows", self, other, *doing)
         width = getattr(over, "width", 1)                   # columns that finish gives; None for one a row
-        return Shape(heads, self.rows, as_int(other.cols * (other.rows if width is None else width)))
+        return Shape(heads, self.rows, other.cols if width == 1 else as_int(
+            other.cols * (other.rows if width is None else width)))
 
     def split(self, h: LiveSize) -> Shape:
         """Columns into h heads."""

@@ -11,7 +11,7 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.shapes import RESERVED, LiveSize, is_named, size
+from opmatrix.algebra.shapes import RESERVED, Live, LiveSize, is_named, size
 from opmatrix.algebra.term import Operator
 
 Settings: TypeAlias = Mapping[str, Any]                     # what a config says, by everybody's names
@@ -145,7 +145,7 @@ def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
 
 def is_name(said: object) -> bool:
     """Whether a size may be called so."""
-    return (type(said) is str and said.isidentifier() and not iskeyword(said)) or isinstance(said, sympy.Expr)
+    return (type(said) is str and said.isidentifier() and not iskeyword(said)) or isinstance(said, sympy.Expr | Live)
 
 
 def read_size(key: str, said: object) -> sympy.Expr | None:

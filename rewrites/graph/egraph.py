@@ -222,31 +222,36 @@ def discard(spoiled: EgglogEngine) -> None:
 
 
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
-             shared: EgglogEngine | None = None, schedule: Sequence[str] = SCHEDULE) -> Graph:
+             shared: EgglogEngine | None = None, alone: bool = False, schedule: Sequence[str] = SCHEDULE) -> Graph:
     """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
     is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
-    growing. `shared` is an engine of these laws; `schedule` are the phases that run, in turn."""
+    growing. `shared` is an engine of these laws, by default this thread's; `alone`, it has one that nothing else
+    uses. `schedule` are the phases that run, in turn."""
     graph, names = Graph(), {each.name + back for each in laws for back in ("", OTHER_WAY)}
     start = time.perf_counter()
-    shared = shared_engine(laws, trace) if shared is None else shared
+    used = engine(laws, trace) if alone else shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start
-    try: return fill_graph(shared, graph, template, names, budget, rounds, schedule)
+    if alone: return fill_graph(used, graph, template, names, budget, rounds, schedule)
+    try:
+        used.run_program(*used.parse_program("(push)"))
+        fill_graph(used, graph, template, names, budget, rounds, schedule)
+        used.run_program(*used.parse_program("(pop)"))
+        return graph
     except BaseException:
-        discard(shared)
+        discard(used)
         raise
 
 
-def fill_graph(shared: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
+def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
                rounds: int, schedule: Sequence[str]) -> Graph:
-    """The graph of a template, made in an engine, which is as it was before. `names` are of rules that laws are."""
+    """The graph of a template, made in an engine. `names` are of rules that laws are."""
 
     def run(program: str, phase: str) -> Any:
         start = time.perf_counter()
-        outputs = shared.run_program(*shared.parse_program(program))
+        outputs = used.run_program(*used.parse_program(program))
         graph.seconds[phase] += time.perf_counter() - start
         return outputs
 
-    run("(push)", "load")
     sign = f"${next(NAMED_GRAPHS)}_"                        # no graph names what one that was popped has named
     run(TEXT_OR_NAME.sub(lambda found: sign if found[0] == "$" else found[0], template.text), "load")
     rows, wild = len(template.entries), False
@@ -267,9 +272,8 @@ def fill_graph(shared: EgglogEngine, graph: Graph, template: Template, names: Co
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()
-    freeze(shared, graph, sign)
+    freeze(used, graph, sign)
     keep_imported(graph, template)
-    run("(pop)", "freeze")
     graph.seconds["freeze"] = time.perf_counter() - start
     return graph
 

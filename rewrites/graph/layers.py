@@ -1,7 +1,6 @@
 """A model as parts with borders between them: one graph for each distinct signature, one small program for each
 pair of border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a form
 of it (rewrites/graph/borders.py)."""
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -11,7 +10,7 @@ from operator import matmul
 from formats.core.errors import InputError
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.operators import I, given
-from opmatrix.algebra.shapes import LiveSize, Space, T, brief, expression
+from opmatrix.algebra.shapes import LiveSize, Space, T, brief, find_spaces
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.program import OUTPUT
@@ -20,7 +19,7 @@ from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
 from rewrites.graph.borders import FULL, border, split_forms
-from rewrites.graph.egraph import SCHEDULE, Graph, engine, saturate
+from rewrites.graph.egraph import SCHEDULE, Graph, saturate
 from rewrites.graph.template import Template
 from rewrites.law import Law
 
@@ -57,7 +56,7 @@ def check_possible(model: Model) -> None:
             if isinstance(attribute, Pattern) and not attribute.stated:
                 raise InputError(f"pattern {attribute}: {UNWRITABLE}")
         _, rows, columns = term.out
-        if not isinstance(rows, Space) or expression(columns).atoms(Space):
+        if not isinstance(rows, Space) or find_spaces(columns):
             raise InputError(f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "
                              f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term")
 
@@ -189,23 +188,19 @@ class Explorer:
     laws: Sequence[Law]
     budget: int = 5000
     graphs: dict[str, Graph] = field(default_factory=dict)
-    prepared: float = 0.0
     schedule: Sequence[str] = SCHEDULE
 
     def graph(self, part: Part) -> Graph:
         """The graph of a part. Programs come from it, so its engine is new: one that had been popped was seen to give a
         class a wrong child."""
         if part.template.text not in self.graphs:
-            start = time.perf_counter()
-            made = engine(self.laws)
-            self.prepared += time.perf_counter() - start
-            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=made,
+            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, alone=True,
                                                        schedule=self.schedule)
         return self.graphs[part.template.text]
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, over all graphs."""
-        total = {"rules": self.prepared}
+        total: dict[str, float] = {}
         for graph in self.graphs.values():
             for phase, taken in graph.seconds.items():
                 total[phase] = total.get(phase, 0.0) + taken

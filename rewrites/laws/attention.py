@@ -1,8 +1,9 @@
 """Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
-from opmatrix.algebra.operators import I, heads, product, repeat, total, turn
+from opmatrix.algebra.operators import I, given, heads, product, repeat, total, turn
 from rewrites.kinds import adjoint, by_head
 from rewrites.law import (
     SIMPLIFY,
+    any_relation,
     collect,
     constant,
     count,
@@ -65,10 +66,11 @@ def shift_biased(s: scores[h], t: level[h], b: distances[h], v: value[h, n], M: 
     return product((s + t) + b, v, M, P), product(s + b, v, M, P)
 
 
-@law(phase=SIMPLIFY, canonical=True, source="weights of a row sum to one",
+@law(phase=SIMPLIFY, source="weights of a row sum to one",
      without=(dict(M=over), dict(P=where), dict(c=value[h, n]), dict(c=placed[h, n])))
 def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalised], P: where[reflexive]):
-    """A bias of the values comes out unchanged where every row's weights sum to one."""
+    """A bias of the values comes out unchanged where every row's weights sum to one; it may stay where the product that
+    makes them adds one anyway, and the next does not."""
     return product(s, v + c, M, P), product(s, v, M, P) + c
 
 
@@ -76,6 +78,13 @@ def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalis
 def late_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over[right_linear], P: where):
     """A linear map leaves the product on the right, so Wv and Wo of a head can fold."""
     return product(s, v @ A, M, P), product(s, v, M, P) @ A
+
+
+@law(both=True, source="associativity; Hamilton et al. 2017, GraphSAGE", without=(dict(W=operator[n, p]), dict(M=over)))
+def narrow_first(x: value[n], W: matrix[n, p], r: any_relation, M: over[right_linear]):
+    """A weighted sum over a relation is linear, so what makes rows narrower may come before it, and what widens them
+    behind."""
+    return product(given(r), x, M) @ W, product(given(r), x @ W, M)
 
 
 @law(source="associativity; Wq·Wkᵀ of a head (DeepSeek-V2, 2024, sec. 2.1)", without=(dict(A=operator[h, n, p]),))
@@ -109,9 +118,10 @@ def join_shift(x: value[h, q], c: constant[h, q], H: count):
     return (x + c) @ heads(H).T, x @ heads(H).T + c @ heads(H).T
 
 
-@law(phase=SIMPLIFY, canonical=True, source="additivity of copies")
+@law(phase=SIMPLIFY, source="additivity of copies")
 def repeat_shift(x: value[h, p], c: constant[h, p], H: count[n]):
-    """A bias of shared heads is shared like what it is added to, so a bias of shared keys drops too. True of any c."""
+    """A bias of shared heads is shared like what it is added to, so a bias of shared keys drops too. True of any c. One
+    of shared values may stay where it was."""
     return (x + c) @ repeat(H), x @ repeat(H) + c @ repeat(H)
 
 

@@ -137,8 +137,7 @@ def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Operator |
     nodes = [node for term in terms for node in term.walk()]
     leaves = dict.fromkeys(node for node in nodes if node.kind.name == "symbol")
     named = {size for node in nodes for given in (*node.attributes, *node.into, *node.out)
-             if hasattr(given, "free_symbols") for size in given.free_symbols
-             if not isinstance(size, Space)} - {*FREE}
+             if hasattr(given, "free_symbols") for size in given.free_symbols if not hasattr(size, "live")}
     sizes = {size: 2 + number for number, size in enumerate(sorted(named, key=str))}
     return sizes | {leaf: next(made for made in draw_operators(leaf, sizes, rng)
                                if all(getattr(made, fact) for fact in leaf.args[3])) for leaf in leaves}
@@ -200,7 +199,6 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
 
 def sized(attribute: object, by: Mapping[Hashable, object]) -> object:
     """An attribute with numbers for its sizes, where it is an expression of them."""
-    if not isinstance(attribute, Expr) or isinstance(attribute, Space):
-        return attribute
+    if not isinstance(attribute, Expr): return attribute
     found = attribute.subs({size: number for size, number in by.items() if isinstance(size, Symbol)})
     return int(found) if found.is_Integer else found

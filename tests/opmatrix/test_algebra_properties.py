@@ -51,6 +51,14 @@ def test_exact_rationals_agree(seed):
     close(one, exact.reshape(one.shape).astype(float))
 
 
+def test_whole_numbers_are_exact_however_many_digits(rng, data):
+    """Those of numpy overflow."""
+    x, A = rng.integers(-3, 4, (3, 4)), weight(data("W", 4, 4)) @ weight(data("V", 4, 4)) @ square
+    exact = entrywise(A, x, number=Fraction)
+    assert max(v.denominator for v in exact.flat) > 2 ** 64
+    assert (exact == entrywise(A, x.astype(float), number=Fraction)).all()
+
+
 @few
 @forall(seeds)
 def test_text_reads_back(seed):

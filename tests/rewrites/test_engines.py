@@ -26,6 +26,13 @@ def test_a_graph_is_as_it_were_alone_in_an_engine_that_others_used():
     assert shared_engine(some) is made is not shared_engine(some, trace=True)
 
 
+def test_a_graph_that_has_its_engine_alone_is_the_same_and_leaves_none():
+    (A, B), c, some = matrices(6, 5, 4), const(numbers(4)), EXACT_LAWS[:12]
+    alone, kept = graph_of(A @ B + c, some, alone=True)[0], dict(ENGINES.kept)
+    other = graph_of(A @ B + c, some)[0]
+    assert not kept and (alone.nodes, alone.named, alone.facts) == (other.nodes, other.named, other.facts)
+
+
 def test_an_engine_whose_graph_was_interrupted_is_not_used_again(monkeypatch):
     (A,), laws = matrices(6, 5), EXACT_LAWS[:3]
     wanted, spoiled = graph_of(A, laws)[0], shared_engine(laws)
