@@ -197,7 +197,7 @@ class Explorer:
         class a wrong child."""
         if part.template.text not in self.graphs:
             start = time.perf_counter()
-            made = engine(self.laws)
+            made = engine(self.laws, begun={entry.kind for entry in part.template.entries})
             self.prepared += time.perf_counter() - start
             self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, shared=made,
                                                        schedule=self.schedule)
