@@ -27,7 +27,8 @@ class Stage:
     becomes of the rows y, in float64, given whatever has the operands as its fields. `bound` is how far a float32
     evaluation may be from `value`, entry by entry, which y became, where y is known to within `error`, and `rough`
     where a product that rounds x comes before. It costs `operations` a number of y, and reads `reads` numbers for each;
-    machines price it as `price`, by its own name where it says none; who gives one of `telling` asks for it. Raises TypeError where a part is missing."""
+    machines price it as `price`, by its own name where it says none. Who gives one of `telling` asks for it. Raises
+    TypeError where a part is missing."""
     operands: ClassVar[dict[str, Operand]]
     operations: ClassVar[int]
     reads: ClassVar[int] = 0

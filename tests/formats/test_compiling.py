@@ -81,8 +81,8 @@ def test_what_is_damaged_is_compiled_again(cache):
     whole = file.read_bytes()
     assert objects.read_intact(file) == whole[:-objects.SIZE]
     for at in (0, 900, *np.random.default_rng(0).integers(0, len(whole), 40).tolist(), len(whole) - 1):
-        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:], whole[:at] + b"!" + whole[at:]):
-            file.write_bytes(damaged)
+        for instead in (b"", bytes([whole[at] ^ 1]), bytes([33, whole[at]])):
+            file.write_bytes(whole[:at] + instead + whole[at + 1:])
             assert not objects.read_intact(file)
     file.write_bytes(whole[:900] + b"!" + whole[901:])
     assert run(SQUARE, OPMATRIX_CACHE=str(directory)) == ["compiled", key]
