@@ -27,13 +27,11 @@ class Stage:
     becomes of the rows y, in float64, given whatever has the operands as its fields. `bound` is how far a float32
     evaluation may be from `value`, entry by entry, which y became, where y is known to within `error`, and `rough`
     where a product that rounds x comes before. It costs `operations` a number of y, and reads `reads` numbers for each;
-    machines price it as `price`, by its own name where it says none. Who gives one of `telling` asks for it. Raises
-    TypeError where a part is missing."""
+    machines price it as `price`, by its own name where it says none. Raises TypeError where a part is missing."""
     operands: ClassVar[dict[str, Operand]]
     operations: ClassVar[int]
     reads: ClassVar[int] = 0
     price: ClassVar[str]
-    telling: ClassVar[tuple[str, ...]]
     means: ClassVar[Callable[[Reals, Any], Reals]]
     bound: ClassVar[Callable[[Reals, Reals, Reals, Any, bool], Reals]]
 
@@ -43,12 +41,12 @@ class Stage:
             raise TypeError(f"stage {cls.__name__}: it says no {(*missing, 'operands')[0]}: declare it as those in "
                             "formats/core/stage.py")
         cls.operands, cls.price = operands, vars(cls).get("price", cls.__name__)
-        cls.telling = tuple(name for name, kind in operands.items() if not is_given(default(kind)))
 
     @classmethod
     def asked(cls, epilogue: object) -> bool:
         """Whether what has its operands as fields asks for it: by one that is nothing where nobody gives it."""
-        return any(is_given(getattr(epilogue, name, None)) for name in cls.telling)
+        return any(is_given(getattr(epilogue, name, None)) for name, kind in cls.operands.items()
+                   if not is_given(default(kind)))
 
 
 def default(operand: Operand) -> float | str | None:
