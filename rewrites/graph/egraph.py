@@ -73,7 +73,7 @@ def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
 
 
 def declarations() -> tuple[str, ...]:
-    """Of the sort, of a constructor for each kind, of facts."""
+    """What declares the sort, a constructor for each kind, and facts."""
     sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
     return f"(datatype Op {sorts})", *facts.relations(), "(relation made_by (Op String))"
 
