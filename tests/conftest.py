@@ -129,6 +129,13 @@ def small(weights):
 
 
 @pytest.fixture
+def savings_known(monkeypatch):
+    """What laws save is asked by tests/rewrites/test_whole_families.py and test_report.py."""
+    from standin import know_savings
+    know_savings(monkeypatch)
+
+
+@pytest.fixture
 def laws_known(monkeypatch):
     """Imported here, too."""
     from standin import know_laws

@@ -22,11 +22,16 @@ def machine():
                    catalogue=prices)
 
 
+def know_savings(patch):
+    """What each law saves is not asked by a whole run: that is a dozen searches of which no program depends."""
+    patch.setattr("rewrites.run.rank_savings", lambda opened, exact: [])
+
+
 def know_laws(patch):
     """Laws and their graphs, which tests/rewrites/test_verify.py verifies, are not verified once more by a whole run,
     nor is asked what each saves."""
     found = {"draws": 2, "seed": 0}
-    patch.setattr("rewrites.run.rank_savings", lambda opened, exact: [])
+    know_savings(patch)
     patch.setattr("rewrites.verify.verify_laws", lambda laws, **options: {"laws": len(laws), **found})
     patch.setattr("rewrites.verify.verify_graphs",
                   lambda templates, laws, **options: {"graphs": len(templates), **found})

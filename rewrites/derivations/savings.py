@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 
-from rewrites.compiler.search import Structure, search
+from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.derivations.chain import derive_chain
 from rewrites.derivations.finding import Underivable
 from rewrites.extraction import Infeasible
@@ -16,9 +16,15 @@ SAME_SUM = 1e-9                                             # relative: predicte
 
 
 def search_without(opened: Opened, names: Sequence[str], exact: Structure) -> Structure:
-    """The optimum without some laws, along the border states of the exact program."""
-    return search(opened.model, without(opened.laws, names), opened.running, opened.workload.extents(opened.model),
-                  methods=opened.representable, along=exact.path, found=opened.parts)
+    """The optimum without some laws, along the border states of the exact program. A graph in which none of them
+    matched is the same without them."""
+    space = SearchSpace(opened.model, without(opened.laws, names), opened.running,
+                        opened.workload.extents(opened.model), found=opened.parts)
+    for (number, (before, _)), lowering in zip(exact.route, exact.lowerings, strict=True):
+        if lowering.graph.fired.keys().isdisjoint(names):
+            space.lowerings[number, before] = lowering
+            space.explorer.graphs[lowering.template.text] = lowering.graph
+    return cheapest(space, opened.representable, along=exact.path)
 
 
 def leave_out_each(opened: Opened, exact: Structure) -> Iterator[tuple[str, Structure]]:

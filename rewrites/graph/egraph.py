@@ -4,7 +4,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,15 +60,40 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
         yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
 
 
-def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> str:
-    """Sort, constructors, facts and laws: parsed once for each graph. Facts are those that laws ask for, or others
-    `later`."""
-    sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
-    rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
-    bodies = [rule for law in laws for rule in rules(law, trace)]
+def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
+            begun: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Sort, constructors, facts and laws, as commands. Facts are those that laws ask for, or others `later`. Where it
+    is known which kinds of nodes a graph is `begun` with, what can never match in it is left out."""
     asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
-    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation made_by (Op String))", *rulesets,
-                      facts.rules(asked), *bodies])
+    among = None if begun is None else reach(begun, laws)
+    bodies = [rule for law in laws for rule, (needs, _) in zip(rules(law, trace), ways(law), strict=True)
+              if among is None or needs <= among]
+    rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
+    return *declarations(), *rulesets, *facts.rules(asked, among), *bodies
+
+
+def declarations() -> tuple[str, ...]:
+    """What declares the sort, a constructor for each kind, and facts."""
+    sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
+    return f"(datatype Op {sorts})", *facts.relations(), "(relation made_by (Op String))"
+
+
+@cache
+def ways(law: Law) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
+    """For each direction of a law the kinds of nodes that it matches, and those that it makes."""
+    guarded = frozenset(facts.KIND.findall(" ".join(law.guards)))
+    left, right = (frozenset(node.kind.name for root in side for node in root.walk()) - {"symbol"}
+                   for side in law.sides())
+    return ((left | guarded, right), (right | guarded, left))[:1 + law.both]
+
+
+def reach(begun: Iterable[str], laws: Sequence[Law]) -> frozenset[str]:
+    """The kinds of nodes that a graph may have which begins with these."""
+    reached, left = {*begun, *facts.MADE}, [way for law in laws for way in ways(law)]
+    while able := [way for way in left if way[0] <= reached]:
+        left = [way for way in left if way not in able]
+        reached.update(*(made for _, made in able))
+    return frozenset(reached)
 
 
 def arguments(kind: Kind) -> list[str]:
@@ -164,7 +189,7 @@ class Engines(threading.local):
 
     def __init__(self) -> None:
         self.by_number, self.whose = dict[int, "EGraph"](), object()
-        self.kept: dict[str, tuple[EgglogEngine, int]] = {}
+        self.kept: dict[tuple[str, ...], tuple[EgglogEngine, int]] = {}
 
 
 KEPT_ENGINES = 3                                            # by a thread, of up to 70 MB: that of no laws, one for
@@ -198,12 +223,20 @@ def leave(*numbers: int) -> None:
         GONE.discard(number)
 
 
-def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> EgglogEngine:
-    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are
-    laws that it is told afterwards."""
+def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
+           begun: Iterable[str] | None = None) -> EgglogEngine:
+    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another, and those
+    of terms of the kinds that are `begun` with. `later` are laws that it is told afterwards."""
     made = EgglogEngine()
-    made.run_program(*made.parse_program(prelude(laws, trace, later)))
+    made.run_program(*(each for text in prelude(laws, trace, later, begun) for each in parsed(text)))
     return made
+
+
+@cache
+def parsed(text: str) -> tuple[Any, ...]:
+    """What an engine is told by a text: any engine's parser says the same."""
+    from egglog.bindings import EGraph
+    return tuple(EGraph().parse_program(text))
 
 
 def shared_engine(laws: Sequence[Law], trace: bool = False) -> EgglogEngine:
@@ -229,7 +262,8 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     uses. `schedule` are the phases that run, in turn."""
     graph, names = Graph(), {each.name + back for each in laws for back in ("", OTHER_WAY)}
     start = time.perf_counter()
-    used = engine(laws, trace) if alone else shared_engine(laws, trace) if shared is None else shared
+    if alone: used = engine(laws, trace, begun={entry.kind for entry in template.entries})
+    else: used = shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start
     if alone: return fill_graph(used, graph, template, names, budget, rounds, schedule)
     try:

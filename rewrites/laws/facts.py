@@ -7,7 +7,7 @@ Beside them stands what directs laws and kernels, and makes nothing true: `act` 
 of the batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance."""
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import cache
 from typing import Any
 
@@ -169,6 +169,8 @@ MARKERS = """
 (rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)
        (sized A) (sized B) (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
+MADE = frozenset({"joined"})                                 # kinds of nodes that markers make
+KIND = re.compile(r"\(K_(\w+)")                               # in the text of a rule
 
 
 def relations() -> list[str]:
@@ -189,16 +191,17 @@ def needed(names: Iterable[str]) -> set[str]:
     return found
 
 
-def rules(names: Iterable[str] = ()) -> str:
-    """What follows, of every kind that is declared, for properties of these names and those that are always asked for.
-    What follows from the same is one rule."""
+def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tuple[str, ...]:
+    """What follows, of every kind that is declared, or of those `among` them, for properties of these names and those
+    that are always asked for, and what marks them. What follows from the same is one rule."""
+    def matched(text: str) -> bool: return among is None or all(kind in among for kind in KIND.findall(text))
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)
     wanted = needed(names)
     for node, known, name in derive_facts():
-        if name in wanted:
+        if name in wanted and matched(node):
             together[node, known].append(f"({name} e)")
     lines = [rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)
              for (node, known), facts in together.items()]
     lines += [rule([f"({stronger} e)"], [f"({name} e)"])
               for name, said in PROPERTIES.items() if name in wanted for stronger in said.implied]
-    return "\n".join([*lines, MARKERS])
+    return *lines, *filter(matched, re.split(r"\n(?=\()", MARKERS.strip()))

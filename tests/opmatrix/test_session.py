@@ -142,7 +142,7 @@ def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws,
     if exact and not laws: assert relative(new, dense(model(), whole)[whole.starts[1:] - 1]) < 1e-12
 
 
-def test_optimize_takes_a_step(tmp_path):
+def test_optimize_takes_a_step(tmp_path, savings_known):
     """Found, verified and measured on a step of sequences that have rows already; saved, and run by a session."""
     outputs = cached_model(model(layers=1))
     result = optimize(outputs, workload=some(outputs, (1, 7, 20), (1, 1, 3), WORDS), machine=standin.machine(),

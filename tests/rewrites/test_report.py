@@ -15,12 +15,14 @@ import standin
 from formats.kernels.engine import replay
 from opmatrix.algebra.monoids import concat
 from opmatrix.algebra.operators import attention, over, weight
+from opmatrix.extents import collect_needs
 from opmatrix.patterns import causal
-from rewrites.derivations.savings import find_used, group_laws, join_names, leave_out, saves
+from rewrites.derivations.savings import find_used, group_laws, join_names, leave_out, saves, search_without
 from rewrites.extraction import Infeasible
+from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.lower.price import Prices
-from rewrites.lower.representations import only_narrows
+from rewrites.lower.representations import Representable, only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, Front
 from rewrites.report import results
 from rewrites.report.evaluated_terms import GUIDE, find_evaluated, tell_evaluated
@@ -113,11 +115,31 @@ def test_number_types_keep_every_weight(methods, only): assert only_narrows(meth
 
 # ---- laws that save nothing without one another
 
-def test_laws_of_one_entry_save_only_together():
-    """Leaving out any of them costs what leaving out all does, and so what leaving out two does."""
+@pytest.fixture(scope="module")
+def layer():
+    """A layer opened for a search, its exact program, and what is found without laws of these names."""
     operator = searched.model(num_hidden_layers=1)
+    extents = searched.RAGGED.extents(*collect_needs(operator))
+    opened = SimpleNamespace(model=operator, laws=EXACT_LAWS, running=searched.Round(), parts=parts(operator),
+                             workload=SimpleNamespace(extents=lambda model: extents), representable=Representable())
     exact = searched.structure(operator)
-    def lacking(names): return searched.structure(operator, without(EXACT_LAWS, names), along=exact.path)
+    return operator, exact, lambda names: search_without(opened, names, exact)
+
+
+@pytest.mark.parametrize("names", [["spread"], ["associate", "stack_columns"], ["scale_scores"]], ids=str)
+def test_a_graph_that_a_law_never_changed_is_kept(layer, names):
+    """To the program, from graphs that are all made anew and from those that are not."""
+    operator, exact, lacking = layer
+    anew, kept = searched.structure(operator, without(EXACT_LAWS, names), along=exact.path), lacking(names)
+    assert (kept.time, kept.memory, kept.bound) == (anew.time, anew.memory, anew.bound)
+    assert kept.program({})[0].hash == anew.program({})[0].hash
+    same = [ours.graph is theirs.graph for ours, theirs in zip(kept.lowerings, exact.lowerings, strict=True)]
+    assert same == [each.graph.fired.keys().isdisjoint(names) for each in exact.lowerings]
+
+
+def test_laws_of_one_entry_save_only_together(layer):
+    """Leaving out any of them costs what leaving out all does, and so what leaving out two does."""
+    _, exact, lacking = layer
     left = {}
     for law in EXACT_LAWS:
         if law.name in exact.fired:
@@ -154,17 +176,16 @@ def test_laws_that_save_nothing_are_left_out_together():
         assert [*found] == [name for name in names if name != "rest"]
 
 
-def test_what_a_program_follows_from_is_searched_without_one_by_one():
+def test_what_a_program_follows_from_is_searched_without_one_by_one(layer):
     """Every law that fired has its search, or its share of one; those that no step names share theirs."""
-    operator = searched.model(num_hidden_layers=1)
-    exact = searched.structure(operator)
+    _, exact, search_lacking = layer
     used = find_used(exact, EXACT_LAWS)
     assert {"associate", "stack_columns"} <= used & exact.fired and len(exact.fired - used) > 2
     spare = [law.name for law in EXACT_LAWS if law.name in exact.fired - used]
     asked = []
     def lacking(names):
         asked.append(names)
-        return searched.structure(operator, without(EXACT_LAWS, names), along=exact.path)
+        return search_lacking(names)
     assert {each.time for _, each in leave_out(spare, exact.time, lacking)} == {exact.time} and asked == [spare]
 
 
