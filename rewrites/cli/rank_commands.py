@@ -39,12 +39,12 @@ def plan_model(
 ) -> None:
     """How a MODEL is best trained, or asked, on so many devices of a machine: the fastest strategies, with time and
     memory by part, why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is
-    run. For `--machine local --infer` the line is printed that `opmatrix launch` runs."""
+    run. For `--machine local` ranks are timed, and the line is printed that `opmatrix launch` runs."""
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
     from opmatrix.strategies.explained import explain_choice
-    from opmatrix.strategies.local_ranks import LOCAL, LOCAL_CONSTANTS, launch_line, local_sheet
+    from opmatrix.strategies.local_ranks import LOCAL, launch_line, local_plan
     from opmatrix.strategies.plan_text import plan_csv, plan_json
     from opmatrix.strategies.plans import plan
     from opmatrix.strategies.stage_times import best_cut, draw_step
@@ -53,13 +53,10 @@ def plan_model(
              model)
     if memory is not None and not 0 < memory < 1e9: raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
-    local = machine == LOCAL
-    if local and not infer: raise InputError("--machine local: ranks of this machine run forward alone: give --infer")
+    local, asked = machine == LOCAL, dict(batch=batch or devices, seq=seq, memory=memory and memory * 1e9, infer=infer,
+                                          keep=keep, carbon=carbon, name=name_of(model), heard=line)
     with line.ticking():
-        found = plan(config, devices, local_sheet(devices) if local else machine, batch=batch or devices, seq=seq,
-                     memory=memory and memory * 1e9, infer=infer, at_once=local, flash=flash and not local, keep=keep,
-                     carbon=carbon, constants=LOCAL_CONSTANTS if local else None,
-                     precision="float32" if local else "bf16", name=name_of(model), heard=line)
+        found = local_plan(config, devices, **asked) if local else plan(config, devices, machine, flash=flash, **asked)
     line.end(f"{found.found.count:,}")
     say(str(found))
     if local: say(f"\nthe first: {launch_line(found, found.best[0], model)}")
