@@ -13,7 +13,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
 from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece
 from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import POSTED, group_of, pieces_of
+from opmatrix.partitions.virtual import COUNTED, POSTED, group_of, pieces_of
 from opmatrix.split.axis_states import bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.placement import Coordinates
@@ -66,7 +66,7 @@ class Crossings:
         found, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None
         if message.op not in POSTED.values():
-            name = NAMES.get(message.op, message.op)
+            name = COUNTED.get(message.op, message.op)
             self.meter.sent((name, self.mesh.axes[message.axis].name), message.numbers, wire, messages)
         return found
 
@@ -254,9 +254,8 @@ def exchange_rows(one: RankCrossing) -> Crossed:
     return tuple(each for part in parts for each in part), sum(each.size for each in sends.values()), len(one.others)
 
 
-NAMES = dict(give="send", give_back="send", exchange="all_to_all")      # where they are counted
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
-    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, all_gather=gather_all,
+    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, visit=exchange_rows, all_gather=gather_all,
     all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
 
 

@@ -43,7 +43,7 @@ class Heading(NamedTuple):
         over = message.over.__name__ if message.over else ""
         how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished, message.among)
         shapes = tuple(tuple(map(int, each.shape)) for each in message.arrays)
-        if message.op == "exchange": shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
+        if message.op in ("exchange", "visit"): shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
         return cls(message.op, message.axis, message.at, how, shapes)
 
     def vector(self, length: int) -> Numeric:

@@ -71,7 +71,7 @@ class Booked:
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
         if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
-        if step.op in ("dispatch", "answer"): return self.asked.numbers(at)
+        if step.op in ASKED and self.asked.ragged(at): return self.asked.numbers(at)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def entries(self, at: int) -> sympy.Expr:
@@ -163,10 +163,11 @@ class Booked:
         return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
 
     def rows_crossing(self, at: int) -> Crossing | None:
-        """Rows to the experts that they ask, or answers to who asked."""
+        """Rows to nodes or to the experts that they ask, or answers to who asked."""
         found, axis = self.asked.exchanged(at), self.mesh.experts
         if found is None or axis is None: return None
-        return Crossing("all_to_all", axis.name, *found, sympy.sympify(axis.ranks) - 1, sympy.Integer(1))
+        op = "visit" if self.steps[at].op in ("visit", "leave") else "all_to_all"
+        return Crossing(op, axis.name, *found, self.asked.meeting(at) - 1, sympy.Integer(1))
 
     def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
         """To each rank the rows that its entries name, and to none where they name none."""

@@ -62,7 +62,8 @@ class CrossingWork:
     whole: Formula
 
 
-class LayerWork(NamedTuple):
+@dataclass(frozen=True, eq=False)                            # told apart by which they are
+class LayerWork:
     """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; units of
     `between` have one for each pair of tokens. `parameters`: numbers that a rank stores, of which `experts` are of
     those that are there; `made`: numbers that these make of rows, which nothing keeps. `lines`: operations forward."""

@@ -110,7 +110,7 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
 def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
     """`pass_parts`, once for all forms of strategies that lay axes alike."""
     if setting.passes is None: return pass_parts(setting, work, during)
-    key = id(work), during, setting.strategy.order
+    key = work, during, setting.strategy.order
     if key not in setting.passes: setting.passes[key] = pass_parts(setting, work, during)
     return setting.passes[key]
 
@@ -148,7 +148,7 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
     """Parts that forms of strategies have in common where they compute the same again and lay axes alike, once."""
     if setting.passes is None: return find(setting)
     own = setting.strategy
-    key = name, id(setting.model.layers[0][0]), own.recompute, own.order, own.sequence, own.balanced
+    key = name, setting.model, own.recompute, own.order, own.sequence, own.balanced
     if key not in setting.passes: setting.passes[key] = find(setting)
     return setting.passes[key]
 

@@ -86,6 +86,8 @@ def partition_model(
     ep: options.ExpertRanks = 1,
     whole_experts: options.WholeExperts = False,
     load: options.Load = 1,
+    node: options.NodeRanks = 0,
+    visits: options.Visits = 0,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     zero_ranks: options.ZeroRanks = None,
     offload: options.Offload = 0,
@@ -119,7 +121,8 @@ def partition_model(
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
-                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load)
+                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load, node=node,
+                      visits=visits)
     wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
     possible({"--timeline": (timeline, check_timeline)}, model)
     given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
@@ -136,6 +139,8 @@ def launch_model(
     cp: options.ContextRanks = 1,
     ep: options.ExpertRanks = 1,
     whole_experts: options.WholeExperts = False,
+    node: options.NodeRanks = 0,
+    visits: options.Visits = 0,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     context: options.ContextKind = "ring",
     sequence: options.CutNorms = False,
@@ -172,7 +177,7 @@ def launch_model(
     from rewrites.cli.partitions import stages_of
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
-                      whole_experts=whole_experts)
+                      whole_experts=whole_experts, node=node, visits=visits)
     if train and decode: raise InputError("--decode, --train: ranks do one of both: leave one out")
     learns = check_steps(train, rate, schedule, micro_batches, recompute, dropout, seed)
     if ranks is not None and ranks != mesh.ranks:
@@ -181,7 +186,7 @@ def launch_model(
     if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
     asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
                  stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns,
-                 decode=decode)
+                 decode=decode, node=node, visits=visits)
     try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
     except RanksFailed as error: end_with(str(error))
     say(text)

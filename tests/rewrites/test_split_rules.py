@@ -77,7 +77,7 @@ def test_what_is_proved_and_what_is_checked():
         ("total", "columns"), ("keep_top", "rows one by one"), ("keep_top", "heads"), ("pick", "picked rows"),
         ("product", "sequences"), ("ring", "ring of keys"),
         ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked"),
-        ("dispatch", "rows to their experts")}
+        ("dispatch", "rows to their experts"), ("visit", "rows to their experts")}
     assert all(each.reason for each in found if each.how == CHECKED)
     assert written(found).count("\n") == len(found) + 1 and "columns of a matrix" in written(found)
 
