@@ -105,8 +105,8 @@ def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quant
 
 
 def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: Sequence[Link]) -> CollectiveTime:
-    """What a collective takes in a group of so many ranks by level (`levels_of`), at the full rates of the links, in a mesh of
-    those among the group: no switch that adds numbers on the way, no other traffic, and nothing beside it."""
+    """What a collective takes in a group of so many ranks by level (`levels_of`), at the full rates of the links, in a
+    mesh of those among the group: no switch that adds numbers on the way, no other traffic, and nothing beside it."""
     check_group(group, links)
     collective = find_collective(op)
     return CollectiveTime(
