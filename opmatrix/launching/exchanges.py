@@ -11,6 +11,7 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
+from opmatrix.partitions.booked import PAIR
 from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece
 from opmatrix.partitions.ranks import Message, Meter
 from opmatrix.partitions.virtual import COUNTED, POSTED, group_of, pieces_of
@@ -167,6 +168,7 @@ def all_reduce(one: RankCrossing) -> Crossed:
     """Each rank merges one piece and gives it to all: of numbers as many each, of carriers as many rows."""
     arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
     one.opened(one.others, one.others)
+    if n == PAIR: return merge_pair(one)
     rows = [arrays[0].reshape(-1)] if single else [each.reshape(-1, each.shape[-1]) for each in arrays]
     cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
     pieces = [tuple(each[lo:hi] for each in rows) for lo, hi in cuts]
@@ -183,6 +185,15 @@ def all_reduce(one: RankCrossing) -> Crossed:
                                                                              strict=True))
     wire = sum(count_sizes(pieces[q]) for q in one.others) + sum(took.values())
     return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
+
+
+def merge_pair(one: RankCrossing) -> Crossed:
+    """Of two ranks each merges all that both have, so they wait for each other once."""
+    arrays, [other] = one.message.arrays, one.others
+    came = one.swap({other: arrays}, {other: count_sizes(arrays)})
+    both = as_arrays(came[other], one.shapes[other]), arrays
+    done = one.finished(one.merged(both if one.own else both[::-1]))
+    return (done if one.message.unfinished else done[0]), count_sizes(arrays), 1
 
 
 def reduce_scatter(one: RankCrossing) -> Crossed:

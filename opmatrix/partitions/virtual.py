@@ -12,6 +12,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.partitions.booked import PAIR
 from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece, each_of
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
@@ -195,7 +196,8 @@ def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
     value, n = merge_sent(sent), len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
         lo, hi = bounds(m.numbers, n, r)
-        meter.sent((m.op, axis), m.numbers, 2 * (m.numbers - (hi - lo)), 2 * (n - 1))
+        crossed = (m.numbers, 1) if n == PAIR else (2 * (m.numbers - (hi - lo)), 2 * (n - 1))
+        meter.sent((m.op, axis), m.numbers, *crossed)
     return [value] * n
 
 

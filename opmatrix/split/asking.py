@@ -46,6 +46,7 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
     for k, cut in bodies.items(): answered = answered.but(k, cut.values[-1])
     more, taken = (mixture.experts, mixture.asked, number), (rows, gate)
     visits = axis is not None and split.mesh.nodes > 1
+    split.mesh.visited(mixture.asked)                       # refuses what rows do not ask evenly
     if visits: taken = (add("visit", taken, more, given.dims, given.placement, TO),)
     sent = add("dispatch", taken, more, given.dims, given.placement, TO)
     body = tuple(body_steps(mixture, bodies, number))

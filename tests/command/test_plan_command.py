@@ -51,7 +51,7 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
     (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 .* are missing for .* would do"),
     (f"tiny.json {ASKED} --memory -1", r"--memory -1: GB, more than 0"),
     (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
-    (f"hybrid.json {ASKED}", r"hybrid.json: .*jamba"),
+    (f"hybrid.json {ASKED}", r"model_type is 'jamba': it must be one of"),
     (f"tiny.json {ASKED} --csv tiny.json", r"--csv tiny.json: it would replace what is read"),
     (f"tiny.json {ASKED} --timeline step.png", r"--timeline step.png: a timeline's name ends in one of .svg, .json")])
 def test_what_cannot_be_planned_is_one_line(line, words, said):
