@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--width", type=count, default=256, help="a multiple of four")
     parser.add_argument("--tokens", type=count, default=64, help="of each sequence")
     parser.add_argument("--micro-batches", type=count, default=8, help="of a sequence each")
-    parser.add_argument("--runs", type=count, default=5, help="of each pipeline, in turn with the others: a step behind the first")
+    parser.add_argument("--runs", type=count, default=5, help="of each pipeline, which take turns")
     options = parser.parse_args()
     if options.width % 4: parser.error(f"--width {options.width}: a multiple of 4")
     among = pipelines(options.pipelines, options.micro_batches)

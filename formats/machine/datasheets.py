@@ -35,8 +35,8 @@ class Datasheet:
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
     state; `links` what several devices reach each other by, the nearest level first; `host` what a device reaches the
     memory of its host by. `cores` that have a matrix unit each. `watts` of a device under load and `hourly` dollars of
-    one, None where nobody stated them, `costs` their source. `processors`: how many times as much as one all devices get
-    done at once, where they are processes that share those of one machine. `catalogue` declares the kernels."""
+    one, None where nobody stated them, `costs` their source. `processors`: how many times as much as one
+    all devices get done at once, where they are processes of one machine. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]

@@ -27,8 +27,8 @@ class Wire(Protocol):
     """Moves vectors of float64."""
     def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
         """Sends a vector, which nobody changes any more, to each of some ranks, and takes one of so many numbers from
-        others. Without `wait` it goes on before what is sent has arrived. Between two ranks vectors of one lane come in the order in which they are sent.
-        """
+        others. Without `wait` it goes on before what is sent has arrived. Between two ranks vectors of one lane come
+        in the order in which they are sent."""
         ...
 
     def settle(self) -> None:
@@ -273,8 +273,9 @@ def exchange_rows(one: RankCrossing) -> Crossed:
 
 
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
-    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, visit=exchange_rows, all_gather=gather_all,
-    all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, visit=exchange_rows,
+    all_gather=gather_all, all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on,
+    halo=exchange_halo)
 
 
 def lane_of(message: Message) -> int:

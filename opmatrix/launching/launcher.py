@@ -152,7 +152,7 @@ class Ranks:
                         seconds, [sum(each["memory"][k] for each in said) for k in range(job.steps)],
                         {place: [Moment(*each) for each in one["moments"]]
                          for place, one in zip(places, said, strict=True)},
-                        {place: [end - begin for begin, end in each] for place, each in zip(places, times, strict=True)})
+                        {place: [end - begin for begin, end in own] for place, own in zip(places, times, strict=True)})
 
     def gather(self, kind: str, patience: float) -> dict[int, Note]:
         """A note of that kind of every rank, in order. Raises RanksFailed."""

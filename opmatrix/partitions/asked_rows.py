@@ -126,7 +126,8 @@ class AskedRows:
         """What is held beside the operands and the value: rows on their way, or what an expert makes of them."""
         step = self.steps[at]
         if step.op == "answer":
-            made = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM)) for live in live_lines(step.more[0])]
+            made = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM))
+                    for live in live_lines(step.more[0])]
             return self.came(at) * (Largest(*made) - self.held[at].cols)
         if self.axis(at) is None: return ZERO_SUM
         return self.own_rows(at) * self.wide(at)

@@ -27,6 +27,7 @@ from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
 DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
+NO_SIZE = Formula(())
 WHOLE_READ = 8                                              # numbers of two bytes that are read at once
 
 
@@ -75,8 +76,8 @@ class LayerWork:
     out: Formula
     parameters: Formula
     lines: int
-    experts: Formula = Formula(())
-    made: Formula = Formula(())
+    experts: Formula = NO_SIZE
+    made: Formula = NO_SIZE
 
 
 class ModelWork(NamedTuple):

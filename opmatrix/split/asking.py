@@ -1,7 +1,7 @@
 """Rows that ask experts: sent to the ranks that have those whom their gates name, answered there, sent back and summed
-in ascending order of experts. On an axis of experts each rank has some of them, for the rows of its whole group. Where the
-mesh has nodes a row visits each node once: it goes to the rank there that lies as its own does, which sends it on to the
-experts of the node and gives back the sum of their answers."""
+in ascending order of experts. On an axis of experts each rank has some of them, for the rows of its whole group. Where
+the mesh has nodes a row visits each node once: it goes to the rank there that lies as its own does, which sends it on
+to the experts of the node and gives back the sum of their answers."""
 from __future__ import annotations
 
 from collections.abc import Sequence

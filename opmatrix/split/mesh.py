@@ -107,8 +107,9 @@ class Mesh:
     last, and a rank's coordinate on it follows from the others. `load`: how many times as many rows as on the mean the
     busiest rank of experts is sent, where routing is uneven. `node`: so many neighbours of the axis of experts are one
     node, to which a row goes once, however many experts it asks there, and on from there (DeepSeek-AI 2024, section
-    3.2.2); `visits`: the nodes that a row goes to, as many as can be without it. Raises InputError for ranks that are none, for two axes
-    that split the same thing, for a stage that there is not, for experts that do not fit the other axes."""
+    3.2.2); `visits`: the nodes that a row goes to, as many as can be without it. Raises InputError for ranks that are
+    none, for two axes that split the same thing, for a stage that there is not, for experts that do not fit the other
+    axes."""
     axes: tuple[Axis, ...] = ()
     offload: int = 0
     load: LiveSize | float = 1
@@ -278,8 +279,8 @@ def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, 
     ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: so many neighbours of `dp` store
     what ZeRO says once, and other such groups (`copies`) have it again. `sequence`: norms are cut by rows over `tp`;
     `vocabulary`: tables and heads of the vocabulary, too. Experts `ep` lie over dp and cp, and with `whole_experts`
-    over tp, which else cuts each; `node` of them are neighbours to whom a row goes once, `visits` of nodes; where dp is not given it is as many as they need. Raises InputError for numbers that
-    are none."""
+    over tp, which else cuts each; `node` of them are a node, to which a row goes once, to `visits` of these; where dp
+    is not given it is as many as they need. Raises InputError for numbers that are none."""
     if dp is None: dp = max(ep, 1) // gcd(max(ep, 1), cp * (tp if whole_experts else 1))
     if ep == 1 and (whole_experts or load != 1):
         raise InputError(f"{'whole experts' if whole_experts else f'load {load}'}: of no ranks of experts: give ep")
@@ -292,7 +293,8 @@ def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, 
     tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
     axes = dict(pp=(pp, "pipeline"), copies=(dp // within, "data"), dp=(within, f"zero{zero}" if zero else "data"),
                 cp=(cp, context), tp=(tp, tensor), ep=(ep, "whole-experts" if whole_experts else "experts"))
-    return replace(Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}), offload=offload, load=load, node=node, visits=visits)
+    return replace(Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}), offload=offload, load=load,
+                   node=node, visits=visits)
 
 
 def meet(one: Strategy, other: Strategy) -> bool:

@@ -28,7 +28,8 @@ def said(tmp_path, monkeypatch, capsys):
     for name, given in {"tiny": CONFIG, "named": CONFIG | dict(n_embd="h"), "bert": dict(model_type="bert"),
                         "mine": machine(), "negative": machine(links=[["near", 8, -3e11, 1e-6]]),
                         "missing": machine(links=[near, ["far", None]]), "alone": machine(links=[]),
-                        "hybrid": CONFIG | dict(model_type="jamba"), "headless": {key: CONFIG[key] for key in CONFIG if key != "n_head"}}.items():
+                        "hybrid": CONFIG | dict(model_type="jamba"),
+                        "headless": {key: CONFIG[key] for key in CONFIG if key != "n_head"}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(given))
     return command_runner("plan", monkeypatch, capsys)
 

@@ -26,7 +26,6 @@ from opmatrix.strategies.stage_times import StageCut, best_cut, draw_step, run_s
 from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms
 from opmatrix.strategies.tapes import CompiledTape, Tape
 
-
 RATES = RankRates(2e10, 2e9, 3e-5, 2e-3, 1e9, 1.8, "somewhere")
 
 
