@@ -188,7 +188,7 @@ def all_reduce(one: RankCrossing) -> Crossed:
 
 
 def merge_pair(one: RankCrossing) -> Crossed:
-    """Of two ranks each merges all that both have, so they wait for each other once."""
+    """Two ranks: each merges all that both have, so they wait for each other once."""
     arrays, [other] = one.message.arrays, one.others
     came = one.swap({other: arrays}, {other: count_sizes(arrays)})
     both = as_arrays(came[other], one.shapes[other]), arrays

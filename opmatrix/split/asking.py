@@ -44,7 +44,8 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
         return split.add(RankStep(op, args, more, dims, placement, why=rule, rules=(*passed, *named, *own)))
     answered = given.placement
     for k, cut in bodies.items(): answered = answered.but(k, cut.values[-1])
-    more, taken = (mixture.experts, mixture.asked, number), (rows, gate)
+    more = mixture.experts, mixture.asked, number
+    taken: tuple[int, ...] = rows, gate
     visits = axis is not None and split.mesh.nodes > 1
     split.mesh.visited(mixture.asked)                       # refuses what rows do not ask evenly
     if visits: taken = (add("visit", taken, more, given.dims, given.placement, TO),)

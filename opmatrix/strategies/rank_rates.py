@@ -50,7 +50,7 @@ class RankRates(NamedTuple):
     source: str
 
     def sheet(self, ranks: int, room: float) -> Datasheet:
-        """Of one of so many ranks, with so many bytes of memory."""
+        """The data sheet of one of so many ranks, with so many bytes of memory."""
         return Datasheet("local", self.source, {NUMBER: self.product}, {NUMBER: self.product}, (1, 1, 1),
                          (("memory", room, self.passed / WIDER),), processors=min(ranks, self.processors),
                          links=(Link("processes", float("inf"), self.wire / WIDER, LATENCY),))

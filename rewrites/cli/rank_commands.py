@@ -3,7 +3,7 @@ and holds; `launch` runs them as processes, compared with one rank and with the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -53,8 +53,9 @@ def plan_model(
              model)
     if memory is not None and not 0 < memory < 1e9: raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
-    local, asked = machine == LOCAL, dict(batch=batch or devices, seq=seq, memory=memory and memory * 1e9, infer=infer,
-                                          keep=keep, carbon=carbon, name=name_of(model), heard=line)
+    local, asked = machine == LOCAL, dict[str, Any](
+        batch=batch or devices, seq=seq, memory=memory and memory * 1e9, infer=infer, keep=keep, carbon=carbon,
+        name=name_of(model), heard=line)
     with line.ticking():
         found = local_plan(config, devices, **asked) if local else plan(config, devices, machine, flash=flash, **asked)
     line.end(f"{found.found.count:,}")
