@@ -113,7 +113,7 @@ class RankCrossing:
         """Arrays as one vector, and vectors, by place in the group. What comes behind a heading is checked by it."""
         front, vectors, given = len(self.front), dict[int, Numeric](), dict[int, Numeric]()
         for q, each in sends.items():
-            if id(each) not in vectors: vectors[id(each)] = joined(self.front, each)      # to all ranks it is one
+            if id(each) not in vectors: vectors[id(each)] = as_vector(self.front, each)      # to all ranks it is one
             given[self.group[q]] = vectors[id(each)]
         came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()},
                                        self.message.op not in POSTED, lane_of(self.message))
@@ -288,7 +288,7 @@ def lane_of(message: Message) -> int:
 def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)
 def count_all(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
 def count_sizes(arrays: Carriers) -> int: return sum(each.size for each in arrays)
-def joined(front: Numeric, arrays: Carriers) -> Numeric:
+def as_vector(front: Numeric, arrays: Carriers) -> Numeric:
     """A vector of their numbers, one after another, copied once."""
     return np.concatenate([front, *arrays], None, dtype=np.float64)
 

@@ -9,7 +9,7 @@ from opmatrix.launching.jobs import Job
 from opmatrix.models.config import Settings
 from opmatrix.split.mesh import Mesh, usual_mesh
 from opmatrix.strategies.plans import PlanChoice, StrategyPlan, plan
-from opmatrix.strategies.rank_rates import NUMBER, RankRates, rank_rates
+from opmatrix.strategies.rank_rates import LOCAL_NUMBER, RankRates, rank_rates
 from opmatrix.strategies.stage_times import schedule_of
 from opmatrix.training.timed_step import RECOMPUTED
 
@@ -20,7 +20,7 @@ def local_plan(model: str | Settings, ranks: int, rates: RankRates | None = None
     """`plan` for ranks of this machine, whose rates are measured where they are not given."""
     found = rates or rank_rates(ranks)
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
-    return plan(model, ranks, found.sheet(ranks, room), flash=False, precision=NUMBER, constants=found.constants,
+    return plan(model, ranks, found.sheet(ranks, room), flash=False, precision=LOCAL_NUMBER, constants=found.constants,
                 **asked)                                    # type: ignore[arg-type]
 
 

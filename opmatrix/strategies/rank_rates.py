@@ -18,6 +18,7 @@ from formats.network.collectives import wire_bytes
 from formats.network.links import Link
 from opmatrix.launching.jobs import Job
 from opmatrix.launching.launcher import Launched, Ranks
+from opmatrix.launching.tallies import NUMBER_BYTES
 from opmatrix.launching.train_runs import train_plan
 from opmatrix.models.config import Settings
 from opmatrix.partitions.ranks import Meter
@@ -27,11 +28,10 @@ from opmatrix.planner.step_parts import Setting, step_parts, sum_parts
 from opmatrix.planner.strategies import Strategy
 from opmatrix.stepping.train_ranks import TrainingRank
 
-SIDE, LAYERS, RUNS, VOCABULARY = 512, 2, 5, 64
-TINY, WIDE = (4, 4), (64, 64)                               # columns of a head, tokens of a sequence
+SIDE, LAYERS, TIMED_STEPS, VOCABULARY = 512, 2, 5, 64
+TINY_HEADS, WIDE_HEADS = (4, 4), (64, 64)                   # columns of a head, tokens of a sequence
 SLOWEST, FASTEST = 1e7, 1e13                                # bytes a second, between which what is measured lies
-NUMBER_BYTES = 8
-NUMBER, WIDER = "float32", 2                                # formulas count float32, ranks have twice the bytes
+LOCAL_NUMBER, WIDER = "float32", 2                          # formulas count float32, ranks have twice the bytes
 LATENCY = 1e-6                                              # seconds of a message beside those in which ranks meet
 ASSUMED = 2e-3, 1e9                                         # `met` and `wire` where torch is absent
 
@@ -51,7 +51,7 @@ class RankRates(NamedTuple):
 
     def sheet(self, ranks: int, room: float) -> Datasheet:
         """The data sheet of one of so many ranks, with so many bytes of memory."""
-        return Datasheet("local", self.source, {NUMBER: self.product}, {NUMBER: self.product}, (1, 1, 1),
+        return Datasheet("local", self.source, {LOCAL_NUMBER: self.product}, {LOCAL_NUMBER: self.product}, (1, 1, 1),
                          (("memory", room, self.passed / WIDER),), processors=min(ranks, self.processors),
                          links=(Link("processes", float("inf"), self.wire / WIDER, LATENCY),))
 
@@ -66,7 +66,7 @@ def rank_rates(ranks: int) -> RankRates:
     a = np.ones((SIDE, SIDE))
     with single_blas():
         product = 2 * SIDE ** 3 / best(lambda: a @ a)
-        tiny, wide = (step_of_one(drawn_job(ranks, size)) for size in (TINY, WIDE))
+        tiny, wide = (step_of_one(drawn_job(ranks, size)) for size in (TINY_HEADS, WIDE_HEADS))
     found = RankRates(product, 1.0, tiny / issued_operations(ranks), *ASSUMED, float(available()),
                       f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank; how ranks meet: assumed")
     found = found._replace(passed=passed_bytes(found, ranks, wide))
@@ -77,9 +77,9 @@ def meeting_rates(alone: RankRates, ranks: int, seconds: float) -> RankRates:
     """With how all ranks meet, and how much they get done at once, by the seconds of a step of one."""
     with Ranks(ranks, deadline=60) as running:
         tiny, wide = (crossing_seconds(running.run(drawn_job(ranks, size, tp=(ranks, "tensor"))))
-                      for size in (TINY, WIDE))
-        at_once = running.run(drawn_job(ranks, WIDE, dp=(ranks, "data")))
-    moved = float(wire_bytes("all_reduce", NUMBER_BYTES * ranks * WIDE[0] * WIDE[1], ranks))
+                      for size in (TINY_HEADS, WIDE_HEADS))
+        at_once = running.run(drawn_job(ranks, WIDE_HEADS, dp=(ranks, "data")))
+    moved = float(wire_bytes("all_reduce", NUMBER_BYTES * ranks * WIDE_HEADS[0] * WIDE_HEADS[1], ranks))
     computed = [sum(each.end - each.begin for each in own if each.what == "compute")
                 for own in at_once.moments.values()]
     return alone._replace(met=tiny / float(np.log2(ranks)) ** 0.5, wire=moved / max(wide - tiny, 0.01 * wide),
@@ -98,7 +98,7 @@ def drawn_job(ranks: int, size: tuple[int, int], **axes: tuple[int, str]) -> Job
     """Steps of training, a sequence for each rank of data."""
     sequences = axes.get("dp", (1, ""))[0]
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (sequences, size[1] + 1))
-    return Job(drawn_config(ranks, size), axes, ids.tolist(), 1 + RUNS, traced=True, train={})
+    return Job(drawn_config(ranks, size), axes, ids.tolist(), 1 + TIMED_STEPS, traced=True, train={})
 
 
 def step_of_one(job: Job) -> float:
@@ -114,19 +114,19 @@ def step_of_one(job: Job) -> float:
 
 def issued_operations(ranks: int) -> int:
     """How many operations a step of the tiny model has, as the planner counts them."""
-    model = model_work(drawn_config(ranks, TINY), "gathered")
+    model = model_work(drawn_config(ranks, TINY_HEADS), "gathered")
     return 3 * sum(count * work.lines for work, count in ((model.first, 1), *model.layers, (model.last, 1)))
 
 
 def passed_bytes(rates: RankRates, ranks: int, seconds: float) -> float:
     """The bytes a second by which the planner foresees a step of one rank in so many seconds."""
-    model = model_work(drawn_config(ranks, WIDE), "gathered")
-    strategy = Strategy(flash=False, precision=NUMBER, gradient_bytes=BYTES[NUMBER])
+    model = model_work(drawn_config(ranks, WIDE_HEADS), "gathered")
+    strategy = Strategy(flash=False, precision=LOCAL_NUMBER, gradient_bytes=BYTES[LOCAL_NUMBER])
     low, high = SLOWEST, FASTEST
     for _ in range(50):
         middle = (low * high) ** 0.5
         sheet = rates._replace(passed=middle).sheet(1, 1e12)
-        foreseen = sum_parts(step_parts(Setting(model, sheet, strategy, 1, WIDE[1], rates.constants)))
+        foreseen = sum_parts(step_parts(Setting(model, sheet, strategy, 1, WIDE_HEADS[1], rates.constants)))
         low, high = (middle, high) if float(foreseen) > seconds else (low, middle)
     return low
 
