@@ -1,5 +1,6 @@
 """Every rule by which a term is split over ranks is proved or checked, and a wrong one is not."""
 import re
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -119,8 +120,9 @@ def splits():
             plan = partition(model, mesh, BatchSizes(4, 12))
             yield from {id(split): split for split in plan.splits.values()}.values()
     experts = build(MIXTRAL, at)
-    for tensor, kind in (("tensor", "experts"), ("sequence", "whole-experts")):
-        plan = partition(experts, Mesh.of(dp=(2, "data"), tp=(2, tensor), ep=(2, kind)), BatchSizes(4, 12))
+    for tensor, kind, node in (("tensor", "experts", 0), ("tensor", "experts", 1), ("sequence", "whole-experts", 0)):
+        mesh = replace(Mesh.of(dp=(2, "data"), tp=(2, tensor), ep=(2, kind)), node=node)
+        plan = partition(experts, mesh, BatchSizes(4, 12))
         yield from {id(split): split for split in plan.splits.values()}.values()
     data, tensor = Mesh.of(dp=(2, "data")), Mesh.of(tp=(2, "tensor"))
     summed = I @ weight(at("W", 6, 8)) @ heads(4) @ weight(at("H", 4, 2, 3)) @ total
