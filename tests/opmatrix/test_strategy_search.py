@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from partitioned import RATES
 
 import opmatrix as om
 from opmatrix.pricing import datasheet
@@ -21,12 +22,9 @@ from opmatrix.strategies.local_ranks import launch_job, launch_line, local_plan
 from opmatrix.strategies.named_collectives import named_collectives
 from opmatrix.strategies.plan_text import plan_csv, plan_json, stages_text
 from opmatrix.strategies.plans import PlanChoice
-from opmatrix.strategies.rank_rates import RankRates
 from opmatrix.strategies.stage_times import StageCut, best_cut, draw_step, run_stages
 from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms
 from opmatrix.strategies.tapes import CompiledTape, Tape
-
-RATES = RankRates(2e10, 2e9, 3e-5, 2e-3, 1e9, 1.8, "somewhere")
 
 
 @pytest.fixture(scope="module")
