@@ -8,7 +8,7 @@ stage each; stages have as many layers, or not. Foreseen: the seconds of a layer
 as one rank alone takes them, in the order of the schedule (opmatrix/microbatches/simulated.py). Ranks that compute at
 once share processors, caches and memory: how much one, two and four of them get done is measured on passes of the same
 layers forward. No pipeline is looked at for any of it; what operations alone foresee is printed, too. Measured: the
-median step after the first. The bar is of the two fastest."""
+median of steps after the first, in runs that take turns. The bar is of the two fastest."""
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -131,15 +131,15 @@ def foreseen(each: Pipeline, job: Job, layer: LayerSeconds, done_at_once: Sequen
     return alone, shared(found.graph, works, done_at_once, [layers * layer.learning for layers in each.stages])
 
 
-def at_once(ranks: Ranks, options, layers: int) -> list[float]:
-    """How much one, two, three and four ranks that compute at once get done, beside one alone: a sequence each goes
-    forward through stages, of which one is at work at a time, so nothing but them crosses. Of three: between."""
+def at_once(options, layers: int) -> list[float]:
+    """How much one, two, three and four ranks that compute at once get done, beside one alone: each a process that goes
+    forward with a sequence of its own, so nothing crosses. Of three: between."""
     taken = {}
     for many in (1, 2, 4):
-        axes = dict(pp=(RANKS // many, "pipeline"), dp=(many, "data"))
         ids = np.random.default_rng(0).integers(0, WORDS, (many, options.tokens)).tolist()
-        ran = ranks.run(Job(configuration(options, layers), axes, ids, 1 + 4 * options.runs))
-        taken[many] = median(ran.seconds[1:])
+        with Ranks(many, deadline=120) as ranks:
+            ran = ranks.run(Job(configuration(options, layers), dict(dp=(many, "data")), ids, 1 + 4 * options.runs))
+        taken[many] = median(seconds for own in ran.apart.values() for seconds in own[1:])
     done = {many: many * taken[1] / taken[many] for many in taken}
     return [done[1], done[2], (done[2] + done[4]) / 2, done[4]]
 
@@ -153,7 +153,7 @@ def job_of(each: Pipeline, options) -> Job:
     """What ranks are asked to train."""
     config = configuration(options, sum(each.stages))
     ids = np.random.default_rng(0).integers(0, WORDS, (options.micro_batches, options.tokens + 1))
-    return Job(config, dict(pp=(RANKS, "pipeline")), ids, steps=1 + options.runs, stages=each.stages,
+    return Job(config, dict(pp=(RANKS, "pipeline")), ids, steps=2, stages=each.stages,
                train=dict(schedule=each.schedule, micro_batches=each.micro_batches))
 
 
@@ -163,24 +163,24 @@ def main() -> int:
     parser.add_argument("--width", type=count, default=256, help="a multiple of four")
     parser.add_argument("--tokens", type=count, default=64, help="of each sequence")
     parser.add_argument("--micro-batches", type=count, default=8, help="of a sequence each")
-    parser.add_argument("--runs", type=count, default=5, help="steps behind the first")
+    parser.add_argument("--runs", type=count, default=5, help="of each pipeline, which take turns")
     options = parser.parse_args()
     if options.width % 4: parser.error(f"--width {options.width}: a multiple of 4")
     among = pipelines(options.pipelines, options.micro_batches)
     within("runs", options.runs, 100)
-    takes(len(among) * (8 + 2 * options.runs))
-    rows = []
-    print(f"{'pipeline':<24}{'operations':>12}{'foreseen':>12}{'measured':>12}")
+    takes(20 + 8 * len(among) * options.runs)
+    rows, layers, jobs = [], sum(among[0].stages), [job_of(each, options) for each in among]
+    layer, done = layer_seconds(jobs[0], layers, options.runs), at_once(options, layers)
+    taken: list[list[float]] = [[] for _ in among]
     with Ranks(RANKS, deadline=120) as ranks:
-        layers = sum(among[0].stages)
-        layer, done = layer_seconds(job_of(among[0], options), layers, options.runs), at_once(ranks, options, layers)
-        for each in among:
-            job = job_of(each, options)
-            alone, own = foreseen(each, job, layer, done)
-            seconds = ranks.run(job).seconds[1:]
-            rows.append((str(each), "+".join(map(str, each.stages)), each.micro_batches, alone, own, median(seconds),
-                         spread(seconds)))
-            print(f"{each!s:<24}{alone / 1e9:>10.3f} G{own:>10.3f} s{median(seconds):>10.3f} s", flush=True)
+        for _ in range(options.runs):
+            for job, own in zip(jobs, taken, strict=True): own.append(ranks.run(job).later)
+    print(f"{'pipeline':<24}{'operations':>12}{'foreseen':>12}{'measured':>12}")
+    for each, job, seconds in zip(among, jobs, taken, strict=True):
+        alone, shares = foreseen(each, job, layer, done)
+        rows.append((str(each), "+".join(map(str, each.stages)), each.micro_batches, alone, shares, median(seconds),
+                     spread(seconds)))
+        print(f"{each!s:<24}{alone / 1e9:>10.3f} G{shares:>10.3f} s{median(seconds):>10.3f} s", flush=True)
     tabled(options.csv, [COLUMNS, *rows])
     by_time, by_share, by_alone = (sorted(rows, key=lambda row: row[at]) for at in (5, 4, 3))
     print(f"\na layer: {1e3 * layer.forward:.2f} ms forward, {1e3 * layer.backward:.2f} backward, once a step "

@@ -17,6 +17,7 @@ from opmatrix.partitions.plan import partition
 from opmatrix.partitions.virtual import run
 from opmatrix.split.mesh import STRATEGIES, Mesh, meet
 from opmatrix.split.moving import BatchSizes
+from opmatrix.strategies.rank_rates import RankRates
 
 VOCABULARY = 23
 TABLES = "payload", "wire", "messages"
@@ -33,6 +34,9 @@ ANY = dict(model_type="transformer", vocab_size=VOCABULARY, max_position_embeddi
            intermediate_size=18, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6, head_dim=2,
            norm="layer", norm_eps=1e-5, pre_norm=True, hidden_act="gelu", gated=False, bias=True, mask="sequence",
            positions="learned", head="none")
+
+
+RATES = RankRates(2e10, 2e9, 3e-5, 2e-3, 1e9, 1.8, "somewhere")        # of ranks that share a machine
 
 
 class Compared(NamedTuple):

@@ -35,7 +35,8 @@ class Datasheet:
     first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
     state; `links` what several devices reach each other by, the nearest level first; `host` what a device reaches the
     memory of its host by. `cores` that have a matrix unit each. `watts` of a device under load and `hourly` dollars of
-    one, None where nobody stated them, `costs` their source. `catalogue` declares the kernels."""
+    one, None where nobody stated them, `costs` their source. `processors`: how many times as much as one
+    all devices get done at once, where they are processes of one machine. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -51,6 +52,7 @@ class Datasheet:
     watts: float | None = None
     hourly: float | None = None
     costs: str = ""
+    processors: float = inf
     catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,8 @@ class Datasheet:
         if self.host is not None: check_rates(self.name, self.host)
         if not (isinstance(self.cores, int) and self.cores > 0):
             raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or none")
+        if not self.processors >= 1:
+            raise ValueError(f"{self.name}: processors {self.processors}: one device gets 1 done: from 1 on, or none")
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
             if number is not None and not 0 < number < inf:
                 raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")

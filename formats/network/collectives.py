@@ -105,13 +105,14 @@ def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quant
 
 
 def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: Sequence[Link]) -> CollectiveTime:
-    """What a collective takes in a group of so many ranks by level (`levels_of`), at the full rates of the links: no
-    switch that adds numbers on the way, no other traffic, and nothing beside it."""
+    """What a collective takes in a group of so many ranks by level (`levels_of`), at the full rates of the links, in a
+    mesh of those among the group: no switch that adds numbers on the way, no other traffic, and nothing beside it."""
     check_group(group, links)
     collective = find_collective(op)
     return CollectiveTime(
         tuple(link.name for link in links),
-        tuple(sent / link.bandwidth for sent, link in zip(level_bytes(op, payload, group), links, strict=True)),
+        tuple(sent / link.rate_to(max(units - 1, 1))
+              for sent, link, units in zip(level_bytes(op, payload, group), links, group, strict=True)),
         tuple(collective.messages(place) * link.latency for place, link in zip(list_places(group), links, strict=True)))
 
 

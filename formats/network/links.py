@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, starmap
 from math import inf, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 
@@ -20,6 +20,11 @@ class Link(NamedTuple):
     bandwidth: float
     latency: float
     meshed: bool = False
+
+    def rate_to(self, others: Any) -> Any:
+        """Bytes a second that a device sends to so many others of its unit, at least one: in a mesh over the links to
+        these alone. A number, or whatever `others` is."""
+        return self.bandwidth * (others / (self.devices - 1)) if self.meshed else self.bandwidth
 
 
 def read_links(rows: Iterable[tuple[str, float | None, float, float]]) -> tuple[Link, ...]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from math import prod
+from math import isnan, prod
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
+from opmatrix.partitions.booked import PAIR
 from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece
 from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import POSTED, group_of, pieces_of
+from opmatrix.partitions.virtual import COUNTED, POSTED, group_of, pieces_of
 from opmatrix.split.axis_states import bounds
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.placement import Coordinates
@@ -25,9 +26,9 @@ NOTHING = np.zeros(0)
 class Wire(Protocol):
     """Moves vectors of float64."""
     def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
-        """Sends a vector to each of some ranks, and takes one of so many numbers from others. Without `wait` it goes on
-        before what is sent has arrived. Between two ranks vectors of one lane come in the order in which they are sent.
-        """
+        """Sends a vector, which nobody changes any more, to each of some ranks, and takes one of so many numbers from
+        others. Without `wait` it goes on before what is sent has arrived. Between two ranks vectors of one lane come
+        in the order in which they are sent."""
         ...
 
     def settle(self) -> None:
@@ -48,6 +49,7 @@ class Crossings:
         self.here, self.length = self.ranks[place], length_of(mesh)
         self.checking = Checking(mesh, self.here)
         self.known: dict[tuple[int, int], dict[int, Heading]] = {}
+        self.groups: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
         self.current: Message | None = None                 # what this rank waits in
         self.begin(meter)
 
@@ -59,16 +61,23 @@ class Crossings:
     def cross(self, message: Message) -> Numeric | Carriers:
         """What a rank gets for what it hands over. Raises RanksDisagree where others are in another crossing, and
         NotFinite for values that are no numbers."""
-        if any(np.isnan(each).any() for each in message.arrays):
+        if any(map(holds_nan, message.arrays)):
             raise NotFinite(f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is "
                             "not a number")
         self.current = message
         found, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None
         if message.op not in POSTED.values():
-            name = NAMES.get(message.op, message.op)
+            name = COUNTED.get(message.op, message.op)
             self.meter.sent((name, self.mesh.axes[message.axis].name), message.numbers, wire, messages)
         return found
+
+    def group(self, message: Message) -> list[int]:
+        """The ranks that take part, in order."""
+        key = message.op, message.axis, message.among
+        if key not in self.groups:
+            self.groups[key] = [self.ranks[each] for each in group_of(self.place, message, self.mesh)]
+        return self.groups[key]
 
     def meet(self, message: Message, own: Heading, sends: Sequence[int],
              takes: Sequence[int]) -> tuple[dict[int, Heading], Numeric]:
@@ -89,7 +98,7 @@ class RankCrossing:
     """One crossing of one rank: its group in order, and where this rank is in it."""
     def __init__(self, line: Crossings, message: Message) -> None:
         self.line, self.message, self.heading = line, message, Heading.of(message)
-        self.group = [line.ranks[each] for each in group_of(line.place, message, line.mesh)]
+        self.group = line.group(message)
         self.own, self.n = self.group.index(line.here), len(self.group)
         self.others = [q for q in range(self.n) if q != self.own]
 
@@ -100,10 +109,12 @@ class RankCrossing:
         self.shapes = {q: said[self.group[q]].shapes for q in takes}
         self.shapes[self.own] = self.heading.shapes
 
-    def swap(self, sends: RankVectors, takes: Mapping[int, int]) -> RankVectors:
-        """Vectors by place in the group. What comes behind a heading is checked by it."""
-        front = len(self.front)
-        given = {self.group[q]: np.concatenate([self.front, each]) for q, each in sends.items()}
+    def swap(self, sends: Mapping[int, Carriers], takes: Mapping[int, int]) -> RankVectors:
+        """Arrays as one vector, and vectors, by place in the group. What comes behind a heading is checked by it."""
+        front, vectors, given = len(self.front), dict[int, Numeric](), dict[int, Numeric]()
+        for q, each in sends.items():
+            if id(each) not in vectors: vectors[id(each)] = as_vector(self.front, each)      # to all ranks it is one
+            given[self.group[q]] = vectors[id(each)]
         came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()},
                                        self.message.op not in POSTED, lane_of(self.message))
         if front:
@@ -133,7 +144,7 @@ class RankCrossing:
         """The value of a merged carrier; the carrier where other axes have parts of it still."""
         over = self.message.over
         assert over is not None
-        if self.message.unfinished: return total
+        if self.message.unfinished or over.plain(): return total
         shape = np.broadcast_shapes(*(each.shape for each in total))
         return (np.asarray(over.finished(total, shape), np.float64),)
 
@@ -143,10 +154,10 @@ Crossed: TypeAlias = tuple["Numeric | Carriers", int, int]  # what comes out; nu
 
 def gather_all(one: RankCrossing) -> Crossed:
     """To each rank what every rank holds."""
-    message, vector = one.message, as_vector(one.message.arrays)
+    message = one.message
     one.opened(one.others, one.others)
     sizes = {q: count_all(one.shapes[q]) for q in one.others}
-    came = one.swap(dict.fromkeys(one.others, vector), sizes)
+    came = one.swap(dict.fromkeys(one.others, message.arrays), sizes)
     sent = [message._replace(arrays=message.arrays if q == one.own else as_arrays(came[q], one.shapes[q]))
             for q in range(one.n)]
     assert message.cut is not None
@@ -157,22 +168,32 @@ def all_reduce(one: RankCrossing) -> Crossed:
     """Each rank merges one piece and gives it to all: of numbers as many each, of carriers as many rows."""
     arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
     one.opened(one.others, one.others)
-    rows = [each.reshape(-1, 1 if single else each.shape[-1]) for each in arrays]
+    if n == PAIR: return merge_pair(one)
+    rows = [arrays[0].reshape(-1)] if single else [each.reshape(-1, each.shape[-1]) for each in arrays]
     cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
-    pieces = {q: tuple(each[slice(*cuts[q])] for each in rows) for q in range(n)}
+    pieces = [tuple(each[lo:hi] for each in rows) for lo, hi in cuts]
     shapes = [each.shape for each in pieces[one.own]]
-    came = one.swap({q: as_vector(pieces[q]) for q in one.others}, dict.fromkeys(one.others, count_all(shapes)))
+    came = one.swap({q: pieces[q] for q in one.others}, dict.fromkeys(one.others, count_all(shapes)))
     done = one.finished(one.merged([pieces[q] if q == one.own else as_arrays(came[q], shapes) for q in range(n)]))
-    wholes = {q: [(hi - lo, each.shape[1]) for each in done] for q, (lo, hi) in enumerate(cuts)}
+    wholes = [[(hi - lo, *each.shape[1:]) for each in done] for lo, hi in cuts]
     took = {q: count_all(wholes[q]) for q in one.others}
-    more = one.swap(dict.fromkeys(one.others, as_vector(done)), took)
+    more = one.swap(dict.fromkeys(one.others, done), took)
     parts = [done if q == one.own else as_arrays(more[q], wholes[q]) for q in range(n)]
     final = [each.shape for each in arrays]
     if not one.message.unfinished: final = [np.broadcast_shapes(*final)]
     whole = tuple(np.concatenate(each).reshape(shape) for each, shape in zip(zip(*parts, strict=True), final,
                                                                              strict=True))
-    wire = sum(each.size for q in one.others for each in pieces[q]) + sum(took.values())
+    wire = sum(count_sizes(pieces[q]) for q in one.others) + sum(took.values())
     return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
+
+
+def merge_pair(one: RankCrossing) -> Crossed:
+    """Two ranks: each merges all that both have, so they wait for each other once."""
+    arrays, [other] = one.message.arrays, one.others
+    came = one.swap({other: arrays}, {other: count_sizes(arrays)})
+    both = as_arrays(came[other], one.shapes[other]), arrays
+    done = one.finished(one.merged(both if one.own else both[::-1]))
+    return (done if one.message.unfinished else done[0]), count_sizes(arrays), 1
 
 
 def reduce_scatter(one: RankCrossing) -> Crossed:
@@ -193,41 +214,39 @@ def all_to_all(one: RankCrossing) -> Crossed:
 def deal(one: RankCrossing) -> tuple[list[Carriers], int]:
     """What every rank has for this one, in order, and the numbers that this one sends."""
     one.opened(one.others, one.others)
-    sends = {q: as_vector(one.portion(one.message.arrays, q)) for q in one.others}
+    sends = {q: one.portion(one.message.arrays, q) for q in one.others}
     shapes = {q: one.portioned(q, one.own) for q in one.others}
     came = one.swap(sends, {q: count_all(each) for q, each in shapes.items()})
     own = one.portion(one.message.arrays, one.own)
     found = [own if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
-    return found, sum(each.size for each in sends.values())
+    return found, sum(map(count_sizes, sends.values()))
 
 
 def exchange_halo(one: RankCrossing) -> Crossed:
     """To each rank the rows that it names, of those of every rank in order."""
     arrays, own = one.message.arrays, one.own
     one.opened(one.others, one.others)
-    sends = {q: arrays[q].ravel() for q in one.others}
+    sends = {q: (arrays[q],) for q in one.others}
     came = one.swap(sends, {q: prod(one.shapes[q][own]) for q in one.others})
     rows = [arrays[own] if q == own else came[q].reshape(one.shapes[q][own]) for q in range(one.n)]
-    sizes = [each.size for each in sends.values()]
+    sizes = [arrays[q].size for q in one.others]
     return np.concatenate(rows, AXES["rows"]), sum(sizes), sum(size > 0 for size in sizes)
 
 
 def hand_on(one: RankCrossing) -> Crossed:
     """To the right neighbour, from the left one."""
-    right, left = (one.own + 1) % one.n, (one.own - 1) % one.n
-    vector = as_vector(one.message.arrays)
-    if one.n == 1: return one.message.arrays, 0, 0
+    right, left, arrays = (one.own + 1) % one.n, (one.own - 1) % one.n, one.message.arrays
+    if one.n == 1: return arrays, 0, 0
     one.opened([right], [left])
-    came = one.swap({right: vector}, {left: count_all(one.shapes[left])})
-    return as_arrays(came[left], one.shapes[left]), len(vector), int(bool(one.message.arrays))
+    came = one.swap({right: arrays}, {left: count_all(one.shapes[left])})
+    return as_arrays(came[left], one.shapes[left]), count_sizes(arrays), int(bool(arrays))
 
 
 def give(one: RankCrossing) -> Crossed:
     """To a neighbouring stage, which takes it when it gets there."""
     one.opened(one.others, [])
-    vector = as_vector(one.message.arrays)
-    one.swap(dict.fromkeys(one.others, vector), {})
-    return (), len(vector), 1
+    one.swap(dict.fromkeys(one.others, one.message.arrays), {})
+    return (), one.message.numbers, 1
 
 
 def take(one: RankCrossing) -> Crossed:
@@ -244,20 +263,19 @@ def exchange_rows(one: RankCrossing) -> Crossed:
     arrays, share = one.message.arrays, len(one.message.arrays) // one.n
     own = {q: arrays[q * share:(q + 1) * share] for q in range(one.n)}
     one.opened(one.others, one.others)
-    told = one.swap({q: np.array([len(each) for each in own[q]], np.float64) for q in one.others},
+    told = one.swap({q: (np.array([len(each) for each in own[q]], np.float64),) for q in one.others},
                     dict.fromkeys(one.others, share))
     wide = arrays[0].shape[-1]
     shapes = {q: [(int(rows), wide) for rows in each] for q, each in told.items()}
-    sends = {q: as_vector(own[q]) for q in one.others}
-    came = one.swap(sends, {q: count_all(each) for q, each in shapes.items()})
+    came = one.swap({q: own[q] for q in one.others}, {q: count_all(each) for q, each in shapes.items()})
     parts = [own[q] if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
-    return tuple(each for part in parts for each in part), sum(each.size for each in sends.values()), len(one.others)
+    return tuple(each for part in parts for each in part), sum(count_sizes(own[q]) for q in one.others), len(one.others)
 
 
-NAMES = dict(give="send", give_back="send", exchange="all_to_all")      # where they are counted
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
-    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, all_gather=gather_all,
-    all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on, halo=exchange_halo)
+    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, visit=exchange_rows,
+    all_gather=gather_all, all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on,
+    halo=exchange_halo)
 
 
 def lane_of(message: Message) -> int:
@@ -269,12 +287,23 @@ def lane_of(message: Message) -> int:
 
 def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)
 def count_all(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
-def as_vector(arrays: Sequence[Numeric]) -> Numeric:
-    return np.concatenate([NOTHING, *(np.ascontiguousarray(each, np.float64).ravel() for each in arrays)])
+def count_sizes(arrays: Carriers) -> int: return sum(each.size for each in arrays)
+def as_vector(front: Numeric, arrays: Carriers) -> Numeric:
+    """A vector of their numbers, one after another, copied once."""
+    return np.concatenate([front, *arrays], None, dtype=np.float64)
+
+
+def holds_nan(array: Numeric) -> bool:
+    """Whether some number is none: squares that are summed are not, unless one of them is."""
+    flat = array.reshape(-1)
+    return isnan(np.dot(flat, flat))
 
 
 def as_arrays(vector: Numeric, shapes: Sequence[ArrayShape]) -> Carriers:
     """The arrays of a vector."""
-    ends = np.cumsum([prod(shape) for shape in shapes])
-    return tuple(each.reshape(shape) for each, shape in zip(np.split(vector, ends[:-1]), shapes, strict=True)
-                 ) if shapes else ()
+    found, at = list[Numeric](), 0
+    for shape in shapes:
+        size = prod(shape)
+        found.append(vector[at:at + size].reshape(shape))
+        at += size
+    return tuple(found)

@@ -6,7 +6,6 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from opmatrix.launching.exchanges import RankVectors
@@ -38,19 +37,19 @@ class GlooWire:
         store = dist.TCPStore(LOOPBACK, at.port, at.ranks, is_master=first, timeout=PATIENCE,
                               master_listen_fd=at.socket if first else None)
         dist.init_process_group("gloo", store=store, rank=at.rank, world_size=at.ranks, timeout=PATIENCE)
-        self.rank = at.rank
+        self.rank, self.group = at.rank, dist.group.WORLD
         self.posted: list[tuple[Any, torch.Tensor]] = []    # what is on its way still
 
     def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
         """Raises Lost where a rank is gone."""
         found = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
-        given = {to: torch.from_numpy(np.array(vector, np.float64)) for to, vector in sends.items()}
+        given = {to: torch.from_numpy(vector) for to, vector in sends.items()}
         peer = -1
         try:
             works = []
-            for peer, tensor in found.items(): works.append((peer, dist.irecv(tensor, src=peer, tag=lane)))
+            for peer, tensor in found.items(): works.append((peer, self.group.recv([tensor], peer, lane)))
             for peer, tensor in given.items():
-                work = dist.isend(tensor, dst=peer, tag=lane)
+                work = self.group.send([tensor], peer, lane)
                 if wait: works.append((peer, work))
                 else: self.posted.append((work, tensor))
             for peer, work in works: work.wait()                # noqa: B007

@@ -42,15 +42,13 @@ class Heading(NamedTuple):
     def of(cls, message: Message) -> Heading:
         over = message.over.__name__ if message.over else ""
         how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished, message.among)
-        shapes = tuple(tuple(map(int, each.shape)) for each in message.arrays)
-        if message.op == "exchange": shapes = ((len(shapes), shapes[0][-1]),)       # rows are told apart, every time
+        shapes = tuple([each.shape for each in message.arrays])
+        if message.op in ("exchange", "visit"): shapes = ((len(shapes), shapes[0][-1]),)    # rows are told every time
         return cls(message.op, message.axis, message.at, how, shapes)
 
     def vector(self, length: int) -> Numeric:
         """As numbers, of a length that every rank knows."""
-        found = [OPERATIONS.index(self.op), self.axis, self.at, self.how, len(self.shapes)]
-        for shape in self.shapes: found += [len(shape), *shape, *[0] * (DIMENSIONS - len(shape))]
-        return np.array(found + [0] * (length - len(found)), np.float64)
+        return heading_vector(self, length)
 
     @classmethod
     def read(cls, vector: Numeric) -> Heading:
@@ -64,6 +62,14 @@ class Heading(NamedTuple):
         between = self.op in POSTED or self.op in POSTED.values()
         where = f"factor {factor or step}" if between else f"step {step} of factor {factor}"
         return f"{self.op} of {where} on axis {mesh.axes[self.axis].name} with {shapes}"
+
+
+@lru_cache(maxsize=4096)
+def heading_vector(own: Heading, length: int) -> Numeric:
+    """A heading as numbers, which nobody changes: a rank says the same ones in every step."""
+    found = [OPERATIONS.index(own.op), own.axis, own.at, own.how, len(own.shapes)]
+    for shape in own.shapes: found += [len(shape), *shape, *[0] * (DIMENSIONS - len(shape))]
+    return np.array(found + [0] * (length - len(found)), np.float64)
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,7 @@ class Job:
     the directory of a checkpoint or a configuration, whose weights `seed` draws; `axes` are ranks and strategy of each
     axis, the outermost first; `ids` the tokens, a row for each sequence, of training one more than are read. `scores`:
     with the head of the vocabulary. `traced`: the last step is written down.
-    `decode`: a step makes the next token of each prompt, over caches."""
+    `decode`: a step makes the next token of each prompt, over caches. `node`, `visits`: of the mesh."""
     model: str | Settings
     axes: Mapping[str, tuple[int, str]]
     ids: Sequence[Sequence[int]]
@@ -42,6 +42,8 @@ class Job:
     traced: bool = False
     train: Mapping[str, object] | None = None
     decode: bool = False
+    node: int = 0
+    visits: int = 0
 
     def json(self) -> dict[str, object]:
         return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*each] for each in self.axes.items()]}
@@ -55,7 +57,7 @@ class Job:
     @property
     def mesh(self) -> Mesh:
         made = Mesh.of(**self.axes)
-        return Mesh(made.axes, self.offload)
+        return Mesh(made.axes, self.offload, node=self.node, visits=self.visits)
 
     @property
     def each_step(self) -> bool:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import median
@@ -58,13 +59,14 @@ class Watched:
 
 @dataclass(frozen=True)
 class Launched:
-    """What ranks gave, each at its place: the value, what was counted, seconds of each step, bytes of memory after it,
-    and what happened in the last step."""
+    """What ranks gave, each at its place: the value, what was counted, seconds of each step, from when all had done
+    the one before, and of each rank `apart`, bytes of memory after it, and what happened in the last step."""
     values: Mapping[Coordinates, Numeric]
     meters: Mapping[Coordinates, Meter]
     seconds: Sequence[float]
     memory: Sequence[int]
     moments: Mapping[Coordinates, Sequence[Moment]]
+    apart: Mapping[Coordinates, Sequence[float]]
 
     @property
     def later(self) -> float:
@@ -142,13 +144,15 @@ class Ranks:
         places = [*mesh.places()]
         said: list[dict[str, Any]] = [found[rank].said for rank in range(self.count)]
         times = [each["times"] for each in said]
-        seconds = [max(each[k][1] for each in times) - min(each[k][0] for each in times) for k in range(job.steps)]
+        ends = [max(each[k][1] for each in times) for k in range(job.steps)]
+        seconds = [end - begin for begin, end in pairwise([min(each[0][0] for each in times), *ends])]
         values = {place: note.array for place, note in zip(places, found.values(), strict=True)
                   if note.array is not None}
         return Launched(values, {place: meter_of(each["meter"]) for place, each in zip(places, said, strict=True)},
                         seconds, [sum(each["memory"][k] for each in said) for k in range(job.steps)],
                         {place: [Moment(*each) for each in one["moments"]]
-                         for place, one in zip(places, said, strict=True)})
+                         for place, one in zip(places, said, strict=True)},
+                        {place: [end - begin for begin, end in own] for place, own in zip(places, times, strict=True)})
 
     def gather(self, kind: str, patience: float) -> dict[int, Note]:
         """A note of that kind of every rank, in order. Raises RanksFailed."""

@@ -18,19 +18,22 @@ from opmatrix.partitions.feeds import Feed
 from opmatrix.split.carrying import contracts
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Placement
+from opmatrix.split.placement import Coordinates, Placement
 
 ByExpert: TypeAlias = tuple[Numeric, ...]                   # an array of rows for each expert, or for each and sender
 AskedExperts: TypeAlias = NDArray[np.bool_]                        # rows x experts
 CountFlops: TypeAlias = Callable[[int], None]                    # of multiplications and additions
+NOT_ASKED = np.inf                                          # in place of a gate, which is 0 where routing is even
 
 
-def whom(gate: Numeric, asked: int, even: bool) -> AskedExperts:
+def whom(gate: Numeric, asked: int, even: bool, nodes: int = 1, visits: int = 1) -> AskedExperts:
     """Which experts the rows of a gate ask: where it is not 0, or, where routing is forced to be `even`, so many each
-    in turn."""
+    in turn, as many on each of the nodes that a row visits in turn."""
     if not even: return np.asarray(gate != 0)
-    found, turn = np.zeros(gate.shape, bool), np.arange(len(gate) * asked)
-    found[turn // asked, turn % gate.shape[1]] = True
+    found, turn = np.zeros(gate.shape, bool), np.arange(len(gate) * visits)
+    many, here = asked // visits, gate.shape[1] // nodes
+    times = (turn // nodes)[:, None] * many + np.arange(many)
+    found[(turn // visits)[:, None], (turn % nodes)[:, None] * here + times % here] = True
     return found
 
 
@@ -88,11 +91,14 @@ class AskingRank(ABC):
     values: dict[int, Any]
     steps: Sequence[RankStep]
     mesh: Mesh
+    place: Coordinates
     feed: Feed
 
     @abstractmethod
-    def exchanged(self, at: int, axis: int, arrays: ByExpert) -> Generator[Any, Any, ByExpert]:
-        """To each rank of an axis its share of the arrays, in order; what came, in the order of senders."""
+    def exchanged(self, at: int, axis: int, arrays: ByExpert, op: str = "exchange",
+                  among: tuple[int, ...] = ()) -> Generator[Any, Any, ByExpert]:
+        """To each rank of an axis, or of those `among` them, its share of the arrays, in order; what came, in the order
+        of senders."""
 
     @abstractmethod
     def narrowed(self, step: RankStep) -> Operator:
@@ -109,15 +115,49 @@ class AskingRank(ABC):
     def gate(self, at: int, asked: int) -> tuple[Numeric, AskedExperts]:
         """The rows of a gate, and whom they ask."""
         rows = self.values[at].reshape(-1, self.values[at].shape[-1])
-        return rows, whom(rows, asked, self.feed.even)
+        return rows, whom(rows, asked, self.feed.even, self.mesh.nodes, int(self.mesh.visited(asked)))
+
+    def experts_of(self, node: int, count: int) -> slice:
+        """The experts of a node."""
+        here = count // self.mesh.nodes
+        return slice(node * here, (node + 1) * here)
+
+    def alike(self, axis: int) -> tuple[int, ...]:
+        """The ranks of experts that lie in their nodes as this one does."""
+        n, node = self.mesh.axes[axis].count, self.mesh.node
+        return tuple(range(self.place[axis] % node, n, node))
+
+    def neighbours(self, axis: int) -> tuple[int, ...]:
+        """The ranks of experts among whom rows go to experts: those of a node, or all of them (none are named)."""
+        if self.mesh.nodes == 1: return ()
+        first = self.place[axis] - self.place[axis] % self.mesh.node
+        return tuple(range(first, first + self.mesh.node))
+
+    def visit(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
+        """Rows to each node that they ask, once, beside their gates of the experts there; what is held meanwhile."""
+        count, asked, axis = step.more
+        x = self.values[step.args[0]].reshape(-1, self.values[step.args[0]].shape[-1])
+        gate, mine = self.gate(step.args[1], asked)
+        told = np.where(mine, gate, NOT_ASKED)
+        own = [(mine[:, here].any(1), here) for here in (self.experts_of(j, count) for j in range(self.mesh.nodes))]
+        sent = tuple(np.concatenate([x[rows], told[rows, here]], -1) for rows, here in own)
+        return (yield from self.exchanged(at, axis, sent, "visit", self.alike(axis))), sum(each.size for each in sent)
+
+    def visitors(self, at: int, count: int) -> tuple[Numeric, Numeric, AskedExperts]:
+        """The rows that visit this rank's node by it, their gates, and whom they ask there."""
+        rows, here = np.concatenate(self.values[at]), count // self.mesh.nodes
+        gate = rows[:, -here:]
+        return rows[:, :-here], gate, gate != NOT_ASKED
 
     def dispatch(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
         """Rows to the experts that they ask; what is held meanwhile."""
-        _, asked, axis = step.more
-        _, mine = self.gate(step.args[1], asked)
-        sent = rows_asked(self.values[step.args[0]], mine)
+        count, asked, axis = step.more
+        if len(step.args) == 1: x, _, mine = self.visitors(step.args[0], count)
+        else: x, (_, mine) = self.values[step.args[0]], self.gate(step.args[1], asked)
+        sent = rows_asked(x, mine)
         if axis is None: return sent, 0
-        return (yield from self.exchanged(at, axis, sent)), sum(each.size for each in sent)
+        return (yield from self.exchanged(at, axis, sent, among=self.neighbours(axis))), sum(
+            each.size for each in sent)
 
     def answer(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
         """Rows that came through the experts that are here."""
@@ -128,13 +168,26 @@ class AskingRank(ABC):
         matrices = [self.narrowed(each) if each.op == "act" else None for each in body]
         return answered(body, matrices, came, here, self.worked)
 
-    def combine(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric, int]]:
-        """Answers back to who asked, and their sum; what is held meanwhile."""
-        _, asked, axis = step.more
-        gate, mine = self.gate(step.args[1], asked)
+    def combine(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric | ByExpert, int]]:
+        """Answers back to who asked, and their sum, of visitors by the node that they came from; what is held
+        meanwhile."""
+        count, asked, axis = step.more
+        visits = self.steps[step.args[1]].op == "visit"
+        if visits: _, gate, mine = self.visitors(step.args[1], count)
+        else: gate, mine = self.gate(step.args[1], asked)
         answers, room = self.values[step.args[0]], 0
         if axis is not None:
-            answers = yield from self.exchanged(at, axis, answers)
+            answers = yield from self.exchanged(at, axis, answers, among=self.neighbours(axis))
             room = sum(each.size for each in answers)
         found = combined(answers, gate, mine)
+        if visits: return tuple(np.split(found, np.cumsum([*map(len, self.values[step.args[1]])])[:-1])), room
         return found.reshape(*self.values[step.args[1]].shape[:-1], -1), room
+
+    def leave(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric, int]]:
+        """What rows found at the nodes that they visited, and its sum; what is held meanwhile."""
+        count, asked, axis = step.more
+        gate, mine = self.gate(step.args[1], asked)
+        came = yield from self.exchanged(at, axis, self.values[step.args[0]], "visit", self.alike(axis))
+        found: Numeric = np.zeros((len(gate), came[0].shape[-1]))
+        for node, each in enumerate(came): found[mine[:, self.experts_of(node, count)].any(1)] += each
+        return found.reshape(*self.values[step.args[1]].shape[:-1], -1), sum(each.size for each in came)

@@ -17,7 +17,7 @@ from opmatrix.split.mesh import Axis, Mesh
 from opmatrix.split.moving import RankStep, last_reads
 from opmatrix.split.placement import local
 
-SENDING = "dispatch", "mixture_back"                        # steps that take rows and their gate
+SENDING = "visit", "dispatch", "mixture_back"                        # steps that take rows and their gate
 ZERO_SUM = sympy.Integer(0)
 ByRanks = Callable[..., sympy.Expr]                         # one of several expressions, by the coordinate of a rank
 
@@ -40,7 +40,7 @@ class AskedRows:
     by_rank: ByRanks
 
     def dispatched(self, at: int) -> int:
-        """The step that sends the rows of a mixture, of any of its three."""
+        """The step that sends the rows of a mixture, of any of its steps."""
         return at if self.steps[at].op in SENDING else self.dispatched(self.steps[at].args[0])
 
     def sent(self, at: int) -> sympy.Expr:
@@ -54,6 +54,24 @@ class AskedRows:
         if self.axis(at) is None: return sent
         return self.load * self.group_rows(sent) / sympy.sympify(self.axis(at).ranks)      # type: ignore[union-attr]
 
+    def visiting(self, at: int) -> bool:
+        """Whether rows visit nodes on their way."""
+        return self.steps[at].op in ("visit", "leave") or len(self.steps[self.dispatched(at)].args) == 1
+
+    def ragged(self, at: int) -> bool:
+        """Whether a step's value is rows by whom they ask, or by where they come from."""
+        op = self.steps[at].op
+        return op in ("visit", "dispatch", "answer") or (op == "combine" and self.visiting(at))
+
+    def visits(self, at: int) -> sympy.Expr:
+        """Rows that a rank sends to nodes, one for each that a row of its own visits."""
+        at = self.dispatched(at)
+        return sympy.sympify(self.mesh.visited(self.steps[at].more[1]) * self.held[at].batch * self.held[at].rows)
+
+    def relayed(self, sent: sympy.Expr) -> sympy.Expr:
+        """What comes to a rank of what those send that lie in their nodes as it does, as much to each node."""
+        return self.group_rows(sent, self.mesh.node) / self.mesh.nodes
+
     def axis(self, at: int) -> Axis | None:
         """The axis of experts, where rows of a mixture cross it."""
         number = self.steps[self.dispatched(at)].more[2]
@@ -62,25 +80,36 @@ class AskedRows:
     @property
     def load(self) -> sympy.Expr: return sympy.nsimplify(self.mesh.load)
 
-    def group_rows(self, own: sympy.Expr) -> sympy.Expr:
-        """Rows of all ranks that have all experts together, from those of one."""
+    def group_rows(self, own: sympy.Expr, apart: int = 1) -> sympy.Expr:
+        """Rows of all ranks that have all experts together, or of those of them that are a multiple of so many ranks
+        apart, from those of one."""
         assert self.mesh.experts is not None
         whole, count = evened(own), self.mesh.experts.ranks
         folded = [self.mesh.axes[k] for k in self.mesh.folded]
         if not whole.atoms(Coordinate) or not all(isinstance(n, int) for n in (count, *(a.ranks for a in folded))):
-            return even(whole) * count
+            return even(whole) * count / apart
         origin = (0,) * len(self.mesh.devices)
         places = [self.mesh.placed(origin, at) for at in range(sympy.prod([axis.ranks for axis in folded]))]
         each = [whole.xreplace({self.mesh.axes[k].at: sympy.Integer(place[k]) for k in self.mesh.folded})
                 for place in places]
-        groups = [sum(each[at - at % count:at - at % count + count], ZERO_SUM) for at in range(len(places))]
+        groups = [sum(each[first + at % apart:first + count:apart], ZERO_SUM)
+                  for at in range(len(places)) for first in [at - at % count]]
         for axis in reversed(folded):
             groups = [self.by_rank(axis.at, *groups[at:at + axis.count]) for at in range(0, len(groups), axis.count)]
         return groups[0]
 
     def numbers(self, at: int) -> sympy.Expr:
         """Numbers that a rank holds of rows that came, or of their answers, which may be parts of sums."""
-        return self.came(at) * self.held[at].cols
+        if self.steps[at].op in ("dispatch", "answer"): return self.came(at) * self.held[at].cols
+        return self.relayed(self.visits(at)) * self.wide(at)
+
+    def wide(self, at: int) -> LiveSize:
+        """Columns of a row on its way in a step, with its gates where it visits a node."""
+        return self.held[at].cols + (self.told(at) if self.steps[at].op == "visit" else 0)
+
+    def told(self, at: int) -> LiveSize:
+        """Gates that go with a row to a node."""
+        return sympy.sympify(self.steps[at].more[0]) / self.mesh.nodes
 
     def flops(self, at: int) -> sympy.Expr:
         """Multiplications and additions of the rows that came, each through one expert."""
@@ -96,19 +125,36 @@ class AskedRows:
     def room(self, at: int) -> sympy.Expr:
         """What is held beside the operands and the value: rows on their way, or what an expert makes of them."""
         step = self.steps[at]
-        if step.op != "answer":
-            return ZERO_SUM if self.axis(at) is None else self.sent(at) * self.held[at].cols
-        made = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM)) for live in live_lines(step.more[0])]
-        return self.came(at) * (Largest(*made) - self.held[at].cols)
+        if step.op == "answer":
+            made = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM))
+                    for live in live_lines(step.more[0])]
+            return self.came(at) * (Largest(*made) - self.held[at].cols)
+        if self.axis(at) is None: return ZERO_SUM
+        return self.own_rows(at) * self.wide(at)
+
+    def own_rows(self, at: int) -> sympy.Expr:
+        """Rows that a rank sends to nodes or to experts in a step, or gets back from them."""
+        if self.steps[at].op in ("visit", "leave"): return self.visits(at)
+        return self.relayed(self.sent(at)) if self.visiting(at) else self.sent(at)
 
     def exchanged(self, at: int) -> Exchanged | None:
-        """What a step sends; None where all experts are here."""
+        """What a step sends; None where all experts are here. Of what a rank hands over for its node, or for itself,
+        nothing leaves it."""
         step, axis = self.steps[at], self.axis(at) if self.steps[at].op in ASKED else None
-        if step.op not in ("dispatch", "combine") or axis is None: return None
-        own = self.sent(at) * self.held[at].cols
-        if step.op == "dispatch": return Exchanged(own, own - own / axis.ranks, self.load * own)
-        handed = self.came(at) * self.held[at].cols
-        return Exchanged(handed, handed - self.load * own / axis.ranks, handed)
+        if step.op == "answer" or axis is None: return None
+        n, wide = self.meeting(at), self.wide(at)
+        own = self.own_rows(at) * wide
+        if step.op == "visit": return Exchanged(own, own - own / n, own)
+        if step.op == "dispatch": return Exchanged(own, own - own / n, self.load * own)
+        load = self.load if step.op == "combine" else 1
+        handed = (self.came(at) if step.op == "combine" else self.relayed(self.visits(at))) * wide
+        return Exchanged(handed, handed - load * own / n, handed)
+
+    def meeting(self, at: int) -> sympy.Expr:
+        """Ranks that exchange rows in a step: of all nodes one, of a node all, or all that have experts."""
+        if self.steps[at].op in ("visit", "leave"): return sympy.Integer(self.mesh.nodes)
+        assert self.mesh.experts is not None
+        return sympy.sympify(self.mesh.node if self.visiting(at) else self.mesh.experts.ranks)
 
 
 def evened(e: sympy.Expr) -> sympy.Expr:

@@ -22,6 +22,7 @@ from opmatrix.split.placement import Placement, local
 from opmatrix.split.visible import seen_blocks, sees_all, sent_blocks
 
 CROSSED = "payload", "wire", "messages"                     # what of a crossing is a formula, and is counted
+PAIR = 2                                                    # ranks that merge all that both have
 RENAMED = ("kept",)                                         # steps whose value is the one that they read
 
 
@@ -71,7 +72,7 @@ class Booked:
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
         if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
-        if step.op in ("dispatch", "answer"): return self.asked.numbers(at)
+        if step.op in ASKED and self.asked.ragged(at): return self.asked.numbers(at)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def entries(self, at: int) -> sympy.Expr:
@@ -156,17 +157,17 @@ class Booked:
                 whole = self.numbers(at)
                 return Crossing("all_gather", axis.name, handed, whole - handed, whole, n - 1, sympy.Integer(1))
             case "all_reduce":
-                wire = 2 * (handed - piece(handed, axis.ranks, axis.at))
-                return Crossing("all_reduce", axis.name, handed, wire, handed, 2 * (n - 1), sympy.Integer(2))
+                return all_reduced(axis.name, handed, piece(handed, axis.ranks, axis.at), n)
             case "reduce_scatter":
                 return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
         return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
 
     def rows_crossing(self, at: int) -> Crossing | None:
-        """Rows to the experts that they ask, or answers to who asked."""
+        """Rows to nodes or to the experts that they ask, or answers to who asked."""
         found, axis = self.asked.exchanged(at), self.mesh.experts
         if found is None or axis is None: return None
-        return Crossing("all_to_all", axis.name, *found, sympy.sympify(axis.ranks) - 1, sympy.Integer(1))
+        op = "visit" if self.steps[at].op in ("visit", "leave") else "all_to_all"
+        return Crossing(op, axis.name, *found, self.asked.meeting(at) - 1, sympy.Integer(1))
 
     def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
         """To each rank the rows that its entries name, and to none where they name none."""
@@ -236,6 +237,14 @@ class Booked:
         return carrier + ByRank(axis.at, *(Largest(*(
             (on_rank(axis, block, j) if j != r else NONE) + rows * piece(whole, n, j)
             for j in range(n) if seen[r][j])) for r in range(n)))
+
+
+def all_reduced(axis: str, numbers: sympy.Expr, own: sympy.Expr, ranks: LiveSize) -> Crossing:
+    """A sum over ranks, of each of which one merges a piece, its `own`, and gives it to all. Two ranks give each other
+    all at once, which is as much as two halves, and merge it both."""
+    if ranks == PAIR: return Crossing("all_reduce", axis, numbers, numbers, numbers, sympy.Integer(1), sympy.Integer(1))
+    return Crossing("all_reduce", axis, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
+                    sympy.Integer(2))
 
 
 def asked_room(booked: Booked, at: int) -> sympy.Expr: return booked.asked.room(at)

@@ -143,8 +143,9 @@ class Rank(AskingRank):
         return sliced_at(data, found_at(stored_dims(data), stored, self.mesh, self.place))
 
     def worked(self, flops: int) -> None: self.meter.flops += flops
-    def exchanged(self, at: int, axis: int, arrays: ByExpert) -> Generator[Message, Any, ByExpert]:
-        return (yield Message("exchange", axis, arrays, at))      # type: ignore[no-any-return]
+    def exchanged(self, at: int, axis: int, arrays: ByExpert, op: str = "exchange",
+                  among: tuple[int, ...] = ()) -> Generator[Message, Any, ByExpert]:
+        return (yield Message(op, axis, arrays, at, among=among))      # type: ignore[no-any-return]
 
     def array(self, at: int) -> Numeric:
         held = self.values[at]

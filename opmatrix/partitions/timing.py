@@ -20,6 +20,8 @@ from opmatrix.partitions.weight_storage import Storage
 from opmatrix.split.mesh import HOST
 from opmatrix.split.placement import local
 
+MADE_OF = {"visit": "all_to_all"}                           # what links know of operations of their own name
+
 
 class StageSeconds(NamedTuple):
     """Seconds of the busiest rank of a stage; those of bytes and of messages by the levels of links."""
@@ -75,21 +77,23 @@ class Timing:
         ranks = [axis.ranks for axis in self.plan.mesh]
         if not all(isinstance(n, int) for n in ranks):
             raise InputError(f"partition: ranks {', '.join(map(str, ranks))} on {self.sheet.name}: give numbers")
-        group = self.group(at, 2 if crossing.of == "stage" else int(ranks[at]))
+        group = self.group(at, 2 if crossing.of == "stage" else int(ranks[at]), crossing)
         value = size * busiest(crossing.payload if crossing.op == "send" else crossing.whole)
-        found = collective_seconds(crossing.op, value, group, self.sheet.links)
+        found = collective_seconds(MADE_OF.get(crossing.op, crossing.op), value, group, self.sheet.links)
         times = busiest(crossing.messages) if crossing.op == "send" else 1
         for name, moved, waits in zip(*found, strict=True): yield name, moved, times * waits
 
-    def group(self, at: int, n: int) -> tuple[int, ...]:
-        """How many of n ranks of an axis meet at each level of links."""
+    def group(self, at: int, n: int, crossing: Crossing) -> tuple[int, ...]:
+        """How many of n ranks of an axis meet at each level of links; of ranks of experts those of a node, or one of
+        each, where rows visit nodes."""
         mesh, devices = self.plan.mesh, [axis.count for axis in self.plan.mesh.devices]
         if mesh.axes[at] is not mesh.experts:
             return levels_of(prod(devices[at + 1:]), n, self.sheet.links, float(prod(devices)))
         strides = [prod(devices[k + 1:]) for k in range(len(devices))]
-        first = mesh.located((0,) * len(devices))
-        return levels_among([sum(map(prod, zip(place, strides, strict=False))) for place in mesh.group(first, at)],
-                            self.sheet.links)
+        meet = mesh.group(mesh.located((0,) * len(devices)), at)
+        if mesh.nodes > 1: meet = meet[::mesh.node] if crossing.op == "visit" else meet[
+            :int(crossing.messages / crossing.supersteps) + 1]
+        return levels_among([sum(map(prod, zip(place, strides, strict=False))) for place in meet], self.sheet.links)
 
     @staticmethod
     def read_share(group: FactorGroup, at: int) -> sympy.Expr:

@@ -12,6 +12,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.partitions.booked import PAIR
 from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece, each_of
 from opmatrix.partitions.feeds import Feed, window
 from opmatrix.partitions.plan import Partition
@@ -24,6 +25,7 @@ from opmatrix.split.spreading import Split
 
 STEPS = 100_000                                             # more than a factor has
 POSTED = {"give": "take", "give_back": "take_back"}         # sent without waiting for who takes it
+COUNTED = {"give": "send", "give_back": "send", "exchange": "all_to_all"}      # as what it is counted
 NEIGHBOURS = dict(give=(0, 1), take=(-1, 0), give_back=(-1, 0), take_back=(0, 1))      # of stages, the first one first
 
 
@@ -112,7 +114,8 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
         try:
             while (message := running[place].send(value)).op in POSTED:
                 [receiver] = {*group_of(place, message, mesh)} - {place}
-                meters[place].sent(("send", mesh.axes[message.axis].name), message.numbers, message.numbers, 1)
+                key = COUNTED[message.op], mesh.axes[message.axis].name
+                meters[place].sent(key, message.numbers, message.numbers, 1)
                 mail[receiver, POSTED[message.op], message.at].append(message.arrays)
                 value = ()
             waits[place] = message
@@ -139,18 +142,19 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
 
 def alike(one: Message, other: Message) -> bool:
     """Whether two ranks wait for each other: in one operation of one step."""
-    return one.op not in POSTED.values() and (one.op, one.axis, one.at) == (other.op, other.axis, other.at)
+    def met(message: Message) -> tuple[object, ...]: return message.op, message.axis, message.at, message.among
+    return one.op not in POSTED.values() and met(one) == met(other)
 
 
 def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordinates, ...]:
     """The ranks that take part: those that meet on an axis, in order, or two neighbours."""
     axis, here = message.axis, place[message.axis]
     along = NEIGHBOURS.get(message.op)
-    if along is None and not message.among: return mesh.group(place, axis)
     if along is not None:                                   # of several chunks the last stage hands on to the first
         n = mesh.axes[axis].count
         return tuple((*place[:axis], (here + step) % n, *place[axis + 1:]) for step in along)
-    return tuple((*place[:axis], r, *place[axis + 1:]) for r in message.among)
+    group = mesh.group(place, axis)
+    return tuple(group[r] for r in message.among) or group
 
 
 def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric | Carriers:
@@ -192,7 +196,8 @@ def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
     value, n = merge_sent(sent), len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
         lo, hi = bounds(m.numbers, n, r)
-        meter.sent((m.op, axis), m.numbers, 2 * (m.numbers - (hi - lo)), 2 * (n - 1))
+        crossed = (m.numbers, 1) if n == PAIR else (2 * (m.numbers - (hi - lo)), 2 * (n - 1))
+        meter.sent((m.op, axis), m.numbers, *crossed)
     return [value] * n
 
 
@@ -229,7 +234,8 @@ def exchange_rows(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -
     share = len(sent[0].arrays) // len(sent)
     own = [[m.arrays[r * share:(r + 1) * share] for m in sent] for r in range(len(sent))]
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        meter.sent(("all_to_all", axis), m.numbers, m.numbers - sum(each.size for each in own[r][r]), len(sent) - 1)
+        meter.sent((COUNTED.get(m.op, m.op), axis), m.numbers, m.numbers - sum(each.size for each in own[r][r]),
+                   len(sent) - 1)
     return [tuple(each for arrays in came for each in arrays) for came in own]
 
 
@@ -243,7 +249,7 @@ def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list
 MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
     all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
     all_to_all=all_to_all, send=hand_on, halo=exchange_halo,
-    exchange=exchange_rows)
+    exchange=exchange_rows, visit=exchange_rows)
 
 
 def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:

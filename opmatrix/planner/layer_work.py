@@ -27,6 +27,7 @@ from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
 DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
+NO_SIZE = Formula(())
 WHOLE_READ = 8                                              # numbers of two bytes that are read at once
 
 
@@ -62,7 +63,8 @@ class CrossingWork:
     whole: Formula
 
 
-class LayerWork(NamedTuple):
+@dataclass(frozen=True, eq=False)                            # told apart by which they are
+class LayerWork:
     """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; units of
     `between` have one for each pair of tokens. `parameters`: numbers that a rank stores, of which `experts` are of
     those that are there; `made`: numbers that these make of rows, which nothing keeps. `lines`: operations forward."""
@@ -74,8 +76,8 @@ class LayerWork(NamedTuple):
     out: Formula
     parameters: Formula
     lines: int
-    experts: Formula = Formula(())
-    made: Formula = Formula(())
+    experts: Formula = NO_SIZE
+    made: Formula = NO_SIZE
 
 
 class ModelWork(NamedTuple):

@@ -28,11 +28,6 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
     return [far / near for near, far in pairwise(inside)]
 
 
-def rate_among(link: Link, units: Quantity) -> Quantity:
-    """Bytes a second that a device sends where so many of a unit meet: in a mesh over the links to these alone."""
-    return link.bandwidth * (most(units - 1, 1) / (link.devices - 1)) if link.meshed else link.bandwidth
-
-
 def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],
                      constants: Constants) -> LevelSeconds:
     """A collective of `size` bytes, hierarchical: scattered inside before it crosses a level. Ranks go round a ring;
@@ -53,6 +48,6 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
             bytes_ = COLLECTIVES[op].sent(size, place)
             messages = COLLECTIVES[op].messages(place)
         if op in TREES and k: messages = 2 * binary_log(own)
-        moved.append((link.name, bytes_ / (share * rate_among(link, own))))
+        moved.append((link.name, bytes_ / (share * link.rate_to(most(own - 1, 1)))))
         waited = waited + messages * link.latency
     return LevelSeconds(tuple(moved), waited + constants.superstep * binary_log(n) ** 0.5)

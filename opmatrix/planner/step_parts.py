@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from formats.machine.datasheets import BYTES, Datasheet
@@ -109,7 +110,7 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
 def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
     """`pass_parts`, once for all forms of strategies that lay axes alike."""
     if setting.passes is None: return pass_parts(setting, work, during)
-    key = id(work), during, setting.strategy.order
+    key = work, during, setting.strategy.order
     if key not in setting.passes: setting.passes[key] = pass_parts(setting, work, during)
     return setting.passes[key]
 
@@ -147,7 +148,7 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
     """Parts that forms of strategies have in common where they compute the same again and lay axes alike, once."""
     if setting.passes is None: return find(setting)
     own = setting.strategy
-    key = name, id(setting.model.layers[0][0]), own.recompute, own.order, own.sequence, own.balanced
+    key = name, setting.model, own.recompute, own.order, own.sequence, own.balanced
     if key not in setting.passes: setting.passes[key] = find(setting)
     return setting.passes[key]
 
@@ -158,8 +159,20 @@ def step_parts(setting: Setting) -> PartSeconds:
     busy, rest = known_parts(setting, "busy", busy_parts), known_parts(setting, "bubble", waited_parts)
     found = {**scale_parts(busy, setting.micro_batches), "bubble": rest["bubble"] / own.virtual}
     if own.schedule == "zb-h1": found["bubble"] = most(found["bubble"] - filled_seconds(setting), 0)
-    return add_parts(found, known_parts(setting, "gradients", gradient_parts), stored_parts(setting),
-                     optimiser_parts(setting))
+    found = add_parts(found, known_parts(setting, "gradients", gradient_parts), stored_parts(setting),
+                      optimiser_parts(setting))
+    return add_parts(found, turn_parts(setting, found))
+
+
+COMPUTED = "computation", "loss", "host", "optimiser"       # what parts of a step begin with that need a processor
+
+
+def turn_parts(setting: Setting, parts: Mapping[str, Quantity]) -> PartSeconds:
+    """What ranks that share processors wait for their turn; while a stage waits for others these have its processor."""
+    if setting.machine.processors == inf: return {}
+    computed = add_all(seconds for name, seconds in parts.items() if name.startswith(COMPUTED))
+    others = most(setting.strategy.devices / setting.machine.processors, 1) - 1
+    return {"turns": most(others * computed - parts["bubble"], 0)}
 
 
 def end_parts(setting: Setting) -> tuple[PartSeconds, PartSeconds]:

@@ -1,6 +1,10 @@
 """Rows that ask experts: sent to the ranks that have those whom their gates name, answered there, sent back and summed
-in ascending order of experts. On an axis of experts each rank has some of them, for the rows of its whole group."""
+in ascending order of experts. On an axis of experts each rank has some of them, for the rows of its whole group. Where
+the mesh has nodes a row visits each node once: it goes to the rank there that lies as its own does, which sends it on
+to the experts of the node and gives back the sum of their answers."""
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
@@ -10,7 +14,8 @@ from opmatrix.split.mixtures import BodyStates, Mixture, cut_body, stacks
 from opmatrix.split.moving import Ground, RankStep
 from opmatrix.split.placement import Placement, pass_rule, role_of
 
-ASKED = "dispatch", "answer", "combine"                     # rows to experts, through them, and back
+# rows to nodes, to experts, through them, and back
+ASKED = "visit", "dispatch", "answer", "combine", "leave"
 TO, AT, BACK, CUT = "rows to their experts", "experts of a rank", "answers of all ranks", "units of experts"
 
 
@@ -39,10 +44,25 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
         return split.add(RankStep(op, args, more, dims, placement, why=rule, rules=(*passed, *named, *own)))
     answered = given.placement
     for k, cut in bodies.items(): answered = answered.but(k, cut.values[-1])
-    sent = add("dispatch", (rows, gate), (mixture.experts, mixture.asked, number), given.dims, given.placement, TO)
+    more = mixture.experts, mixture.asked, number
+    taken: tuple[int, ...] = rows, gate
+    visits = axis is not None and split.mesh.nodes > 1
+    split.mesh.visited(mixture.asked)                       # refuses what rows do not ask evenly
+    if visits: taken = (add("visit", taken, more, given.dims, given.placement, TO),)
+    sent = add("dispatch", taken, more, given.dims, given.placement, TO)
     body = tuple(body_steps(mixture, bodies, number))
     own = add("answer", (sent,), (body,), dims, answered, AT)
-    return add("combine", (own, gate), (mixture.experts, mixture.asked, number), dims, answered, BACK)
+    found = add("combine", (own, taken[-1]), more, dims, answered, BACK)
+    return add("leave", (found, gate), more, dims, answered, BACK) if visits else found
+
+
+def mixture_steps(steps: Sequence[RankStep], at: int) -> tuple[int, int]:
+    """The steps of the rows of a mixture, and of its answers, by its last one."""
+    answer = at
+    while steps[answer].op != "answer": answer = steps[answer].args[0]
+    rows = answer
+    while steps[rows].op in ASKED: rows = steps[rows].args[0]
+    return rows, answer
 
 
 def experts_axis(split: Ground, mixture: Mixture) -> Axis | None:

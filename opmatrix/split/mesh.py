@@ -105,11 +105,16 @@ class Mesh:
     An axis of experts adds no ranks: it factors those of the axes that cut sequences and tokens once more (Liu et al.
     2025, MoE Parallel Folding), so many neighbours having all experts, and other such groups copies of them. It is the
     last, and a rank's coordinate on it follows from the others. `load`: how many times as many rows as on the mean the
-    busiest rank of experts is sent, where routing is uneven. Raises InputError for ranks that are none, for two axes
-    that split the same thing, for a stage that there is not, for experts that do not fit the other axes."""
+    busiest rank of experts is sent, where routing is uneven. `node`: so many neighbours of the axis of experts are one
+    node, to which a row goes once, however many experts it asks there, and on from there (DeepSeek-AI 2024, section
+    3.2.2); `visits`: the nodes that a row goes to, as many as can be without it. Raises InputError for ranks that are
+    none, for two axes that split the same thing, for a stage that there is not, for experts that do not fit the other
+    axes."""
     axes: tuple[Axis, ...] = ()
     offload: int = 0
     load: LiveSize | float = 1
+    node: int = 0
+    visits: int = 0
 
     @classmethod
     def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
@@ -143,7 +148,15 @@ class Mesh:
         """Raises InputError for ranks of experts that other axes have not, and for a load that is none."""
         if not isinstance(self.load, sympy.Expr) and (isinstance(self.load, bool) or not 1 <= self.load < inf):
             raise InputError(f"load {self.load}: times the mean that the busiest has: a number from 1 on, or a name")
-        if self.experts is None or self.experts.ranks == 1: return
+        if self.experts is None or self.experts.ranks == 1:
+            if self.node or self.visits: raise InputError(f"node {self.node}: of no ranks of experts: give ep")
+            return
+        if not self.node and self.visits: raise InputError(f"visits {self.visits}: of no nodes: give node")
+        if self.node and (self.node < 1 or self.experts.count % self.node):
+            raise InputError(f"node {self.node}: {self.experts.name} has {self.experts.ranks} ranks, of which as many "
+                             f"lie in each node: a divisor of {self.experts.ranks}")
+        if self.node and not 0 <= self.visits <= self.nodes:
+            raise InputError(f"visits {self.visits}: there are {self.nodes} nodes: from 1 to {self.nodes}")
         within, names = [self.axes[k].ranks for k in self.folded], [self.axes[k].name for k in self.folded]
         if not within:
             raise InputError(f"mesh: {self.experts.name} has {self.experts.ranks} ranks, and no axis cuts sequences or "
@@ -168,6 +181,21 @@ class Mesh:
 
     @property
     def sends_to_experts(self) -> bool: return self.experts is not None and self.experts.ranks != 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes over which ranks of experts lie, of which rows go to each once; 1 where they go to experts at once."""
+        return self.experts.count // self.node if self.experts is not None and self.node else 1
+
+    def visited(self, asked: LiveSize) -> LiveSize:
+        """Nodes that a row goes to which asks so many experts. Raises InputError where it does not ask as many on
+        each."""
+        if self.nodes == 1: return 1
+        if not isinstance(asked, int): raise InputError(f"node {self.node}: a row asks {asked} experts: give a number")
+        found = self.visits or nearest_divisor(asked, self.nodes)
+        if asked % found: raise InputError(f"visits {found}: a row asks {asked} experts, as many on each node: give a "
+                                           f"divisor of {asked}")
+        return found
 
     @cached_property
     def folded(self) -> tuple[int, ...]:
@@ -245,13 +273,14 @@ def nearest_divisor(number: int, wish: int) -> int:
 
 def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, ep: int = 1, zero: int = 0,
                zero_ranks: int | None = None, offload: int = 0, context: str = "ring", sequence: bool = False,
-               vocabulary: bool = False, whole_experts: bool = False, load: float = 1) -> Mesh:
+               vocabulary: bool = False, whole_experts: bool = False, load: float = 1, node: int = 0,
+               visits: int = 0) -> Mesh:
     """Axes by their usual names, those of one rank left out: stages `pp` outermost, then data `dp` with its stage of
     ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: so many neighbours of `dp` store
     what ZeRO says once, and other such groups (`copies`) have it again. `sequence`: norms are cut by rows over `tp`;
     `vocabulary`: tables and heads of the vocabulary, too. Experts `ep` lie over dp and cp, and with `whole_experts`
-    over tp, which else cuts each; where dp is not given it is as many as they need. Raises InputError for numbers that
-    are none."""
+    over tp, which else cuts each; `node` of them are a node, to which a row goes once, to `visits` of these; where dp
+    is not given it is as many as they need. Raises InputError for numbers that are none."""
     if dp is None: dp = max(ep, 1) // gcd(max(ep, 1), cp * (tp if whole_experts else 1))
     if ep == 1 and (whole_experts or load != 1):
         raise InputError(f"{'whole experts' if whole_experts else f'load {load}'}: of no ranks of experts: give ep")
@@ -264,7 +293,8 @@ def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, 
     tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
     axes = dict(pp=(pp, "pipeline"), copies=(dp // within, "data"), dp=(within, f"zero{zero}" if zero else "data"),
                 cp=(cp, context), tp=(tp, tensor), ep=(ep, "whole-experts" if whole_experts else "experts"))
-    return replace(Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}), offload=offload, load=load)
+    return replace(Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}), offload=offload, load=load,
+                   node=node, visits=visits)
 
 
 def meet(one: Strategy, other: Strategy) -> bool:

@@ -199,6 +199,7 @@ class TrainingRank:
         at = self.named(bucket, SUMMING)
         flat = np.concatenate([self.gradients[each.key].ravel() for each in bucket.arrays])
         self.held.look(flat.size)
+        self.check_finite(bucket, flat)                     # whose they are is not known behind a sum
         for k, state in bucket.copied:
             holders = copy_holders(state, self.mesh.axes[k].count, self.flat_place[k])
             flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=holders)
@@ -210,15 +211,19 @@ class TrainingRank:
         if bucket.stages:
             flat = yield Message("all_reduce", self.along, (flat,), self.shared_at(bucket), monoids.sum,
                                  among=bucket.stages)
-        if not np.isfinite(flat).all():
-            raise LossNotFinite(f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
-                                f"{self.train.asked.rate:g} may help")
+        self.check_finite(bucket, flat)
         own, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
         for k in apart: own = own[self.own_piece(bucket, k, len(own))]
         new = shard.adam.step({"": own}, {"": flat})[""]
         for k in reversed(apart): new = yield from self.whole(shard, new, k, RENEWING)
         shard.flat = new
         if not bucket.stored: self.put(shard, new)
+
+    def check_finite(self, bucket: Bucket, flat: Numeric) -> None:
+        """Raises LossNotFinite for a gradient that is no number, or too large for one."""
+        if np.isfinite(flat).all(): return
+        raise LossNotFinite(f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
+                            f"{self.train.asked.rate:g} may help")
 
     def shared_at(self, bucket: Bucket) -> int:
         """Where a sum between stages is, which all of them must call alike."""

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,7 @@ def sheet_numbers(sheet: Datasheet) -> Iterator[tuple[str, tuple[float, str]]]:
     for kind, rate in sheet.vector.items(): yield f"{kind}_vector", (rate, "data sheet: operations a second of vectors")
     yield "memory_bytes", (sheet.memory[-1][1], f"data sheet: {sheet.memory[-1][0]}")
     yield "cores", (float(sheet.cores), "data sheet")
+    if sheet.processors < inf: yield "processors", (sheet.processors, "data sheet: times what one gets done")
     yield "memory_bandwidth", (sheet.memory[-1][2], f"data sheet: {sheet.memory[-1][0]}, bytes a second")
     for at, link in enumerate(sheet.links, 1):
         yield f"link{at}_bandwidth", (link.bandwidth, f"data sheet: {link.name}, bytes a second")
@@ -89,7 +91,8 @@ def named_sheet(sheet: Datasheet, names: Mapping[str, Any]) -> Datasheet:
     for field, value in (("matrix", {kind: names[f"{kind}_rate"] for kind in sheet.matrix}),
                          ("vector", {kind: names[f"{kind}_vector"] for kind in sheet.vector}),
                          ("memory", (*near, (memory, names["memory_bytes"], names["memory_bandwidth"]))),
-                         ("links", links), ("cores", names["cores"])):
+                         ("links", links), ("cores", names["cores"]),
+                         ("processors", names.get("processors", inf))):
         object.__setattr__(found, field, value)
     return found
 

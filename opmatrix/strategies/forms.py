@@ -34,9 +34,9 @@ STRATEGY_FORMS = tuple(StrategyForm(*each) for each in product(
 
 class FormMasks:
     """For forms and rows of sizes: which form is for which sizes. What a form names is there, so that no strategy is
-    met in two forms."""
-    def __init__(self, forms: Sequence[StrategyForm], limits: ModelLimits, tokens: int) -> None:
-        self.forms, self.limits, self.tokens = forms, limits, tokens
+    met in two forms. `local`: processes store once over ranks of data alone."""
+    def __init__(self, forms: Sequence[StrategyForm], limits: ModelLimits, tokens: int, local: bool = False) -> None:
+        self.forms, self.limits, self.tokens, self.local = forms, limits, tokens, local
 
     def __call__(self, sizes: SizeColumns) -> FormMask:
         """A row for each form, a column for each row of sizes."""
@@ -46,7 +46,8 @@ class FormMasks:
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * sizes.cp) == 0)
         met = {"ring": whole, "ulysses": (sizes.cp > 1) & (self.limits.heads % (sizes.tp * sizes.cp) == 0)}
-        stored, laid = sizes.dp * sizes.cp > 1, {order: laid_first(order, sizes) for order in ORDERS}
+        stored = (sizes.dp > 1) & (sizes.cp == 1) if self.local else sizes.dp * sizes.cp > 1
+        laid = {order: laid_first(order, sizes) for order in ORDERS}
         found: FormMask = np.stack([
             scheduled[form.schedule] & met[form.context] & laid[form.order] & (cut if form.sequence else whole)
             & (stored if form.zero else whole) for form in self.forms])

@@ -18,6 +18,7 @@ from opmatrix.planner.step_parts import (
     send_parts,
     stage_parameters,
     sum_parts,
+    turn_parts,
 )
 
 
@@ -32,7 +33,7 @@ def forward_parts(setting: Setting) -> PartSeconds:
     every, sent = sum_parts(bodies) + sum_parts(first) + sum_parts(last), scale_parts(send_parts(setting), 0.5)
     found = scale_parts(add_parts(slowest, sent), m)
     found["bubble"] = every - sum_parts(slowest) + (own.pp - 1) * sum_parts(sent)
-    return found
+    return add_parts(found, turn_parts(setting, found))
 
 
 def cache_bytes(setting: Setting, width: int) -> Quantity:

@@ -1,47 +1,57 @@
-"""This machine as one that is planned for: ranks that are processes of it, as `opmatrix launch` runs them, in float64.
-Rates are measured when they are asked for; what an exchange takes is assumed."""
+"""This machine as one that is planned for: ranks that are processes of it, as `opmatrix launch` runs them, in
+float64."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-import numpy as np
-
-from formats.machine.datasheets import Datasheet
-from formats.machine.peaks import best
-from formats.network.links import Link
-from opmatrix.planner.constants import Constants
-from opmatrix.strategies.plans import PlanChoice, StrategyPlan
+from opmatrix.launching.jobs import Job
+from opmatrix.models.config import Settings
+from opmatrix.split.mesh import Mesh, usual_mesh
+from opmatrix.strategies.plans import PlanChoice, StrategyPlan, plan
+from opmatrix.strategies.rank_rates import LOCAL_NUMBER, RankRates, rank_rates
+from opmatrix.strategies.stage_times import schedule_of
+from opmatrix.training.timed_step import RECOMPUTED
 
 LOCAL = "local"
-EXCHANGE = 2e-3                                             # seconds of an exchange of processes; assumed
-ISSUED = 3e-5                                                 # seconds of an operation beside its numbers; assumed
-SIDE, COPIED = 512, 1 << 22                                 # numbers of a product's side, and of a copy
-WIDER = 2                                                   # float64 beside the float32 that formulas count
-
-# rates are measured, so nothing is a fraction of them
-LOCAL_CONSTANTS = Constants(matrix=1, idle=0, memory=1, near=1, far=1, superstep=EXCHANGE, gap=ISSUED, hidden=0)
 
 
-def local_sheet(ranks: int) -> Datasheet:
-    """A data sheet of one of so many ranks that share this machine's cores."""
-    a, line = np.ones((SIDE, SIDE)), np.ones(COPIED)
-    share = max(1.0, ranks / (os.cpu_count() or 1))
-    rate = 2 * SIDE ** 3 / best(lambda: a @ a) / share
-    copied = 2 * line.nbytes / best(line.copy) / share / WIDER
+def local_plan(model: str | Settings, ranks: int, rates: RankRates | None = None, **asked: object) -> StrategyPlan:
+    """`plan` for ranks of this machine, whose rates are measured where they are not given."""
+    found = rates or rank_rates(ranks)
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
-    return Datasheet(LOCAL, f"measured: a product of {SIDE} x {SIDE} and a copy of {line.nbytes >> 20} MB in float64, "
-                            f"shared by {ranks} ranks; exchanges through pipes as fast as a quarter of a copy, and "
-                            f"{EXCHANGE} s each: assumed",
-                     {"float32": rate, "bf16": rate}, {"float32": rate}, (1, 1, 1), (("memory", room, copied),),
-                     links=(Link("processes", float("inf"), copied / 4, 1e-6),))
+    return plan(model, ranks, found.sheet(ranks, room), flash=False, precision=LOCAL_NUMBER, constants=found.constants,
+                **asked)                                    # type: ignore[arg-type]
+
+
+def mesh_of(choice: PlanChoice) -> Mesh:
+    """The ranks of a strategy as `launch` has them."""
+    own, form = choice.sizes, choice.form
+    return usual_mesh(own["dp"], own["tp"], own["pp"], own["cp"], ep=own["ep"], zero=form.zero, context=form.context,
+                      sequence=form.sequence, vocabulary=own["tp"] > 1)
+
+
+def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[int]], steps: int) -> Job:
+    """What ranks are asked for by a strategy; `ids` are of the batch, of training a token more of each sequence."""
+    train = None if plan.question.infer else dict(
+        schedule=schedule_of(choice), micro_batches=micro_batches(choice), keep=RECOMPUTED[choice.form.recompute])
+    axes = {axis.name: (axis.count, axis.strategy.name) for axis in mesh_of(choice)}
+    return Job(plan.question.config, axes, ids, steps, scores=True, train=train)
+
+
+def micro_batches(choice: PlanChoice) -> int: return round(float(choice.prediction.setting.micro_batches))
 
 
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:
     """The command that runs a strategy on this machine."""
-    own = choice.sizes
-    axes = " ".join(f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if own[name] > 1)
-    more = [f"--context {choice.form.context}"] if own["cp"] > 1 else []
+    own, form = choice.sizes, choice.form
+    more = [f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if own[name] > 1]
+    if own["cp"] > 1: more.append(f"--context {form.context}")
     if own["tp"] > 1: more.append("--vocabulary")
-    if choice.form.sequence: more.append("--sequence")
-    return " ".join(filter(None, [f"opmatrix launch {model} --ranks {plan.question.devices}", axes, *more,
-                                  f"--scores --batch {plan.question.batch} --tokens {plan.question.seq}"]))
+    if form.sequence: more.append("--sequence")
+    if form.zero: more.append(f"--zero {form.zero}")
+    if plan.question.infer: more.append("--scores")
+    else: more.append(f"--train --schedule {schedule_of(choice)} --micro-batches {micro_batches(choice)} "
+                      f"--recompute {form.recompute}")
+    return " ".join([f"opmatrix launch {model} --ranks {plan.question.devices}", *more,
+                     f"--batch {plan.question.batch} --tokens {plan.question.seq}"])

@@ -91,7 +91,7 @@ def lost(first: PlanChoice, other: PlanChoice) -> str:
 def run_lines(plan: StrategyPlan) -> Iterator[str]:
     """The pipelines of the first strategies, task by task, and stages that are cut unevenly where that is quicker."""
     lines = []
-    for number, each in enumerate(() if plan.question.infer else plan.best[:RUN], 1):
+    for number, each in enumerate(() if plan.question.infer or plan.question.local else plan.best[:RUN], 1):
         if each.sizes["pp"] == 1: continue
         try: ran = run_stages(each)
         except InputError: continue

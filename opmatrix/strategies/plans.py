@@ -22,7 +22,8 @@ from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, s
 BEST_KEPT = 10
 CARBON = 473.0                                              # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
                                                             # Global Electricity Review)
-KINDS_OF_TIME = {"computation": ("computation", "loss", "host"), "communication": (),      # all that is nothing else
+KINDS_OF_TIME = {"computation": ("computation", "loss", "host", "turns"),
+                 "communication": (),                       # all that is nothing else
                  "synchronisation": ("synchronisation", "waiting"), "bubble": ("bubble",), "optimiser": ("optimiser",)}
 FACTORS = 0.5, 2.0                                          # of links and memory, for what a plan is sensitive to
 
@@ -148,20 +149,20 @@ def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = Fals
 
 
 def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch: int, seq: int | None = None,
-         memory: float | None = None, infer: bool = False, at_once: bool = False, flash: bool = True,
+         memory: float | None = None, infer: bool = False, flash: bool = True,
          precision: str = "bf16", keep: int = BEST_KEPT, carbon: float = CARBON, constants: Constants | None = None,
          name: str | None = None, heard: Callable[..., None] = unheard) -> StrategyPlan:
     """The fastest strategies of a MODEL, a well-known name or a configuration, on so many devices of a machine, a name
     or a data sheet: `batch` sequences a step of `seq` tokens, the most that the model takes without it. `memory`: bytes
-    of a device, by its data sheet without it. `infer`: a forward pass in place of a step of training; `at_once`: of the
-    batch as one micro-batch. `keep`: how many; `carbon`: grams of CO2 a kWh. Nothing is run. Raises InputError for what
-    cannot be planned, and where no strategy fits the memory."""
+    of a device, by its data sheet without it. `infer`: a forward pass in place of a step of training. `keep`:
+    how many; `carbon`: grams of CO2 a kWh. Nothing is run. Raises InputError for what cannot be planned, and where no
+    strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
     sheet = read_machine(machine) if isinstance(machine, str) else machine
     if devices > 1: check_linked(sheet)
     tokens = check_tokens(config, seq)
     question = PlanQuestion(config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash,
-                            precision, constants, infer, at_once)
+                            precision, constants, infer)
     found = search_strategies(question, heard)
     if not found.fit: refuse_memory(found)
     best = [PlanChoice(form, sizes, question.predicted(form, sizes)) for form, sizes in (

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet
+from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
 from opmatrix.planner.constants import Constants, load_constants
@@ -19,7 +20,7 @@ from opmatrix.planner.layer_work import ModelWork, model_work
 from opmatrix.planner.prediction import Prediction, predict_step
 from opmatrix.planner.step_parts import PartSeconds, Setting
 from opmatrix.planner.strategies import Strategy
-from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks, StrategyForm
+from opmatrix.strategies.forms import ORDERS, STRATEGY_FORMS, FormMasks, StrategyForm
 from opmatrix.strategies.inference import predict_forward
 from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
 from opmatrix.strategies.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
@@ -30,8 +31,7 @@ SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
 @dataclass(frozen=True)
 class PlanQuestion:
     """What is asked: a model, a machine, how many devices, sequences of a step and their tokens, bytes of a device.
-    `flash`: scores of attention stay where they are computed. `infer`: a forward pass alone. `at_once`: a batch is one
-    micro-batch."""
+    `flash`: scores of attention stay where they are computed. `infer`: a forward pass alone."""
     config: Settings
     machine: Datasheet
     devices: int
@@ -42,7 +42,11 @@ class PlanQuestion:
     precision: str = "bf16"
     constants: Constants | None = None
     infer: bool = False
-    at_once: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether devices are processes of one machine: then strategies are those that `opmatrix launch` runs."""
+        return self.machine.processors < inf
 
     @cached_property
     def limits(self) -> ModelLimits: return limits_of(self.config)
@@ -51,12 +55,15 @@ class PlanQuestion:
     def sizes(self) -> SizeColumns:
         found = legal_sizes(self.limits, self.devices, self.batch, self.seq)
         if self.infer: found = found[found.virtual == 1]
-        return found[found.micro_batch * found.dp == self.batch] if self.at_once else found
+        return found[found.micro_batch * found.dp == self.batch] if self.infer and self.local else found
 
     @property
     def forms(self) -> Sequence[StrategyForm]:
-        """All that there are; a forward pass keeps nothing and has no state to store."""
-        return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, "1f1b")] if self.infer else STRATEGY_FORMS
+        """All that there are; a forward pass keeps nothing and has no state to store. Ranks of one machine are all as
+        near, and none puts gradients of weights off."""
+        if self.infer: return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, "1f1b")]
+        if not self.local: return STRATEGY_FORMS
+        return [form for form in STRATEGY_FORMS if form.schedule != "zb-h1" and form.order == ORDERS[0]]
 
     def work(self, form: StrategyForm) -> ModelWork:
         """What the model computes, by a form."""
@@ -66,7 +73,7 @@ class PlanQuestion:
         """A form at sizes, which may be columns."""
         return Strategy(**sizes, zero=form.zero, sequence=form.sequence, recompute=form.recompute,  # type: ignore[arg-type]
                         context=form.context, schedule=form.schedule, order=form.order, flash=self.flash,
-                        precision=self.precision)
+                        precision=self.precision, gradient_bytes=BYTES[self.precision])
 
     def predicted(self, form: StrategyForm, sizes: Mapping[str, object],
                   passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
@@ -151,7 +158,7 @@ def predict_columns(question: PlanQuestion, programs: FormPrograms,
                     heard: Callable[..., None] = unheard) -> FoundStrategies:
     """Predicts every form for all sizes, block by block, and keeps the fastest form that fits of each row."""
     sizes, forms = question.sizes, programs.forms
-    masks = FormMasks(forms, question.limits, question.seq)
+    masks = FormMasks(forms, question.limits, question.seq, question.local)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)

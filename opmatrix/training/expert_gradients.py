@@ -16,6 +16,7 @@ from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.partitions.asked_experts import AskingRank, ByExpert, CountFlops, entry, expert_of
+from opmatrix.split.asking import mixture_steps
 from opmatrix.split.carrying import contracts
 from opmatrix.split.mesh import Mesh
 from opmatrix.split.mixtures import Mixture
@@ -65,16 +66,15 @@ def check_pulled(matrix: Operator) -> None:
 def split_mixture(split: BackwardSplit, line: Operation, args: Sequence[int]) -> int:
     """The step that goes back through a mixture, which lies as its forward steps do."""
     [mixture] = line.more
-    combine = split.steps[split.combined[mixture]]
-    dispatch = split.steps[split.steps[combine.args[0]].args[0]]
-    lies = split.steps[dispatch.args[0]].placement
+    last = split.steps[split.combined[mixture]]
+    rows, answer = mixture_steps(split.steps, split.combined[mixture])
+    lies = split.steps[rows].placement
     taken = []
     for at in args:
         for k in range(len(split.mesh)): at = split.want(at, k, lies.on(k))
         taken.append(at)
-    body = split.steps[combine.args[0]].more[0]
-    return split.add(RankStep(BACK, tuple(taken), (*combine.more, body), dispatch.dims, combine.placement,
-                              why="experts backward"))
+    return split.add(RankStep(BACK, tuple(taken), (*last.more, split.steps[answer].more[0]), split.steps[rows].dims,
+                              last.placement, why="experts backward"))
 
 
 def split_part(split: BackwardSplit, line: Operation, back: int) -> int:

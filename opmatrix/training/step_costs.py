@@ -11,7 +11,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, gathers, stored_dims
+from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, all_reduced, gathers, stored_dims
 from opmatrix.partitions.factor_chain import joined, layers
 from opmatrix.partitions.formulas import busiest
 from opmatrix.partitions.plan import Partition
@@ -130,8 +130,7 @@ class BackwardBooked(Booked):
 def summed_whole(axis: Axis, numbers: sympy.Expr, ranks: LiveSize, at: LiveSize) -> Crossing:
     """The sum of gradients among so many ranks of an axis, of which the one `at` merges a piece: all have it whole."""
     own = sympy.sympify(piece(numbers, ranks, at))
-    return Crossing("all_reduce", axis.name, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
-                    sympy.Integer(2), "weights")
+    return all_reduced(axis.name, numbers, own, ranks)._replace(of="weights")
 
 
 def summed_in_pieces(axis: Axis, numbers: sympy.Expr, ranks: LiveSize, at: LiveSize) -> Crossing:

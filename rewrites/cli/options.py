@@ -113,6 +113,9 @@ ExpertRanks = Annotated[int, typer.Option("--ep", min=1, help="ranks of dp and c
 WholeExperts = Annotated[bool, typer.Option(
     "--whole-experts", help="tp cuts no expert: experts lie over its ranks, too")]
 Load = Annotated[float, typer.Option(min=1, help="times the mean that the busiest rank of experts is asked")]
+NodeRanks = Annotated[int, typer.Option("--node", help="neighbours of ep that are one node, to which a row goes once, "
+                                                       "however many experts it asks there; 0: to each expert")]
+Visits = Annotated[int, typer.Option(help="nodes that a row visits, as many as can be for 0")]
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
 ContextKind = Annotated[str, typer.Option(help="how attention meets cut rows: ring, ulysses, keys or gathered")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]

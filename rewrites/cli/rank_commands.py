@@ -3,7 +3,7 @@ and holds; `launch` runs them as processes, compared with one rank and with the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -39,12 +39,12 @@ def plan_model(
 ) -> None:
     """How a MODEL is best trained, or asked, on so many devices of a machine: the fastest strategies, with time and
     memory by part, why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is
-    run. For `--machine local --infer` the line is printed that `opmatrix launch` runs."""
+    run. For `--machine local` ranks are timed, and the line is printed that `opmatrix launch` runs."""
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
     from opmatrix.strategies.explained import explain_choice
-    from opmatrix.strategies.local_ranks import LOCAL, LOCAL_CONSTANTS, launch_line, local_sheet
+    from opmatrix.strategies.local_ranks import LOCAL, launch_line, local_plan
     from opmatrix.strategies.plan_text import plan_csv, plan_json
     from opmatrix.strategies.plans import plan
     from opmatrix.strategies.stage_times import best_cut, draw_step
@@ -53,13 +53,11 @@ def plan_model(
              model)
     if memory is not None and not 0 < memory < 1e9: raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
-    local = machine == LOCAL
-    if local and not infer: raise InputError("--machine local: ranks of this machine run forward alone: give --infer")
+    local, asked = machine == LOCAL, dict[str, Any](
+        batch=batch or devices, seq=seq, memory=memory and memory * 1e9, infer=infer, keep=keep, carbon=carbon,
+        name=name_of(model), heard=line)
     with line.ticking():
-        found = plan(config, devices, local_sheet(devices) if local else machine, batch=batch or devices, seq=seq,
-                     memory=memory and memory * 1e9, infer=infer, at_once=local, flash=flash and not local, keep=keep,
-                     carbon=carbon, constants=LOCAL_CONSTANTS if local else None,
-                     precision="float32" if local else "bf16", name=name_of(model), heard=line)
+        found = local_plan(config, devices, **asked) if local else plan(config, devices, machine, flash=flash, **asked)
     line.end(f"{found.found.count:,}")
     say(str(found))
     if local: say(f"\nthe first: {launch_line(found, found.best[0], model)}")
@@ -89,6 +87,8 @@ def partition_model(
     ep: options.ExpertRanks = 1,
     whole_experts: options.WholeExperts = False,
     load: options.Load = 1,
+    node: options.NodeRanks = 0,
+    visits: options.Visits = 0,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     zero_ranks: options.ZeroRanks = None,
     offload: options.Offload = 0,
@@ -122,7 +122,8 @@ def partition_model(
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
-                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load)
+                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load, node=node,
+                      visits=visits)
     wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
     possible({"--timeline": (timeline, check_timeline)}, model)
     given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
@@ -139,6 +140,8 @@ def launch_model(
     cp: options.ContextRanks = 1,
     ep: options.ExpertRanks = 1,
     whole_experts: options.WholeExperts = False,
+    node: options.NodeRanks = 0,
+    visits: options.Visits = 0,
     zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
     context: options.ContextKind = "ring",
     sequence: options.CutNorms = False,
@@ -175,7 +178,7 @@ def launch_model(
     from rewrites.cli.partitions import stages_of
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
-                      whole_experts=whole_experts)
+                      whole_experts=whole_experts, node=node, visits=visits)
     if train and decode: raise InputError("--decode, --train: ranks do one of both: leave one out")
     learns = check_steps(train, rate, schedule, micro_batches, recompute, dropout, seed)
     if ranks is not None and ranks != mesh.ranks:
@@ -184,7 +187,7 @@ def launch_model(
     if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
     asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
                  stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns,
-                 decode=decode)
+                 decode=decode, node=node, visits=visits)
     try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
     except RanksFailed as error: end_with(str(error))
     say(text)

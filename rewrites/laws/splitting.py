@@ -57,7 +57,8 @@ UNPROVED: dict[RuleKey, str] = {
     ("among", "halo"): "z · v over {M} at entries = [z1 · v1; ..; zn · vn], vi the rows that entries of rank i name",
     ("pick", "halo"): "x @ pick = [x1 @ pick; ..; xn @ pick], xi the rows that rank i picks",
     ("move", "halo"): "rows that entries name = own ones and those of others, in order",
-    ("dispatch", TO): "sum of answers times gates = sum of those alone whose gate is not 0, row by row"}
+    **dict.fromkeys((("visit", TO), ("dispatch", TO)),
+                    "sum of answers times gates = sum of those alone whose gate is not 0, row by row")}
 
 
 def equation(*rules: RuleKey, says: str, exact: bool = False) -> Callable[
@@ -132,8 +133,9 @@ def rows_of_a_table(n: int) -> list[Pair]:
 
 
 @equation(("act", "rows one by one"), ("split", "rows one by one"), ("join", "rows one by one"),
-          ("repeat", "rows one by one"), ("total", "rows one by one"), ("dispatch", "rows one by one"),
-          ("answer", "rows one by one"), ("combine", "rows one by one"),
+          ("repeat", "rows one by one"), ("total", "rows one by one"), ("visit", "rows one by one"),
+          ("dispatch", "rows one by one"), ("answer", "rows one by one"), ("combine", "rows one by one"),
+          ("leave", "rows one by one"),
           says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
 def rows_one_by_one(n: int) -> list[Pair]:
     """What goes through each row by itself goes through the rows of each rank."""
@@ -248,7 +250,7 @@ def summed_answers(answers: Sequence[Operator], gates: Sequence[Operator]) -> Op
     return found
 
 
-@equation(("answer", AT), ("combine", BACK),
+@equation(("answer", AT), ("combine", BACK), ("leave", BACK),
           says="sum of heads(a1, .., an) * heads(g1, .., gn) = sum of a1 * g1 + .. + sum of an * gn")
 def experts_by_rank(n: int) -> list[Pair]:
     """Each rank has the answers of some experts, and the sum of all is that of what each rank's come to."""
@@ -257,7 +259,7 @@ def experts_by_rank(n: int) -> list[Pair]:
     return [(summed_answers(answers, gates), summed(parts))]
 
 
-@equation(("answer", CUT), ("combine", CUT),
+@equation(("answer", CUT), ("combine", CUT), ("leave", CUT),
           says="f(x @ [U1 .. Un]) @ [D1; ..; Dn] * g = f(x @ U1) @ D1 * g + .. + f(x @ Un) @ Dn * g")
 def units_of_experts(n: int) -> list[Pair]:
     """Each rank has some hidden units of an expert, and so a part of its answer, which a gate may be multiplied by

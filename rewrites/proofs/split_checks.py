@@ -267,6 +267,22 @@ def rows_that_ask(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
                    np.einsum("ti,eij,te->tj", x, matrices, gate))
 
 
+@try_parts(("visit", TO), reason=GATES, over=(monoids.sum,))
+def rows_that_visit(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """A row goes once to each of n nodes that has an expert whom its gate names, and answers to it are summed there."""
+    x, gate = (rng.integers(-9, 10, (MANY, each)).astype(np.float64) for each in (3, 2 * n))
+    gate *= rng.random(gate.shape) < 0.4
+    matrices = rng.integers(-9, 10, (2 * n, 3, 2)).astype(np.float64)
+    found = np.zeros((MANY, 2))
+    for lo in range(0, 2 * n, 2):
+        here = whom(gate[:, lo:lo + 2], 0, False)
+        rows = here.any(1)
+        answers = tuple(each @ matrix for each, matrix in zip(rows_asked(x[rows], here[rows]), matrices[lo:lo + 2],
+                                                              strict=True))
+        found[rows] += combined(answers, gate[rows, lo:lo + 2], here[rows])
+    compare_pieces("rows_that_visit", "nodes of experts", found, np.einsum("ti,eij,te->tj", x, matrices, gate))
+
+
 def swapped(arrays: Sequence[tuple[NDArray[np.float64], ...]]) -> list[tuple[NDArray[np.float64], ...]]:
     """To each rank its share of the arrays of every rank."""
     return exchange_rows([Message("exchange", 0, each, 0) for each in arrays], [Meter() for _ in arrays], "ep")

@@ -2,11 +2,13 @@
 tests/peers/test_launch.py, since ranks need torch."""
 import json
 import re
+import socket
 
 import pytest
 from partitioned import LLAMA, command_runner
 
 from opmatrix.launching.headings import RanksFailed
+from opmatrix.training.pull_rules import PULLS
 
 
 @pytest.fixture
@@ -38,6 +40,26 @@ def said(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_is_refused_in_a_line(said, line, words):
     status, out, errors = said(line)
     assert status == 2 and not out and errors.count("\n") == 1 and re.search(words, errors), errors
+
+
+def test_a_port_in_use_and_an_absent_torch_are_refused(said, monkeypatch):
+    line = "tiny.json --dp 2 --batch 2 --tokens 4 --no-compare"
+    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: name)        # torch may not be here
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        status, out, errors = said(f"{line} --port {port}")
+    assert (status, out, errors.count("\n")) == (2, "", 1) and re.search(rf"port {port}: .*in use", errors)
+    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: None)
+    status, out, errors = said(line)
+    assert (status, out, errors.count("\n")) == (2, "", 1) and "pip install 'opmatrix[launch]'" in errors
+
+
+def test_a_kind_without_a_pullback_is_refused(said, monkeypatch):
+    """Before a process starts, and where nothing is run, too."""
+    monkeypatch.delitem(PULLS, "join")
+    status, out, errors = said("tiny.json --dp 2 --batch 2 --tokens 4 --train")
+    assert (status, out, errors.count("\n")) == (2, "", 1)
+    assert "pullback: join has no pullback: leave it out, or declare one" in errors
 
 
 def test_ranks_that_fail_are_one_line(said, monkeypatch):

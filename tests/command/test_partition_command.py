@@ -31,6 +31,7 @@ def said(tmp_path, monkeypatch, capsys):
     ("tiny.json --tp 0", r"'--tp'.* greater than or equal to 1"),
     ("tiny.json --dp 2 --zero 4", r"zero 4: a stage of ZeRO is 0, 1, 2 or 3"),
     ("tiny.json --zero 1", r"zero 1: it stores state over the ranks of dp, of which there is one"),
+    ("tiny.json --dp 4 --node 2", r"node 2: of no ranks of experts: give ep"),
     ("tiny.json --dp 4 --zero-ranks 2", r"zero ranks 2: of no stage of ZeRO: give zero"),
     ("tiny.json --dp 4 --zero 3 --zero-ranks 3", r"zero ranks 3: they divide dp, 4"),
     ("tiny.json --offload 4", r"offload 4: 1 the optimiser, 2 gradients, too, 3 weights, too, or 0"),

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from partitioned import GPT2, command_runner
+from partitioned import GPT2, RATES, command_runner
 
 from opmatrix.pricing import datasheet
 
@@ -27,6 +27,7 @@ def said(tmp_path, monkeypatch, capsys):
     for name, given in {"tiny": CONFIG, "named": CONFIG | dict(n_embd="h"), "bert": dict(model_type="bert"),
                         "mine": machine(), "negative": machine(links=[["near", 8, -3e11, 1e-6]]),
                         "missing": machine(links=[near, ["far", None]]), "alone": machine(links=[]),
+                        "hybrid": CONFIG | dict(model_type="jamba"),
                         "headless": {key: CONFIG[key] for key in CONFIG if key != "n_head"}}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(given))
     return command_runner("plan", monkeypatch, capsys)
@@ -50,7 +51,7 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
     (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 .* are missing for .* would do"),
     (f"tiny.json {ASKED} --memory -1", r"--memory -1: GB, more than 0"),
     (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
-    (f"tiny.json {ASKED} --machine local", r"--machine local: .* give --infer"),
+    (f"hybrid.json {ASKED}", r"model_type is 'jamba': it must be one of"),
     (f"tiny.json {ASKED} --csv tiny.json", r"--csv tiny.json: it would replace what is read"),
     (f"tiny.json {ASKED} --timeline step.png", r"--timeline step.png: a timeline's name ends in one of .svg, .json")])
 def test_what_cannot_be_planned_is_one_line(line, words, said):
@@ -71,7 +72,12 @@ def test_a_plan_is_printed_written_drawn_and_explained(said, tmp_path):
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
 
 
-def test_a_plan_of_local_ranks_is_a_line_that_launch_takes(said):
-    status, out, _ = said("tiny.json --devices 4 --machine local --batch 8 --seq 16 --infer --keep 2")
-    assert status == 0 and re.search(r"the first: opmatrix launch tiny.json --ranks 4 --\w+ \d.* --scores --batch 8 "
-                                     r"--tokens 16$", out, re.MULTILINE)
+@pytest.mark.parametrize("more, words", [
+    ("--infer", r"--\w+ \d.* --scores --batch 8 --tokens 16"),
+    ("", r"--\w+ \d.* --train --schedule \S+ --micro-batches \d+ --recompute none --batch 8 --tokens 16")])
+def test_a_plan_of_local_ranks_is_a_line_that_launch_takes(said, monkeypatch, more, words):
+    """Of rates as they were measured somewhere."""
+    monkeypatch.setattr("opmatrix.strategies.local_ranks.rank_rates", lambda ranks: RATES)
+    status, out, _ = said(f"tiny.json --devices 4 --machine local --batch 8 --seq 16 --keep 2 --explain {more}")
+    assert status == 0 and re.search(f"the first: opmatrix launch tiny.json --ranks 4 {words}$", out, re.MULTILINE)
+    assert re.search(r"^processors +1.8", out, re.MULTILINE) and "data sheet: somewhere" in out

@@ -98,6 +98,16 @@ def test_examples():
     assert str(taken).splitlines()[0] == "node: 0.0175 s of transfer, 1.4e-05 s of latency"
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all", "send"])
+@given(n=st.sampled_from([1, 2, 4, 8]))
+def test_in_a_mesh_a_group_uses_the_links_among_its_own(op, n):
+    """Of n devices of 8 each has n - 1 of its 7 links; through a switch the whole."""
+    switch = Link("node", 8, 7e9, 1e-6)
+    mesh = switch._replace(meshed=True)
+    through, among = (collective_seconds(op, 1e6, (n,), [link]).transfer[0] for link in (switch, mesh))
+    assert among == pytest.approx(through * 7 / max(n - 1, 1))
+
+
 @pytest.mark.parametrize("module", [links, collectives], ids=lambda module: module.__name__)
 def test_docstrings_are_true(module):
     done = doctest.testmod(module)

@@ -69,6 +69,7 @@ REFUSED = [
     ("drawn.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("partitions.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("pipelines.py", ["--pipelines", "1f1b:3+3"], "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages"),
+    ("local_plans.py", ["--width", "30"], "--width 30: a multiple of 4"),
     ("models.py", ["--types", "float8"], "--types float8: float32")]
 
 

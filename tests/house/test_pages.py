@@ -12,6 +12,7 @@ import pytest
 import standin
 import typer
 from children import ROOT
+from partitioned import RATES
 from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
@@ -149,6 +150,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr("rewrites.explain.group_fired", lambda opened, exact: [])
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda *_: "its steps")
     monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("launched", {"holds": True}))
+    monkeypatch.setattr("opmatrix.strategies.local_ranks.rank_rates", lambda ranks: RATES)
     monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})

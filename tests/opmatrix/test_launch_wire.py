@@ -3,10 +3,11 @@ say. Ranks are threads here, with queues between them; over torch they are in te
 import numpy as np
 import pytest
 from partitioned import ANY, BERT, LLAMA, differences, ids_of, made, planned
-from threaded_ranks import run_threads
+from threaded_ranks import run_steps, run_threads
 
 from opmatrix.launching.exchanges import Crossings, NotFinite
 from opmatrix.launching.headings import RanksDisagree
+from opmatrix.launching.jobs import Job
 from opmatrix.launching.prepared import Prepared
 from opmatrix.launching.tallies import tallies, unlike_said
 from opmatrix.partitions.feeds import Feed
@@ -100,3 +101,10 @@ def test_an_output_that_is_not_finite_is_named():
     ready = prepared(dict(d=(2, "data")), build(ANY | dict(norm="rms", num_hidden_layers=1), at))
     with pytest.raises(NotFinite, match=r"^rank [01]: what comes out is not finite$"), np.errstate(all="ignore"):
         run_threads(ready, ready.plan.mesh, Feed(ids_of(4, 7)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_that_is_not_finite_is_named_by_its_rank():
+    job = Job(LLAMA | dict(num_hidden_layers=1), dict(d=(2, "data")), ids_of(2, 5).tolist(), 2, train=dict(rate=1e200))
+    with pytest.raises(NotFinite, match=r"^rank [01]: the (loss|gradient of \S+) is not finite: a smaller rate than"):
+        run_steps(job)

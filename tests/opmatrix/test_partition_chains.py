@@ -23,13 +23,13 @@ def planned(term, **how): return partition(term, TENSOR, om.BatchSizes(2, 3), to
 
 
 CHAINS = {                                                  # with what a rank stores of it, and how often all wait
-    "two": (lambda: matrix(8, 16) @ relu @ matrix(16, 8), 128, 2),
-    "biased": (lambda: row(8, 15) @ gelu @ row(15, 6), 8 * 8 + 8 + 8 * 6 + 6, 2),
-    "nothing between": (lambda: matrix(8, 3) @ matrix(3, 8), 2 * 8 + 2 * 8, 2),
-    "four": (lambda: matrix(8, 16) @ relu @ matrix(16, 8) @ matrix(8, 12) @ relu @ matrix(12, 4), 128 + 72, 4),
-    "three": (lambda: matrix(8, 16) @ relu @ matrix(16, 8) @ relu @ matrix(8, 4), 128 + 32, 2),
-    "heads": (lambda: grouped(matrix(8, 8), matrix(8, 8), matrix(8, 8), 4, 4, sequence) @ matrix(8, 6), 96 + 24, 2),
-    "beside a sum with x": (lambda: (I + matrix(8, 8)) @ row(8, 6) @ relu @ row(6, 8), 64 + 27 + 24 + 8, 2),
+    "two": (lambda: matrix(8, 16) @ relu @ matrix(16, 8), 128, 1),
+    "biased": (lambda: row(8, 15) @ gelu @ row(15, 6), 8 * 8 + 8 + 8 * 6 + 6, 1),
+    "nothing between": (lambda: matrix(8, 3) @ matrix(3, 8), 2 * 8 + 2 * 8, 1),
+    "four": (lambda: matrix(8, 16) @ relu @ matrix(16, 8) @ matrix(8, 12) @ relu @ matrix(12, 4), 128 + 72, 2),
+    "three": (lambda: matrix(8, 16) @ relu @ matrix(16, 8) @ relu @ matrix(8, 4), 128 + 32, 1),
+    "heads": (lambda: grouped(matrix(8, 8), matrix(8, 8), matrix(8, 8), 4, 4, sequence) @ matrix(8, 6), 96 + 24, 1),
+    "beside a sum with x": (lambda: (I + matrix(8, 8)) @ row(8, 6) @ relu @ row(6, 8), 64 + 27 + 24 + 8, 1),
 }
 
 

@@ -1,9 +1,10 @@
 """Experts on an axis of their own: what ranks give is what one rank gives with every answer and zeros in the gate; what
 they compute, send, store and hold is what the formulas say where routing is even, and what the gates say where it is
 not."""
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from partitioned import BERT, compared, differences, ids_of, made, planned, rand
 
 import opmatrix as om
 from formats.core.errors import InputError
+from formats.network.links import Link
 from opmatrix.algebra.operators import I, const, gelu, heads, keep_top, share, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
@@ -20,7 +22,9 @@ from opmatrix.models import build
 from opmatrix.models.experts import best_shares
 from opmatrix.partitions.feeds import Feed
 from opmatrix.partitions.plan import Partition
+from opmatrix.partitions.timing import Timing
 from opmatrix.partitions.virtual import run
+from opmatrix.pricing import datasheet
 from opmatrix.split.mesh import Mesh, usual_mesh
 from opmatrix.split.moving import BatchSizes
 
@@ -143,6 +147,65 @@ def test_counts_are_what_gates_say():
     assert len({meter.flops for meter in ran.meters.values()}) > 1
 
 
+# ---- rows once a node
+
+def noded(name, node, visits=0, tokens=8, **axes):
+    """A model on four ranks of experts, so many of them a node, and the plan."""
+    mesh = replace(Mesh.of(dp=(4, "data"), **axes, ep=(4, "experts")), node=node, visits=visits)
+    return model(name), planned(model(name), mesh, 4, tokens)
+
+
+@pytest.mark.parametrize("name, node, visits, axes", [
+    ("limited", 2, 1, {}), ("groups", 2, 0, dict(tp=(2, "tensor"))), ("groups", 1, 2, {}), ("shared", 2, 2, {}),
+    ("mixtral", 1, 0, {})])
+def test_rows_that_visit_nodes_find_what_one_rank_finds(name, node, visits, axes):
+    """And what crosses, is computed and held is as formulas say where routing is even."""
+    term, plan = noded(name, node, visits, **axes)
+    assert off(term, plan) <= 1e-12 and even(plan) == []
+    assert {each.op for _, each in plan.crossings() if each.axis == "ep"} == {"visit", "all_to_all"}
+
+
+def test_a_row_goes_to_a_node_once():
+    """By the model's own routing: as many rows as there are nodes that each asks, which is fewer than experts; one way
+    with a gate for each expert there, back without."""
+    term, plan = noded("shared", 2)
+    ids, [n, nodes, experts] = ids_of(4, 8), [12, 2, 8]
+    _, routes = noted(lambda: dense(term, Batch(list(ids))))
+    asked = routes[0].taken[0].reshape(4, 8, nodes, -1)     # rank x row x node x expert
+    came, once = run(plan, Feed(ids)).meters, asked.any(-1).sum((1, 2))
+    assert once.sum() < asked.sum()
+    handed = sum(meter.payload["visit", "ep"] for meter in came.values())
+    assert handed == once.sum() * (n + experts // nodes + n)
+    crossing = sum(meter.wire["visit", "ep"] for meter in came.values())
+    away = sum(asked[r].any(-1)[:, 1 - r // 2].sum() for r in range(4))
+    assert crossing == away * (n + experts // nodes + n)
+    assert sum(meter.payload["all_to_all", "ep"] for meter in came.values()) == 2 * n * asked.sum()
+
+
+def test_a_way_to_nodes_that_is_left_out_is_found(monkeypatch):
+    _, plan = noded("groups", 2)
+    meters, whole = run(plan, Feed(ids_of(4, 8), even=True)).meters, Partition.crossings
+    ways = [at for at, (_, each) in enumerate(plan.crossings()) if each.axis == "ep"]
+    assert differences(plan, meters) == [] and len(ways) == 4
+    for at in ways:
+        with monkeypatch.context() as patched:
+            patched.setattr(Partition, "crossings", lambda self, of=0, at=at: (
+                each for k, each in enumerate(whole(self, of)) if k != at))
+            assert {what for what, *_ in differences(plan, meters)} == {"payload", "wire", "messages"}
+
+
+def test_links_between_nodes_carry_visits_alone():
+    """On machines of two devices a node: what is sent on stays there."""
+    seconds = {}
+    for node in (0, 2):
+        sheet = replace(datasheet("A100"), links=(Link("near", 2, 3e11, 1e-6), Link("far", inf, 25e9, 3e-6)))
+        seconds[node] = Timing(noded("groups", node)[1], sheet).stage(0).communication
+    n, k, gates, rows = 12, 4, 4, 8
+    visits = 2 * rows * (2 * n + gates) / 2                 # of two nodes the other one
+    assert float(seconds[2]["far"]) == pytest.approx(2 * visits / 25e9)
+    assert float(seconds[0]["far"]) == pytest.approx(2 * 2 * k * rows * n / 2 / 25e9)
+
+
 # ---- formulas
 
 def test_the_payload_is_k_rows_a_token():
@@ -247,6 +310,11 @@ def test_an_axis_of_experts_is_the_last():
     (lambda: Mesh.of(tp=(2, "tensor"), ep=(2, "experts")), "no axis cuts sequences or tokens, .* such as dp=2$"),
     (lambda: Mesh.of(dp=(4, "data"), ep=(2, "experts"), eq=(2, "whole-experts")), "axes ep and eq both split by"),
     (lambda: Mesh.of(dp=(2, "data"), ep=(0, "experts")), "axis ep has 0 ranks: give a whole number"),
+    (lambda: usual_mesh(4, ep=4, node=3), "node 3: ep has 4 ranks, of which as many lie in each node: a divisor of 4$"),
+    (lambda: usual_mesh(4, ep=4, node=2, visits=3), "visits 3: there are 2 nodes: from 1 to 2$"),
+    (lambda: usual_mesh(4, node=2), "node 2: of no ranks of experts: give ep$"),
+    (lambda: usual_mesh(4, ep=4, visits=2), "visits 2: of no nodes: give node$"),
+    (lambda: noded("mixtral", 1, 3), "visits 3: a row asks 2 experts, as many on each node: give a divisor of 2$"),
     (lambda: Mesh(load=0.5), "load 0.5: times the mean that the busiest has: a number from 1 on"),
     (lambda: usual_mesh(2, load=2), "load 2: of no ranks of experts: give ep$"),
     (lambda: usual_mesh(2, whole_experts=True), "whole experts: of no ranks of experts: give ep$"),
@@ -254,7 +322,8 @@ def test_an_axis_of_experts_is_the_last():
      "tp has 11 ranks, and "),
     (lambda: om.partition(model("mixtral"), usual_mesh(2, cp=6, ep=4, zero=2)).formulas(training=True).state,
      "mesh: ep has 4 ranks, which end within cp and go on beyond it: give a multiple of 6, or a divisor"),
-], ids=["experts", "none", "axes", "divisor", "no axis", "twice", "ranks", "load", "no load", "whole", "units", "ends"])
+], ids=["experts", "none", "axes", "divisor", "no axis", "twice", "ranks", "node", "visits", "no experts", "no node",
+        "as many", "load", "no load", "whole", "units", "ends"])
 def test_meshes_that_do_not_fit(make, said):
     with pytest.raises(InputError, match=said) as found: make()
     assert "\n" not in str(found.value)

@@ -10,13 +10,15 @@ from math import prod
 
 import numpy as np
 import pytest
+from partitioned import RATES
 
 import opmatrix as om
 from opmatrix.pricing import datasheet
+from opmatrix.stepping.asked_steps import TrainPlan
 from opmatrix.strategies.explained import explain_choice
 from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks
 from opmatrix.strategies.inference import next_token_seconds, predict_forward
-from opmatrix.strategies.local_ranks import LOCAL_CONSTANTS, launch_line, local_sheet
+from opmatrix.strategies.local_ranks import launch_job, launch_line, local_plan
 from opmatrix.strategies.named_collectives import named_collectives
 from opmatrix.strategies.plan_text import plan_csv, plan_json, stages_text
 from opmatrix.strategies.plans import PlanChoice
@@ -162,8 +164,7 @@ def test_what_cannot_be_planned_is_refused(asked, said):
 
 def test_a_forward_pass_is_a_part_of_a_step(found):
     """It takes less than the step of its strategy, its caches are keys and values, and local ranks run all of it."""
-    asked = om.plan("gpt2", 4, local_sheet(4), batch=8, seq=256, infer=True, at_once=True, flash=False,
-                    precision="float32", constants=LOCAL_CONSTANTS)
+    asked = local_plan("gpt2", 4, RATES, batch=8, seq=256, infer=True)
     best = asked.best[0]
     assert all(each.sizes["micro_batch"] * each.sizes["dp"] == 8 for each in asked.best)
     one = next(each for each in asked.best if each.sizes["dp"] == 4)
@@ -175,6 +176,25 @@ def test_a_forward_pass_is_a_part_of_a_step(found):
     passes = predict_forward(step.setting, found.question.limits.head)
     assert passes.step_seconds < step.step_seconds / 2
     assert 0 < next_token_seconds(step.setting, 64) < passes.step_seconds
+
+
+def test_local_ranks_train_by_each_plan():
+    """Jobs of all plans are partitions that there are, of as many ranks; what ranks of one machine wait for each
+    other's turn is a part of the time, unless each has a processor."""
+    config = dict(model_type="gpt2", vocab_size=23, n_embd=8, n_positions=8, n_head=4, n_layer=4)
+    asked = local_plan(config, 4, RATES, batch=8, seq=8)
+    assert len(asked.best) == 10 and any(each.form.zero for each in asked.best)
+    for choice in asked.best:
+        job = launch_job(asked, choice, [[0] * 9] * 8, 1)
+        plan = TrainPlan(job.plan(), job.learns)
+        assert plan.mesh.ranks == 4 and plan.asked.micro_batches * plan.plan.sizes.sequences == 8
+        assert choice.prediction.seconds["turns"] >= 0 and launch_line(asked, choice, "m").count("--train") == 1
+    apart = local_plan(config, 4, RATES._replace(processors=9.0), batch=8, seq=8)
+    assert all(each.prediction.seconds["turns"] == 0 for each in apart.best)
+    spread = next(each for each in asked.best if each.sizes["dp"] == 4)
+    parts = {name: float(part) for name, part in spread.prediction.seconds.items()}
+    busy = sum(parts[name] for name in parts if name.startswith(("computation", "loss", "host", "optimiser")))
+    assert parts["turns"] == pytest.approx(busy * (4 / 1.8 - 1))
 
 
 def test_pipelines_run_as_formulas_say(found):

@@ -177,14 +177,15 @@ def test_attention_in_a_ring_gathers_its_keys(strategy):
     assert sympy.expand(even(sum(booked.kept().values())) / (S * B * H) - (34 + 5 * Q) / T) == 0
 
 
-@pytest.mark.parametrize("heads, copies", [(6, 1), (3, 2), (2, 3)])
-def test_key_heads_that_ranks_copy_are_summed(heads, copies):
-    """Of 6 ranks so many have the same head: once a step they sum, in a ring of their own, what they give to its
-    weights of keys and of values, of 12 inputs and 2 columns each; a micro-batch sends what it does without copies."""
+@pytest.mark.parametrize("heads, copies, messages", [(6, 1, 0), (3, 2, 1), (2, 3, 4)])
+def test_key_heads_that_ranks_copy_are_summed(heads, copies, messages):
+    """Of 6 ranks so many have the same head: once a step they sum, in a ring of their own, or two of them at once, what
+    they give to its weights of keys and of values, of 12 inputs and 2 columns each; a micro-batch sends what it does
+    without copies."""
     step = training_step(partition(LLAMA | dict(num_key_value_heads=heads), Mesh.of(x=(6, "tensor"))))
     held = 2 * 12 * 2
     found = [(count, each.op, each.whole, each.messages) for count, each in step.gradients()]
-    assert found == [(2, "all_reduce", held, 2 * (copies - 1))] * (copies > 1)
+    assert found == [(2, "all_reduce", held, messages)] * (copies > 1)
     assert all(even(each.wire) == 2 * (held - held // copies) for _, each in step.gradients())
     sends = Counter(each.op for each in step.stages[0][1].booked.crossings_of(*EVERY))
     assert sends == {"all_reduce": 4}

@@ -85,9 +85,10 @@ def test_stages_of_several_chunks_drop_as_one_rank(ranks):
     assert [each for each in train_tallies(train, ran.meters) if not each.holds] == []
 
 
-def test_experts_on_four_ranks_are_one_rank(ranks):
-    """All-to-all, of as many rows as gates say."""
-    job = Job(MIXTRAL, dict(dp=(4, "data"), ep=(4, "experts")), ids_of(4, 11), steps=2)
+@pytest.mark.parametrize("node", [0, 2])
+def test_experts_on_four_ranks_are_one_rank(ranks, node):
+    """All-to-all, of as many rows as gates say; or a row once to each node of two ranks."""
+    job = Job(MIXTRAL, dict(dp=(4, "data"), ep=(4, "experts")), ids_of(4, 11), steps=2, node=node)
     ran, term = ranks.run(job), job.operator()
     value = Prepared(job.plan(term)).assembled(ran.values)
     wanted = dense(term, Batch([*ids_of(4, 11)])).reshape(value.shape)

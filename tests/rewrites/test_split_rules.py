@@ -1,5 +1,6 @@
 """Every rule by which a term is split over ranks is proved or checked, and a wrong one is not."""
 import re
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_what_is_proved_and_what_is_checked():
         ("total", "columns"), ("keep_top", "rows one by one"), ("keep_top", "heads"), ("pick", "picked rows"),
         ("product", "sequences"), ("ring", "ring of keys"),
         ("product", "halo"), ("among", "halo"), ("pick", "halo"), ("move", "halo"), ("pick", "rows that are picked"),
-        ("dispatch", "rows to their experts")}
+        ("dispatch", "rows to their experts"), ("visit", "rows to their experts")}
     assert all(each.reason for each in found if each.how == CHECKED)
     assert written(found).count("\n") == len(found) + 1 and "columns of a matrix" in written(found)
 
@@ -119,8 +120,9 @@ def splits():
             plan = partition(model, mesh, BatchSizes(4, 12))
             yield from {id(split): split for split in plan.splits.values()}.values()
     experts = build(MIXTRAL, at)
-    for tensor, kind in (("tensor", "experts"), ("sequence", "whole-experts")):
-        plan = partition(experts, Mesh.of(dp=(2, "data"), tp=(2, tensor), ep=(2, kind)), BatchSizes(4, 12))
+    for tensor, kind, node in (("tensor", "experts", 0), ("tensor", "experts", 1), ("sequence", "whole-experts", 0)):
+        mesh = replace(Mesh.of(dp=(2, "data"), tp=(2, tensor), ep=(2, kind)), node=node)
+        plan = partition(experts, mesh, BatchSizes(4, 12))
         yield from {id(split): split for split in plan.splits.values()}.values()
     data, tensor = Mesh.of(dp=(2, "data")), Mesh.of(tp=(2, "tensor"))
     summed = I @ weight(at("W", 6, 8)) @ heads(4) @ weight(at("H", 4, 2, 3)) @ total
