@@ -81,6 +81,16 @@ def spread_floor(y: Any, a: tuple[Any, Any]) -> Any:
     return np.floor(a[0] + a[1]) - np.floor(a[0] - a[1])
 
 
+def ascending(function: Callable[..., Any]) -> SpreadError:
+    """How a function that keeps order, and is nowhere steeper than 1, spreads an error: to what it is at both ends of
+    where its argument may be. The differences are of float64, which lose at most so much of y."""
+    def spread(y: Any, a: tuple[Any, Any]) -> Any:
+        with np.errstate(all="ignore"):
+            reach = np.fmax(abs(function(a[0] + a[1]) - y), abs(y - function(a[0] - a[1])))
+            return np.fmin(a[1], reach + 2.0 ** -50 * abs(y))
+    return spread
+
+
 def added(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any: return a[1] + b[1]
 def kept_error(y: Any, a: tuple[Any, Any]) -> Any: return a[1]
 def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
@@ -113,7 +123,7 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "expm1": ScalarFunction(np.expm1, spread_exp, "expm1_whole", 8.0, 16.0),
     "log": ScalarFunction(np.log, spread_log, "log_whole", 4.0, 24.0, 1.0),
     "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 30.0, 2.0),
-    "tanh": ScalarFunction(np.tanh, kept_error, "tanh_of", 4.0, 18.0, 1.0),
+    "tanh": ScalarFunction(np.tanh, ascending(np.tanh), "tanh_of", 4.0, 18.0, 1.0),
     "floor": ScalarFunction(np.floor, spread_floor, "whole_below", 0.0),
 } | {name: ScalarFunction(each.function, within(each), each.vector, 4.0, OF_VECTOR_CODE[name], 1.0)
      for name, each in COMPILED.items() if name in OF_VECTOR_CODE}

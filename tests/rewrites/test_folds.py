@@ -25,7 +25,9 @@ from tests.terms_of_rows import value
 LENGTHS = 1, 70, 0, 16
 BATCH = om.Batch([[1, 2, 3], [8], [4, 5]])
 FAULTS = {"a lost tile": ("capped attention", "for b in range(at, last):", "for b in range(at, last - 1):"),
-          "a tile before it": ("sliding max", "for b in range(at, last):", "for b in range(at, max(at, last - 1)):"),
+          "a tile before it": ("ways by distance", "for b in range(at, last):", "for b in range(at + 1, last):"),
+          "a bias shifted by one": ("ways by distance", "low - key - keys + 1,", "low - key - keys + 2,"),
+          "a key ahead": ("sliding max", "row + c.ahead + 1", "row + c.ahead"),
           "a lost key": ("min-plus", "for j in range(keys):", "for j in range(keys - 1):")}
 
 
@@ -67,7 +69,7 @@ def run(case, batch):
     with np.errstate(all="ignore"): return out, np.where(out == meant, 0.0, abs(out - meant) / most)
 
 
-NAMES = "min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention"
+NAMES = "min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention", "ways by distance"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +87,7 @@ def restricted(case, rows):
                                    for name, each in case.operands.items()})
 
 
-@pytest.mark.parametrize("name", ["min-plus", "sliding max", "capped attention"])
+@pytest.mark.parametrize("name", ["min-plus", "sliding max", "capped attention", "ways by distance"])
 def test_rows_are_the_same_alone_in_a_batch_and_on_other_threads(compiled, name):
     made, batch, _ = compiled
     whole, _ = run(made[name], batch)
