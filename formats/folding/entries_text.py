@@ -54,8 +54,8 @@ class EntriesText(VectorText):
         """A few vectors of columns, merged over all that a row is merged of; what is of scores alone once for all."""
         step, folding = self.step, self.plan.folding
         names = [[f"a{n if k in step.by_factor else ''}_{k}" for k in range(len(folding.unit))] for n in range(many)]
-        for name, unit in dict(zip(sum(names, []), folding.unit * many, strict=True)).items():
-            self.put(f"{name} = in_all_lanes({self.literal(unit)})")
+        units = {name: unit for each in names for name, unit in zip(each, folding.unit, strict=True)}
+        for name, unit in units.items(): self.put(f"{name} = in_all_lanes({self.literal(unit)})")
 
         def entry() -> None:
             self.put(f"x = y + 4 * ({self.name_of_row} * c.{self.plan.right.word}_row + col)")
@@ -114,7 +114,8 @@ class WindowText(EntriesText):
         self.put(f"part, head = item % c.chunks * {CHUNK_COLUMNS}, item // c.chunks % c.heads")
         self.put("start, length, query = unit_at(c.starts, c.S, item // (c.chunks * c.heads))")
         self.put("if query < 0: return")
-        self.put(f"y, p = c.{word} + 4 * (head // c.{word}_of * c.{word}_head + part), min({CHUNK_COLUMNS}, c.p - part)")
+        self.put(f"y = c.{word} + 4 * (head // c.{word}_of * c.{word}_head + part)")
+        self.put(f"p = min({CHUNK_COLUMNS}, c.p - part)")
         if self.plan.sole is None:
             heads = [self.name(f"one_number(c.{each.left.word} + 4 * {'head' if each.left.heads > 1 else 0})")
                      for each in self.plan.leaves]

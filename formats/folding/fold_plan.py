@@ -38,7 +38,8 @@ class Folding(NamedTuple):
 
 class ScoreLeaf(NamedTuple):
     """What scores are made of. `row`: numbers of a query's row, one a key; `query`, `key`, `head`: one number of each;
-    `distance`: one of a head's row of a table, by how far the key lies behind the query; `pairs`: a row of the query and one of the key, merged column by column."""
+    `distance`: one of a head's row of a table, by how far the key lies behind the query; `pairs`: a row of the query
+    and one of the key, merged column by column."""
     kind: str
     left: FoldOperand
     right: FoldOperand | None = None

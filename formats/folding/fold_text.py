@@ -36,6 +36,7 @@ class FoldText(VectorText):
         self.step = MergeStep(plan.folding, plan.sole)
         self.columns = min(plan.right.cols, CHUNK_COLUMNS)
         self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
+        self.line = self.size(self.across)
         self.begin()
         self.within("for b in range(at, last):", self.write_tile)
         self.finish()
@@ -137,7 +138,7 @@ class FoldText(VectorText):
             right = self.plan.right
             row = "4 * " + (self.size(right.cols) if right.kind == OF_ARRAY else f"c.{right.word}_row")
             source = "key" if right.kind == OF_ARRAY else "base"
-            self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, {self.size(self.across)})")
+            self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, {self.line})")
             self.parted(self.write_by_factor)
 
     def parted(self, body: Callable[[bool], None]) -> None:
@@ -221,7 +222,8 @@ class FoldText(VectorText):
         if id(step.score) in needed and step.score.op == "input":
             lone = self.lone_leaf()
             lines = "scores" if lone is None else f"line{lone}"
-            held[id(step.score)] = "score" if self.plan.fixed else self.name(f"get({lines} + {SCORE_BYTES} * j + g, None)")
+            held[id(step.score)] = ("score" if self.plan.fixed
+                                    else self.name(f"get({lines} + {SCORE_BYTES} * j + g, None)"))
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
@@ -272,7 +274,7 @@ class FoldText(VectorText):
                 shared[id(node)] = self.name(f"get(handed{k} + {SCORE_BYTES} * j + g, None)")
             for n in range(many):
                 held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
-                held[id(step.factor)] = self.name(f"one_number(packed + {self.size(self.across)} * j + 4 * m{n})")
+                held[id(step.factor)] = self.name(f"one_number(packed + {self.line} * j + 4 * m{n})")
                 made = [*map(self.vector, self.emit([step.merged[k] for k in step.by_factor], held))]
                 self.assign(names[n], [self.select(found, name, whole)
                                        for found, name in zip(made, names[n], strict=True)])

@@ -69,7 +69,8 @@ def run(case, batch):
     with np.errstate(all="ignore"): return out, np.where(out == meant, 0.0, abs(out - meant) / most)
 
 
-NAMES = "min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention", "ways by distance"
+NAMES = ("min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention",
+         "ways by distance")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -29,13 +29,12 @@ class TextKernel(Kernel):
     def symbol(self) -> str: return self.name
 
     @cached_property
-    def body(self) -> Any:                                  # type: ignore[override]    # made where it is compiled
-        """The function, in a process that compiles."""
-        before = vars(import_module(self.home))
-        words: dict[str, Any] = dict(before)
+    def words(self) -> dict[str, Any]:
+        """What its names mean, in a process that compiles."""
+        words: dict[str, Any] = dict(vars(import_module(self.home)))
         # a text is words of tables, counted names and numbers (row_text.py): no name or string of a file is in it
         exec(compile(self.text, f"<{self.name}>", "exec"), words)
-        return next(each for name, each in words.items() if name not in before and callable(each))
+        return words
 
 
 def hand_over(functions: Iterable[Function]) -> bytes:
