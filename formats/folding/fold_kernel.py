@@ -138,8 +138,8 @@ class FoldKernel:
         plan, p = self.plan, self.plan.right.cols
         step = self.written.step
         if isinstance(self.written, EntriesText):           # what is of scores alone takes a vector, as columns do
-            wide, own = (-(-p // by) * 16 for by in (16, 16 * self.written.many))
-            simple, slow = (own * a + wide * b for a, b in zip(*step.work, strict=True))
+            once, wide = (-(-p // by) * 16 for by in (16 * self.written.many, 16))
+            simple, slow = (once * a + wide * b for a, b in zip(*step.work, strict=True))
             return FoldCounts(simple, slow, (plan.right.cols + plan.cols) * plan.heads)
         chunks, many = -(-p // CHUNK_COLUMNS), abreast(len(step.by_factor), p)
         own, each = step.work

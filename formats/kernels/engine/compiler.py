@@ -143,8 +143,7 @@ def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
     spare directory, if it is."""
     from .text_code import compile_text
-    if isinstance(function, TextKernel): code, absent = compile_text(function), []
-    else: code, absent = compile_function(function)
+    code, absent = (compile_text(function), []) if isinstance(function, TextKernel) else compile_function(function)
     try: objects.write_code(directory, function.symbol, code, absent)
     except (OSError, InputError) as error:
         if directory == spare: raise
