@@ -179,7 +179,7 @@ def biased(given):
                    sum("interpret" in row.steps for row in found), "", most=0)]
 
 
-WHOLE, FEW_ROWS, PREDICTED_WIDTHS = 25, 60, (64, 250, 768)
+WHOLE, FEW_ROWS, PREDICTED_WIDTHS = 100, 60, (64, 250, 768)
 
 
 def draw_terms(number, rng):
