@@ -1,14 +1,16 @@
 """Texts of kernels as machine code: LLVM's language is written statement after statement. Kinds are known as they are
 met, so that numba's inference, which takes most of a compilation, is not asked. Texts assign, choose by `if`, and do
-again by `while`, and by `for` over a range that ascends; functions among their words are taken in where they are
-called."""
+again by `while`, and by `for` over a range that ascends. Functions among their words are written once a process, for
+each kind of arguments, and stand behind the kernels that call them; those that give addresses are taken in."""
+from __future__ import annotations
+
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,9 @@ from formats.kernels.simd.arithmetic import NUMBER
 
 from .from_text import TextKernel
 from .native import ir, llvm, types
-from .text_values import WORD, Found, Scope, ValueWriter
+from .text_values import STORED, WORD, Found, Scope, ValueWriter
+
+HEAD_LINES = 3                                              # of a module's text, which say what it is of
 
 
 @cache
@@ -28,28 +32,49 @@ def read_function(function: Callable[..., Any]) -> tuple[ast.FunctionDef, dict[s
     return found, {**own.builtins, **function.__globals__, **own.nonlocals}
 
 
-class TextWriter(ValueWriter):
-    """Writes one kernel."""
+class Helper(NamedTuple):
+    """A function among words: the kinds that it gives, its text, and the helpers that it calls."""
+    gives: tuple[Any, ...]
+    text: str
+    calls: dict[str, Helper]
 
-    def __init__(self, name: str) -> None:
-        self.module = ir.Module(name)
+
+HELPERS: dict[tuple[Any, ...], Helper | None] = {}          # by function and kinds; None: taken in
+
+
+class TextWriter(ValueWriter):
+    """Writes one function, of arguments of these kinds."""
+
+    def __init__(self, name: str, kinds: Sequence[Any], gives: Sequence[Any] = ()) -> None:
+        self.module, self.kinds = ir.Module(name), kinds
         self.module.triple = llvm.get_process_triple()
-        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [WORD] * 3), name)
+        self.function = ir.Function(self.module, ir.FunctionType(struct_of(gives), [STORED[each] for each in kinds]), name)
         self.entry, begin = (self.function.append_basic_block() for _ in range(2))
         self.build = ir.IRBuilder(begin)
-        self.scope = Scope({}, {}, [], begin)
+        self.scope, self.calls = Scope({}, {}, [], begin), dict[str, Helper]()
 
-    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> str:
-        """The text of the module: this function of (item, worker, arguments)."""
+    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Writes all of it; what it gives."""
         begin = self.build.block
-        self.write(definition, names, [Found(types.int64, each) for each in self.function.args])
-        self.build.ret_void()
+        found = self.write(definition, names, [*map(Found, self.kinds, self.function.args)])
+        if self.function.ftype.return_type == ir.VoidType(): self.build.ret_void()
+        else: self.build.ret(pack_values(self.build, self.function.ftype.return_type, found))
         ir.IRBuilder(self.entry).branch(begin)
-        return str(self.module)
+        return found
 
-    def take_in(self, function: Any, args: list[Any]) -> Any: return self.write(*read_function(function), args)
+    def take_in(self, function: Any, args: list[Any]) -> Any:
+        given = [self.known(each) for each in args if isinstance(each, Found | int | np.number)]
+        kinds = tuple(each.kind for each in given)
+        helper = find_helper(function, kinds) if len(given) == len(args) and {*kinds} <= {*STORED} else None
+        if helper is None: return single(self.write(*read_function(function.py_func), args))
+        name = name_helper(function, kinds)
+        if name not in self.calls:
+            self.calls[name] = helper
+            ir.Function(self.module, ir.FunctionType(struct_of(helper.gives), [STORED[each] for each in kinds]), name)
+        found = self.build.call(self.module.globals[name], [each.value for each in given])
+        return single(tuple(Found(kind, self.build.extract_value(found, k)) for k, kind in enumerate(helper.gives)))
 
-    def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[Any]) -> Any:
+    def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[Any]) -> tuple[Any, ...]:
         """What a function gives, of these arguments; its code is here from now on."""
         bound = dict(zip((each.arg for each in definition.args.args), args, strict=True))
         outer, self.scope = self.scope, Scope({}, {**names, **bound}, [], self.function.append_basic_block())
@@ -59,9 +84,9 @@ class TextWriter(ValueWriter):
         self.follow(definition.body)
         self.leave(self.scope.end)
         self.build.position_at_end(self.scope.end)
-        found = [self.read(each) for each in self.scope.results]
+        found = tuple(self.read(each) for each in self.scope.results)
         self.scope = outer
-        return None if not found else found[0] if len(found) == 1 else tuple(found)
+        return found
 
     def follow(self, body: list[ast.stmt]) -> None:
         """Statements, one after another, to the first that leaves."""
@@ -143,6 +168,61 @@ class TextWriter(ValueWriter):
                 self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
 
 
+def struct_of(kinds: Sequence[Any]) -> Any:
+    return ir.LiteralStructType([STORED[each] for each in kinds]) if kinds else ir.VoidType()
+
+
+def single(found: tuple[Any, ...]) -> Any: return None if not found else found[0] if len(found) == 1 else found
+
+
+def pack_values(build: Any, kind: Any, found: Sequence[Found]) -> Any:
+    """Several values as one."""
+    made = ir.Constant(kind, ir.Undefined)
+    for k, each in enumerate(found): made = build.insert_value(made, each.value, k)
+    return made
+
+
+def name_helper(function: Any, kinds: tuple[Any, ...]) -> str:
+    return f"{function.py_func.__module__}.{function.py_func.__qualname__}{kinds}"
+
+
+def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper | None:
+    """A function for arguments of these kinds; None where it gives an address. It is written twice: the first time says
+    what it gives."""
+    key = function.py_func, kinds
+    if key not in HELPERS:
+        definition, names = read_function(function.py_func)
+        name = name_helper(function, kinds)
+        gives = tuple(each.kind for each in TextWriter(name, kinds).whole(definition, names))
+        if not {*gives} <= {*STORED}: HELPERS[key] = None
+        else:
+            writer = TextWriter(name, kinds, gives)
+            writer.function.linkage = "internal"
+            if function.targetoptions.get("forceinline"): writer.function.attributes.add("alwaysinline")
+            writer.whole(definition, names)
+            HELPERS[key] = Helper(gives, str(writer.module), writer.calls)
+    return HELPERS[key]
+
+
+def join_modules(writer: TextWriter) -> str:
+    """The text of a function and of all that it calls, each once."""
+    left, found = [writer.calls], dict[str, Helper]()
+    while left:
+        fresh = {name: each for name, each in left.pop().items() if name not in found}
+        found |= fresh
+        left += [each.calls for each in fresh.values()]
+    said, lines = {*found}, str(writer.module).splitlines()
+    for each in found.values(): lines += each.text.splitlines()[HEAD_LINES:]
+    kept = []
+    for line in lines:
+        if line.startswith("declare"):
+            name = line.split('@"')[1].split('"')[0]
+            if name in said: continue
+            said.add(name)
+        kept.append(line)
+    return "\n".join(kept)
+
+
 @cache
 def code_maker() -> Any:
     """numba's, which knows the processor, its passes, and how code is addressed."""
@@ -153,8 +233,9 @@ def code_maker() -> Any:
 def compile_text(kernel: TextKernel) -> bytes:
     """The object code of a kernel, from its text. Unwritten for what texts do not say."""
     [definition] = [each for each in ast.parse(kernel.text).body if isinstance(each, ast.FunctionDef)]
-    written = TextWriter(kernel.symbol).whole(definition, {"min": min, "max": max} | kernel.words)
-    module = llvm.parse_assembly(written)
+    writer = TextWriter(kernel.symbol, [types.int64] * 3)
+    writer.whole(definition, {"min": min, "max": max} | kernel.words)
+    module = llvm.parse_assembly(join_modules(writer))
     module.verify()
     module.data_layout = code_maker()._data_layout
     passes, builder = code_maker()._module_pass_manager()

@@ -197,7 +197,7 @@ class ValueWriter:
             [given] = args
             if not isinstance(given, Found): return function(given)
             return self.as_kind(given, NUMBER if function is np.float32 else types.int64)
-        if hasattr(function, "py_func"): return self.take_in(function.py_func, args)
+        if hasattr(function, "py_func"): return self.take_in(function, args)
         if not hasattr(function, "_defn"): raise Unwritten(f"{function!r:.80} is called, and is no word of kernels")
         given = [*map(self.known, args)]
         literal = function._prefer_literal and all(isinstance(each, int) for each in args)
