@@ -87,7 +87,7 @@ def random_term(rng, cols):
 
 
 def share_of(out, meant, most):
-    """How far numbers are from what they mean, in bounds: nothing where both are infinite, or no numbers, in float32."""
+    """How far numbers are from what they mean, in bounds: not at all where both are infinite, or no numbers."""
     with np.errstate(all="ignore"):
         rounded = np.float32(meant)
         alike = (out == meant) | (~np.isfinite(rounded) & (out == rounded)) | (np.isnan(out) & np.isnan(rounded))

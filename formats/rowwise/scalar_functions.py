@@ -105,8 +105,8 @@ def ascending(function: Callable[..., Any]) -> SpreadError:
 
 
 def saturated(y: Any) -> Any:
-    """How far tanh is off at most: behind 5/8 it is 1 - 2 / (1 + e^2x), whose difference rounds once, and whose quotient
-    is off by five roundings."""
+    """How far tanh is off at most: behind 5/8 it is 1 - 2 / (1 + e^2x): the difference rounds once, and the quotient is
+    off by five roundings."""
     return np.where(abs(y) > 0.56, HALF_UNIT * (abs(y) + 6 * (1 - abs(y))), np.inf)
 
 

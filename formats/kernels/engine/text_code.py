@@ -48,7 +48,7 @@ class TextWriter(ValueWriter):
     def __init__(self, name: str, kinds: Sequence[Any], gives: Sequence[Any] = ()) -> None:
         self.module, self.kinds = ir.Module(name), kinds
         self.module.triple = llvm.get_process_triple()
-        self.function = ir.Function(self.module, ir.FunctionType(struct_of(gives), [STORED[each] for each in kinds]), name)
+        self.function = ir.Function(self.module, function_kind(kinds, gives), name)
         self.entry, begin = (self.function.append_basic_block() for _ in range(2))
         self.build = ir.IRBuilder(begin)
         self.scope, self.calls = Scope({}, {}, [], begin), dict[str, Helper]()
@@ -70,7 +70,7 @@ class TextWriter(ValueWriter):
         name = name_helper(function, kinds)
         if name not in self.calls:
             self.calls[name] = helper
-            ir.Function(self.module, ir.FunctionType(struct_of(helper.gives), [STORED[each] for each in kinds]), name)
+            ir.Function(self.module, function_kind(kinds, helper.gives), name)
         found = self.build.call(self.module.globals[name], [each.value for each in given])
         return single(tuple(Found(kind, self.build.extract_value(found, k)) for k, kind in enumerate(helper.gives)))
 
@@ -168,8 +168,10 @@ class TextWriter(ValueWriter):
                 self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
 
 
-def struct_of(kinds: Sequence[Any]) -> Any:
-    return ir.LiteralStructType([STORED[each] for each in kinds]) if kinds else ir.VoidType()
+def function_kind(kinds: Sequence[Any], gives: Sequence[Any]) -> Any:
+    """LLVM's kind of a function: what it gives is one value of several."""
+    result = ir.LiteralStructType([STORED[each] for each in gives]) if gives else ir.VoidType()
+    return ir.FunctionType(result, [STORED[each] for each in kinds])
 
 
 def single(found: tuple[Any, ...]) -> Any: return None if not found else found[0] if len(found) == 1 else found
