@@ -10,16 +10,16 @@ from formats.kernels.engine.compiled import provide
 from formats.machine.threads import limit
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import product, turn
-from opmatrix.algebra.operators import const, over, tanh, weight
+from opmatrix.algebra.nodes import by_distance, product, turn
+from opmatrix.algebra.operators import const, heads, join, over, tanh, weight
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import pattern, sequence
+from opmatrix.patterns import everyone, pattern, sequence, window
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.meanings import bound, meaning
 from tests import standin
-from tests.terms_of_folds import cases, minplus
+from tests.terms_of_folds import MOST, REACH, cases, minplus
 from tests.terms_of_rows import share_of, value
 
 LENGTHS = 1, 70, 0, 16
@@ -116,6 +116,22 @@ def test_programs_have_such_kernels_and_interpret_nothing():
     model = table @ mixed @ over(W, minplus) @ weight(rng.normal(size=(20, 5)))
     program = om.schedule(model, BATCH, machine=standin.machine())
     assert {"fold_term", "fold_rows"} <= {*steps(program)} and "interpret" not in steps(program)
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where, kernel", [(sequence & window(REACH), "fold_term"), (everyone, "interpret")])
+def test_a_bias_by_distance_is_in_the_kernel_or_the_term_is_read(compiled, where, kernel):
+    """Positions are those of a sequence, so where all see all no kernel says distances."""
+    rng = np.random.default_rng(2)
+    A, B, table = (weight(rng.normal(size=size) / 4) for size in ((12, 21), (12, 21), (9, 12)))
+    near = rng.normal(size=(3, 2 * MOST + 1))
+
+    def mixed(x):
+        q, k = x @ A @ heads(3), x @ B @ heads(3)
+        return product(product(q, turn(k)) @ tanh + by_distance(near, MOST), k, minplus, where) @ join(3)
+    model = table @ formula(mixed)
+    program = om.schedule(model, BATCH, machine=standin.machine())
+    assert {"fold_term", "interpret"} & {*steps(program)} == {kernel}
     np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
 
 
