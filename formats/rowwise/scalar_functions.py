@@ -9,8 +9,9 @@ from formats.core.activation import COMPILED, Activation
 from formats.core.stage import GELU_ERROR
 
 HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; what vanishes at most
-LOST = 2.0 ** -50                                           # what a difference of float64 loses at most, of y
+DIFFERENCE_LOSS = 2.0 ** -50                                # what a difference of float64 loses at most, of y
 SpreadError = Callable[..., Any]
+ErrorPair = tuple[Any, Any]                                # an argument, and how far it is off at most
 
 
 class ScalarFunction(NamedTuple):
@@ -29,7 +30,7 @@ class ScalarFunction(NamedTuple):
     most: Callable[[Any], Any] | None = None
 
 
-def either_way(y: Any, *pairs: tuple[Any, Any]) -> Any:
+def either_way(y: Any, *pairs: ErrorPair) -> Any:
     """The largest of the errors: of a choice between what is off."""
     return reduce(np.maximum, [e for _, e in pairs])
 
@@ -37,70 +38,70 @@ def either_way(y: Any, *pairs: tuple[Any, Any]) -> Any:
 def of_extreme(extreme: Callable[..., Any]) -> SpreadError:
     """How the larger or the smaller of two spreads errors: to what it is at both ends of where these may be. What is
     surely behind adds nothing."""
-    def spread(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+    def spread(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(extreme(a[0] + a[1], b[0] + b[1]) - y, y - extreme(a[0] - a[1], b[0] - b[1]))
-            return np.fmin(either_way(y, a, b), reach + LOST * abs(y))
+            return np.fmin(either_way(y, a, b), reach + DIFFERENCE_LOSS * abs(y))
     return spread
 
 
-def spread_quotient(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_quotient(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         least = abs(b[0]) - b[1]
         found = (a[1] + np.where(np.isfinite(y), abs(y), 0) * b[1]) / np.maximum(least, 0)
         return np.where(a[1] + b[1] == 0, 0.0, np.where(least > 0, found, np.inf))
 
 
-def spread_root(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_root(y: Any, a: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         low, high = np.sqrt(np.maximum(a[0] - a[1], 0)), np.sqrt(np.maximum(a[0] + a[1], 0))
         return np.where(a[1] == 0, 0.0, np.fmax(abs(y - low), abs(high - y)))
 
 
-def spread_log(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_log(y: Any, a: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         return np.where(a[1] == 0, 0.0, np.where(a[0] > a[1], -np.log1p(-np.minimum(a[1] / a[0], 1)), np.inf))
 
 
-def spread_log1p(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_log1p(y: Any, a: ErrorPair) -> Any:
     return spread_log(y, (1 + np.asarray(a[0]), a[1]))
 
 
-def spread_exp(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_exp(y: Any, a: ErrorPair) -> Any:
     with np.errstate(all="ignore"): return np.where(a[1] == 0, 0.0, np.exp(a[0]) * np.expm1(a[1]))
 
 
-def spread_test(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_test(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     """Nothing where a comparison is certain, 1 where it may be the other way."""
     with np.errstate(all="ignore"):
         apart, off = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0])), np.asarray(a[1] + b[1])
         return np.where((off > 0) & (apart <= off), 1.0, 0.0)
 
 
-def spread_choice(y: Any, c: tuple[Any, Any], a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_choice(y: Any, c: ErrorPair, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         taken = np.where(np.asarray(c[0]) != 0, a[1], b[1])
         apart = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0]))
         return np.where(np.asarray(c[1]) == 0, taken, apart + a[1] + b[1])
 
 
-def spread_product(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_product(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         def part(size: Any, error: Any) -> Any: return np.where(np.asarray(error) == 0, 0.0, abs(size) * error)
         return part(a[0], b[1]) + part(b[0], a[1]) + part(a[1], b[1])
 
 
-def spread_floor(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_floor(y: Any, a: ErrorPair) -> Any:
     return np.floor(a[0] + a[1]) - np.floor(a[0] - a[1])
 
 
 def ascending(function: Callable[..., Any]) -> SpreadError:
     """How a function that keeps order, and is nowhere steeper than 1, spreads an error: to what it is at both ends of
     where its argument may be."""
-    def spread(y: Any, a: tuple[Any, Any]) -> Any:
+    def spread(y: Any, a: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(abs(function(a[0] + a[1]) - y), abs(y - function(a[0] - a[1])))
-            return np.fmin(a[1], reach + LOST * abs(y))
+            return np.fmin(a[1], reach + DIFFERENCE_LOSS * abs(y))
     return spread
 
 
@@ -110,12 +111,12 @@ def saturated(y: Any) -> Any:
     return np.where(abs(y) > 0.56, HALF_UNIT * (abs(y) + 6 * (1 - abs(y))), np.inf)
 
 
-def added(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any: return a[1] + b[1]
-def kept_error(y: Any, a: tuple[Any, Any]) -> Any: return a[1]
+def added(y: Any, a: ErrorPair, b: ErrorPair) -> Any: return a[1] + b[1]
+def kept_error(y: Any, a: ErrorPair) -> Any: return a[1]
 def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
 
 
-def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
+def within(activation: Activation) -> Callable[[Any, ErrorPair], Any]:
     """How an activation's record spreads an error, and what its vector code adds: as much as in an epilogue."""
     return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1])) + GELU_ERROR * np.maximum(1, abs(y))
 

@@ -18,7 +18,7 @@ from formats.kernels.simd.arithmetic import NUMBER
 
 from .from_text import TextKernel
 from .native import ir, llvm, types
-from .text_values import STORED, WORD, Found, Scope, ValueWriter
+from .text_values import INTEGER64, STORED_KINDS, Computed, Scope, ValueWriter
 
 HEAD_LINES = 3                                              # of a module's text, which say what it is of
 
@@ -56,23 +56,24 @@ class TextWriter(ValueWriter):
     def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> tuple[Any, ...]:
         """Writes all of it; what it gives."""
         begin = self.build.block
-        found = self.write(definition, names, [*map(Found, self.kinds, self.function.args)])
+        found = self.write(definition, names, [*map(Computed, self.kinds, self.function.args)])
         if self.function.ftype.return_type == ir.VoidType(): self.build.ret_void()
         else: self.build.ret(pack_values(self.build, self.function.ftype.return_type, found))
         ir.IRBuilder(self.entry).branch(begin)
         return found
 
     def take_in(self, function: Any, args: list[Any]) -> Any:
-        given = [self.known(each) for each in args if isinstance(each, Found | int | np.number)]
+        given = [self.known(each) for each in args if isinstance(each, Computed | int | np.number)]
         kinds = tuple(each.kind for each in given)
-        helper = find_helper(function, kinds) if len(given) == len(args) and {*kinds} <= {*STORED} else None
-        if helper is None: return single(self.write(*read_function(function.py_func), args))
+        helper = find_helper(function, kinds) if len(given) == len(args) and {*kinds} <= {*STORED_KINDS} else None
+        if helper is None: return sole_value(self.write(*read_function(function.py_func), args))
         name = name_helper(function, kinds)
         if name not in self.calls:
             self.calls[name] = helper
             ir.Function(self.module, function_kind(kinds, helper.gives), name)
         found = self.build.call(self.module.globals[name], [each.value for each in given])
-        return single(tuple(Found(kind, self.build.extract_value(found, k)) for k, kind in enumerate(helper.gives)))
+        return sole_value(tuple(Computed(kind, self.build.extract_value(found, k))
+                                for k, kind in enumerate(helper.gives)))
 
     def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[Any]) -> tuple[Any, ...]:
         """What a function gives, of these arguments; its code is here from now on."""
@@ -133,7 +134,7 @@ class TextWriter(ValueWriter):
 
     def give(self, found: Any) -> None:
         """What the function gives, and its end."""
-        several = isinstance(found, tuple) and not isinstance(found, Found)
+        several = isinstance(found, tuple) and not isinstance(found, Computed)
         for k, each in enumerate(found if several else () if found is None else (found,)):
             given = self.known(each)
             if k == len(self.scope.results): self.scope.results.append(self.place(given.kind))
@@ -158,7 +159,7 @@ class TextWriter(ValueWriter):
     def count(self, name: str, bounds: list[Any], body: list[ast.stmt]) -> None:
         """A body for each of a range of whole numbers, which ascends."""
         given = [self.as_kind(each, types.int64).value for each in bounds]
-        start, stop, step = [WORD(0), *given, WORD(1)] if len(given) == 1 else [*given, WORD(1)][:3]
+        start, stop, step = [INTEGER64(0), *given, INTEGER64(1)] if len(given) == 1 else [*given, INTEGER64(1)][:3]
         at = self.place(types.int64)
         self.build.store(start, at.value)
         with self.looping(lambda: self.build.icmp_signed("<", self.read(at).value, stop)):
@@ -170,14 +171,14 @@ class TextWriter(ValueWriter):
 
 def function_kind(kinds: Sequence[Any], gives: Sequence[Any]) -> Any:
     """LLVM's kind of a function: what it gives is one value of several."""
-    result = ir.LiteralStructType([STORED[each] for each in gives]) if gives else ir.VoidType()
-    return ir.FunctionType(result, [STORED[each] for each in kinds])
+    result = ir.LiteralStructType([STORED_KINDS[each] for each in gives]) if gives else ir.VoidType()
+    return ir.FunctionType(result, [STORED_KINDS[each] for each in kinds])
 
 
-def single(found: tuple[Any, ...]) -> Any: return None if not found else found[0] if len(found) == 1 else found
+def sole_value(found: tuple[Any, ...]) -> Any: return None if not found else found[0] if len(found) == 1 else found
 
 
-def pack_values(build: Any, kind: Any, found: Sequence[Found]) -> Any:
+def pack_values(build: Any, kind: Any, found: Sequence[Computed]) -> Any:
     """Several values as one."""
     made = ir.Constant(kind, ir.Undefined)
     for k, each in enumerate(found): made = build.insert_value(made, each.value, k)
@@ -196,7 +197,7 @@ def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper | None:
         definition, names = read_function(function.py_func)
         name = name_helper(function, kinds)
         gives = tuple(each.kind for each in TextWriter(name, kinds).whole(definition, names))
-        if not {*gives} <= {*STORED}: HELPERS[key] = None
+        if not {*gives} <= {*STORED_KINDS}: HELPERS[key] = None
         else:
             writer = TextWriter(name, kinds, gives)
             writer.function.linkage = "internal"
