@@ -23,7 +23,7 @@ from lib.command import Figure, Parser, cell, concluded, count, tabled, takes, w
 from lib.products import PRODUCT_COLUMNS, time_products
 
 import numpy as np
-from terms_of_rows import random_term, value
+from terms_of_rows import random_term, share_of, value
 
 import opmatrix as om
 from formats.kernels import scale
@@ -98,13 +98,8 @@ def off(text, operands, given, arrays):
     out = np.empty((len(given[0]), found.root.cols), np.float32)
     TERM.function(out, **operands, term=text)
     named = operands | {"term": text}
-    meant, most = meaning(TERM, named, None), bound(TERM, named)
-    with np.errstate(all="ignore"):
-        rounded = np.float32(meant)                         # beyond float32 both are infinite, or no number
-        alike = (out == rounded) & ~np.isfinite(rounded) | np.isnan(out) & np.isnan(rounded)
-        error = np.where(alike, 0.0, abs(out - meant))
-        share = np.where(error == 0, 0.0, error / most)
-    return out, float(share.max(initial=0.0)), [*(most[error > 0] / error[error > 0])]
+    share = share_of(out, meaning(TERM, named, None), bound(TERM, named))
+    return out, float(share.max(initial=0.0)), [*(1 / share[share > 0])]
 
 
 def main() -> None:
@@ -179,7 +174,7 @@ def biased(given):
                    sum("interpret" in row.steps for row in found), "", most=0)]
 
 
-WHOLE, FEW_ROWS, PREDICTED_WIDTHS = 25, 60, (64, 250, 768)
+WHOLE, FEW_ROWS, PREDICTED_WIDTHS = 100, 60, (64, 250, 768)
 
 
 def draw_terms(number, rng):

@@ -7,14 +7,14 @@ import numpy as np
 import opmatrix as om
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import product, related, symbol, turn
+from opmatrix.algebra.nodes import by_distance, product, related, symbol, turn
 from opmatrix.algebra.operators import const, heads, over, tanh, weight
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.patterns import causal, sequence, window
 from opmatrix.relations import relation
 from opmatrix.runtime.interpreted import write_term
 
-REACH = 8                                                   # of the sliding maximum, on both sides
+REACH, MOST = 8, 5                                          # of windows, on both sides; the distances that a table has
 EDGES = relation("edges", "T", "T")
 
 
@@ -49,6 +49,7 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
     x, y, c, d = value(0, n), value(1, n), value(1, 1), value(0, n // h)
     W, U = draw(rng, n, p), draw(rng, n, 16)
     at = np.sort(rng.integers(0, rows, (rows, edges)), 1)
+    near = draw(rng, h, 2 * MOST + 1)
     table = np.zeros((rows, rows))
     table[np.arange(rows)[:, None], at] = rng.uniform(0.5, 2, (rows, edges))
     batch = om.Batch([[0] * length for length in lengths], relations={"edges": table})
@@ -85,6 +86,17 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
             s[:, ~np.tri(at.stop - at.start, dtype=bool)] = -np.inf
             out[:, at] = by_shares(s) @ k[:, at]
         return out.swapaxes(0, 1)
+    def by_ways(x, y):
+        q, k = (each.reshape(rows, h, -1) for each in (x, y))
+        out = np.full_like(q, np.inf)
+        for at in parts:
+            for o in range(-REACH, REACH + 1):
+                length = at.stop - at.start - abs(o)
+                if length <= 0: continue
+                lo, hi = (slice(start, start + length) for start in (at.start + max(-o, 0), at.start + max(o, 0)))
+                way = np.tanh((q[lo] * k[hi]).sum(-1)) + near[:, np.clip(o, -MOST, MOST) + MOST]
+                np.minimum(out[lo], way[..., None] + k[hi], out=out[lo])
+        return out
     q, k = x @ heads(h), y @ heads(h)
     named = {
         "min-plus": ("fold_rows", x @ over(weight(W), minplus), [x], by_steps),
@@ -94,7 +106,9 @@ def cases(rng, lengths, n=48, p=24, h=3, edges=5):
                         by_shifts),
         "shortest paths": ("fold_entries", product(related(EDGES), x, minplus), [x], by_edges),
         "capped attention": ("fold_term", product(product(q, turn(k)) @ tanh * 2.0, k, monoids.softmax,
-                                                  sequence & causal), [x, y], by_caps)}
+                                                  sequence & causal), [x, y], by_caps),
+        "ways by distance": ("fold_term", product(product(q, turn(k)) @ tanh + by_distance(near, MOST), k, minplus,
+                                                  sequence & window(REACH)), [x, y], by_ways)}
     made = {}
     for name, (kernel, term, values, by_hand) in named.items():
         text, arrays = write_term(term, {each: k for k, each in enumerate(values)})

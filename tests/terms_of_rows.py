@@ -86,5 +86,13 @@ def random_term(rng, cols):
     return term, values
 
 
+def share_of(out, meant, most):
+    """How far numbers are from what they mean, in bounds: not at all where both are infinite, or no numbers."""
+    with np.errstate(all="ignore"):
+        rounded = np.float32(meant)
+        alike = (out == meant) | (~np.isfinite(rounded) & (out == rounded)) | (np.isnan(out) & np.isnan(rounded))
+        return np.where(alike, 0.0, abs(out - meant) / most)
+
+
 def rsqrt_of_more(): return (I + const(1e-3)) @ rsqrt
 def over_of(monoid): return monoid if monoid is ones else over(ones, monoid)

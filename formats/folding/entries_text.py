@@ -1,7 +1,9 @@
-"""The text of a kernel that merges the rows that a sparse matrix names: vectors of 16 columns, entry after entry."""
+"""The text of a kernel that merges rows by numbers that are one for all columns: those that a sparse matrix names, by
+its entries, or those that a query sees, by a score that is fixed. Vectors of 16 columns, row after row."""
 from dataclasses import dataclass, field
 
 from formats.folding.fold_plan import FoldPlan, MergeStep
+from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
 from formats.rowwise.scalars import NumberGraph
 from formats.rowwise.vector_text import VectorText
 
@@ -10,49 +12,65 @@ ROWS_OF_ITEM, ABREAST_VECTORS = 16, 4                       # rows of an item; v
 
 @dataclass
 class EntriesText(VectorText):
-    """What is written."""
+    """What is written, of the entries of a sparse matrix."""
     plan: FoldPlan
+    places: dict[str, int] = field(default_factory=dict)
     indent: int = field(default=1, kw_only=True)
-    room: int = 0
+    name_of_row = "at[e]"                                   # the row that is merged, as the text says it
 
     def __post_init__(self) -> None:
-        self.step = MergeStep(self.plan.folding)
-        self.many = max(1, ABREAST_VECTORS // len(self.plan.folding.unit))
+        self.step = MergeStep(self.plan.folding, self.plan.sole)
+        self.many = max(1, ABREAST_VECTORS // max(1, len(self.step.by_factor)))
         self.room = 64 * self.plan.folding.width
-        right = self.plan.right
+        self.write()
+
+    def write(self) -> None:
+        """An item: 16 rows of a head."""
+        word = self.plan.right.word
         self.put("head = item % c.heads")
-        self.put("begins, at = longs(c.starts, c.T + 1), longs(c.at, c.count)")
+        self.put("begins, at, p = longs(c.starts, c.T + 1), longs(c.at, c.count), c.p")
+        self.put(f"y = c.{word} + 4 * (head // c.{word}_of * c.{word}_head)")
+        self.put(f"begin = item // c.heads * {ROWS_OF_ITEM}")
 
         def row() -> None:
-            self.put("low, high, col = begins[row], begins[row + 1], 0")
-            self.put(f"y = c.{right.word} + 4 * (head // c.{right.word}_of * c.{right.word}_head)")
+            self.put("low, high = begins[row], begins[row + 1]")
             self.put("out = c.out + 4 * (row * c.out_row + head * c.out_head)")
-            self.within(f"while col + {16 * self.many} <= c.p:", lambda: self.write_columns(self.many, "None"))
-            self.within("while col < c.p:", self.write_last)
-        self.put(f"begin = item // c.heads * {ROWS_OF_ITEM}")
+            self.write_row()
         self.within(f"for row in range(begin, min(begin + {ROWS_OF_ITEM}, c.T)):", row)
 
+    def write_row(self) -> None:
+        """All columns of a row: p of them, of what lies at y, to out; from low to high is what it is merged of."""
+        self.put("col = 0")
+        self.within(f"while col + {16 * self.many} <= p:", lambda: self.write_columns(self.many, "None"))
+        self.within("while col < p:", self.write_last)
+
     def write_last(self) -> None:
-        self.put("lanes = min(16, c.p - col)")
+        self.put("lanes = min(16, p - col)")
         self.write_columns(1, "lanes")
 
+    def score(self) -> str: return self.name("one_number(c.numbers + 4 * e)")
+
     def write_columns(self, many: int, lanes: str) -> None:
-        """A few vectors of columns, merged over all entries of a row."""
+        """A few vectors of columns, merged over all that a row is merged of; what is of scores alone once for all."""
         step, folding = self.step, self.plan.folding
-        names = [[f"a{n}_{k}" for k in range(len(folding.unit))] for n in range(many)]
-        for each in names:
-            for name, unit in zip(each, folding.unit, strict=True):
-                self.put(f"{name} = in_all_lanes({self.literal(unit)})")
+        names = [[f"a{n if k in step.by_factor else ''}_{k}" for k in range(len(folding.unit))] for n in range(many)]
+        units = {name: unit for each in names for name, unit in zip(each, folding.unit, strict=True)}
+        for name, unit in units.items(): self.put(f"{name} = in_all_lanes({self.literal(unit)})")
 
         def entry() -> None:
-            self.put(f"x = y + 4 * (at[e] * c.{self.plan.right.word}_row + col)")
+            self.put(f"x = y + 4 * ({self.name_of_row} * c.{self.plan.right.word}_row + col)")
             needed = {id(each) for each in NumberGraph(0, tuple(step.merged)).walk()}
-            shared = {id(step.score): self.name("one_number(c.numbers + 4 * e)")} if id(step.score) in needed else {}
-            if id(step.index) in needed: shared[id(step.index)] = self.name("in_all_lanes(f4(at[e]))")
+            shared = {id(step.carriers[k]): names[0][k] for k in step.by_score}
+            if id(step.score) in needed and step.score.op == "input": shared[id(step.score)] = self.score()
+            if id(step.index) in needed: shared[id(step.index)] = self.name(f"in_all_lanes(f4({self.name_of_row}))")
+            own = self.emit([*(step.merged[k] for k in step.by_score), *step.stored], shared)
+            found = {names[0][k]: self.vector(each) for k, each in zip(step.by_score, own, strict=False)}
             for n, each in enumerate(names):
-                held = shared | {id(part): name for part, name in zip(step.carriers, each, strict=True)}
+                held = shared | {id(step.carriers[k]): each[k] for k in step.by_factor}
                 held[id(step.factor)] = self.name(f"get(x + {64 * n}, {lanes})")
-                self.assign(each, [*map(self.vector, self.emit(step.merged, held))])
+                made = self.emit([step.merged[k] for k in step.by_factor], held)
+                found |= {each[k]: self.vector(fresh) for k, fresh in zip(step.by_factor, made, strict=True)}
+            self.assign([*found], [*found.values()])
         self.within("for e in range(low, high):", entry)
         for n, each in enumerate(names): self.write_found(self.graph(folding.finish, each), 16 * n, lanes)
         self.put(f"col += {16 * many}")
@@ -84,3 +102,35 @@ class EntriesText(VectorText):
         return "\n".join([*self.constants(), "", f"RECORD = np.dtype(words({' '.join(self.fields)!r}))", "", "",
                           "def fold_of_entries(item, worker, arguments):", "    c = record(arguments, RECORD)",
                           *self.lines, ""])
+
+
+class WindowText(EntriesText):
+    """What is written, of the rows that a query sees, which lie one behind another."""
+    name_of_row = "(start + e)"
+
+    def write(self) -> None:
+        """An item: 64 queries of a head of a sequence, and up to 128 columns."""
+        word, width = self.plan.right.word, self.plan.folding.width
+        self.put(f"part, head = item % c.chunks * {CHUNK_COLUMNS}, item // c.chunks % c.heads")
+        self.put("start, length, query = unit_at(c.starts, c.S, item // (c.chunks * c.heads))")
+        self.put("if query < 0: return")
+        self.put(f"y = c.{word} + 4 * (head // c.{word}_of * c.{word}_head + part)")
+        self.put(f"p = min({CHUNK_COLUMNS}, c.p - part)")
+        if self.plan.sole is None:
+            heads = [self.name(f"one_number(c.{each.left.word} + 4 * {'head' if each.left.heads > 1 else 0})")
+                     for each in self.plan.leaves]
+            [found] = self.graph(self.plan.score, heads)
+            self.put(f"score = {self.vector(found)}")
+
+        def row() -> None:
+            self.put("low, high = max(0, row - c.behind), min(length, row + c.ahead + 1)")
+            self.put(f"out = c.out + 4 * ((start + row) * c.out_row + head * c.out_head + part * {width})")
+            self.write_row()
+        self.within(f"for row in range(query, min(query + {UNIT_SIDE}, length)):", row)
+
+    def score(self) -> str: return "score"
+
+    @property
+    def fields(self) -> list[str]:
+        """The words of a call's record, in order."""
+        return [*self.plan.words, *"out out_row out_head starts S heads chunks behind ahead p room apart".split()]

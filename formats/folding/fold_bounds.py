@@ -30,8 +30,9 @@ def bound_part(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], par
         else:
             whole = np.asarray(values[each.number], np.float64)[rows].reshape(-1, each.heads, each.cols).swapaxes(0, 1)
         return np.repeat(whole, plan.heads // each.heads, 0)
+    distances = np.arange(part.keys.start, part.keys.stop) - np.asarray(part.queries)[:, None]
     leaves = [bound_leaf(leaf, read(leaf.left, part.keys if leaf.kind == "key" else part.queries),
-                         leaf.right and read(leaf.right, part.keys)) for leaf in plan.leaves]
+                         leaf.right and read(leaf.right, part.keys), distances) for leaf in plan.leaves]
     [score] = bound_graph(plan.score, *leaves)
     right = read(plan.right, part.keys)
     shape = plan.heads, len(part.queries), right.shape[1]
@@ -41,18 +42,29 @@ def bound_part(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], par
     return y.swapaxes(0, 1), off.swapaxes(0, 1)
 
 
-def bound_leaf(leaf: ScoreLeaf, x: Any, k: Any) -> NumberPair:
-    """(heads, queries, keys), either of which may be one for all."""
+def bound_leaf(leaf: ScoreLeaf, x: Any, k: Any, distances: Any) -> NumberPair:
+    """(heads, queries, keys), either of which may be one for all; distances, key - query, of (queries, keys)."""
     match leaf.kind:
+        case "distance":
+            most = leaf.left.cols // 2
+            return exactly_given(x[:, 0, np.clip(distances, -most, most) + most])
         case "key": return exactly_given(x.swapaxes(1, 2))
         case "row" | "query" | "head": return exactly_given(x)
     assert leaf.inner is not None
-    if leaf.inner.ordinary:
-        size, depth = abs(x) @ abs(k).swapaxes(1, 2), x.shape[-1] + 1
-        return x @ k.swapaxes(1, 2), depth * HALF_UNIT * 1.01 * size + depth * VANISHED
+    if leaf.inner.ordinary: return sum_columns(x, k)
     s, w = x[:, :, None, :, None], k[:, None, :, :, None]
     y, e = merge_keys(leaf.inner, s, np.zeros_like(s), w, None, 3)
     return y[..., 0], e[..., 0]
+
+
+def sum_columns(x: Any, k: Any) -> NumberPair:
+    """Products of rows, summed column by column: each product and each sum loses half a unit of itself."""
+    y, size = np.zeros((2, *x.shape[:2], k.shape[1]))
+    for i in range(x.shape[-1]):
+        fresh = x[..., i, None] * k[:, None, :, i]
+        y += fresh
+        size += abs(fresh) + abs(y)
+    return y, HALF_UNIT * 1.01 * size + x.shape[-1] * VANISHED
 
 
 def exactly_given(x: Any) -> NumberPair: return x, np.zeros(x.shape)

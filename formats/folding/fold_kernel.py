@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
-from formats.folding.entries_text import ROWS_OF_ITEM, EntriesText
+from formats.folding.entries_text import ROWS_OF_ITEM, EntriesText, WindowText
 from formats.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan
-from formats.folding.fold_text import CHUNK_COLUMNS, UNIT_SIDE, FoldText, abreast, count_pairs
+from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
+from formats.folding.fold_text import FoldText, abreast, count_pairs
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
@@ -37,11 +38,13 @@ class FoldKernel:
     plan: FoldPlan
 
     @cached_property
-    def written(self) -> FoldText: return FoldText(plan=self.plan)
-    @cached_property
-    def gathered(self) -> EntriesText: return EntriesText(plan=self.plan)
-    @cached_property
-    def text(self) -> str: return (self.gathered if self.plan.sparse else self.written).whole()
+    def written(self) -> FoldText | EntriesText:
+        """Its text: by columns where what scores say is one for all of them, else by queries."""
+        if self.plan.sparse: return EntriesText(plan=self.plan)
+        return (WindowText if self.plan.ranged and self.plan.fixed else FoldText)(plan=self.plan)
+
+    @property
+    def text(self) -> str: return self.written.whole()
 
     @cached_property
     def function(self) -> TextKernel:
@@ -79,7 +82,7 @@ class FoldKernel:
             room, apart = ROOM.reserve(written.room, workers)
             words |= places | dict(starts=lines, S=count, heads=plan.heads, chunks=chunks,
                                    keys=T if plan.keys is None else plan.keys, behind=behind, ahead=ahead, room=room,
-                                   apart=apart, p=plan.right.cols, across=written.across)
+                                   apart=apart, p=plan.right.cols)
             words |= dict(zip(("ptr", "idx", "edge", "bits"), blocks, strict=True))
             words |= {name: size for size, name in written.sizes.items()}
             words |= {f"at_{word}": at for word, at in written.places.items()}
@@ -103,7 +106,7 @@ class FoldKernel:
         given = np.ascontiguousarray(numbers, np.float32)
         if not out.size: return out
         words |= dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, rows), strict=True))
-        workers, written = threads(), self.gathered
+        workers, written = threads(), self.written
         with POOL.lock:
             room, apart = ROOM.reserve(written.room, workers)
             words |= dict(starts=address(begins), at=address(names), numbers=address(given), count=len(names), T=rows,
@@ -133,10 +136,11 @@ class FoldKernel:
     def counts(self) -> FoldCounts:
         """By the graphs of scores and of merges, columns as many as are merged at a time."""
         plan, p = self.plan, self.plan.right.cols
-        if plan.sparse:
-            each = count_pairs(plan.folding)
-            return FoldCounts(p * each[0], p * each[1], (plan.right.cols + plan.cols) * plan.heads)
         step = self.written.step
+        if isinstance(self.written, EntriesText):           # what is of scores alone takes a vector, as columns do
+            once, wide = (-(-p // by) * 16 for by in (16 * self.written.many, 16))
+            simple, slow = (once * a + wide * b for a, b in zip(*step.work, strict=True))
+            return FoldCounts(simple, slow, (plan.right.cols + plan.cols) * plan.heads)
         chunks, many = -(-p // CHUNK_COLUMNS), abreast(len(step.by_factor), p)
         own, each = step.work
         simple, slow = count_work(plan.score)

@@ -1,9 +1,11 @@
 """The words of generated products: those of rows (formats/rowwise/row_lanes.py), and tiles of queries and keys."""
 import numpy as np
 
+from formats.folding.fold_sizes import SCORE_BYTES, UNIT_SIDE
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import floats, longs, pointer
 from formats.kernels.engine.native import njit
+from formats.kernels.mixing.biased import lay_strip as lay_strip
 from formats.kernels.mixing.heads import copy_rows as copy_rows
 from formats.kernels.mixing.heads import turn_keys as turn_keys
 from formats.kernels.simd.arithmetic import fused as fused
@@ -41,8 +43,6 @@ from formats.rowwise.row_lanes import whole_below as whole_below
 from formats.rowwise.row_lanes import words as words
 
 f4, i8 = np.float32, np.int64
-UNIT_SIDE = 64                                              # queries of a unit, and keys of a tile
-SCORE_BYTES = 256                                              # bytes of a number for each of these queries
 
 
 @njit(**HELPER)

@@ -38,7 +38,8 @@ class Folding(NamedTuple):
 
 class ScoreLeaf(NamedTuple):
     """What scores are made of. `row`: numbers of a query's row, one a key; `query`, `key`, `head`: one number of each;
-    `pairs`: a row of the query and one of the key, merged column by column."""
+    `distance`: one of a head's row of a table, by how far the key lies behind the query; `pairs`: a row of the query
+    and one of the key, merged column by column."""
     kind: str
     left: FoldOperand
     right: FoldOperand | None = None
@@ -50,8 +51,8 @@ class ScoreLeaf(NamedTuple):
 
 class FoldPlan(NamedTuple):
     """Scores, as a graph of leaves, merged with the rows of `right`, which is a value with a row a key, or an array of
-    `keys` rows. `masked`: who sees whom is a pattern's, within sequences; `sparse`: scores are the entries of a sparse
-    matrix, and there are no leaves."""
+    `keys` rows. `masked`: who sees whom is a pattern's, within sequences; `ranged`: its keys lie one behind another;
+    `sparse`: scores are the entries of a sparse matrix, and there are no leaves."""
     leaves: tuple[ScoreLeaf, ...]
     score: NumberGraph
     folding: Folding
@@ -59,6 +60,24 @@ class FoldPlan(NamedTuple):
     keys: int | None
     masked: bool
     sparse: bool = False
+    ranged: bool = False
+
+    @property
+    def sole(self) -> StandIn | None:
+        """The score, where it is one number for all."""
+        [found] = self.score.outputs
+        return found if found.op == "literal" else None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the score is one number for all queries and keys of a head."""
+        return not self.sparse and all(leaf.kind == "head" for leaf in self.leaves)
+
+    @property
+    def words(self) -> list[str]:
+        """The words of its operands in the record of a call."""
+        return [f"{each.word}{what}" for each in self.operands
+                for what in (("", "_row", "_head", "_of") if each.kind == OF_VALUE else ("", "_head"))]
 
     @property
     def operands(self) -> list[FoldOperand]:

@@ -6,16 +6,16 @@ stay in registers while a tile passes by. Sizes above 8 are words of the record.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from formats.folding.fold_plan import OF_ARRAY, OF_VALUE, Folding, FoldOperand, FoldPlan, MergeStep, ScoreLeaf
+from formats.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, MergeStep, ScoreLeaf
+from formats.folding.fold_sizes import CHUNK_COLUMNS, SCORE_BYTES, UNIT_SIDE
 from formats.rowwise.scalars import NumberGraph, StandIn
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
-UNIT_SIDE, SCORE_BYTES, CHUNK_COLUMNS = 64, 256, 128         # queries; bytes of a line; columns of an item at most
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
 MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
 SCORED_KEYS = 4                                             # keys whose scores are merged at a time
 FIXED_WORDS = ("out out_row out_head starts S heads chunks keys behind ahead ptr idx edge bits room apart "
-               "p across").split()
+               "p").split()
 
 
 def abreast(carriers: int, most: int) -> int:
@@ -32,18 +32,14 @@ class FoldText(VectorText):
     room: int = 0
 
     def __post_init__(self) -> None:
-        plan, sole = self.plan, self.sole_literal()
-        self.step = MergeStep(plan.folding, sole)
+        plan = self.plan
+        self.step = MergeStep(plan.folding, plan.sole)
         self.columns = min(plan.right.cols, CHUNK_COLUMNS)
         self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
+        self.line = self.size(self.across)
         self.begin()
         self.within("for b in range(at, last):", self.write_tile)
         self.finish()
-
-    def sole_literal(self) -> StandIn | None:
-        """The score, where it is one number for all."""
-        [found] = self.plan.score.outputs
-        return found if found.op == "literal" else None
 
     # ---- where things are
 
@@ -83,11 +79,13 @@ class FoldText(VectorText):
                     self.reserve(f"line{number}", UNIT_SIDE * SCORE_BYTES)
                     self.turn_rows(leaf.left, "0", self.size(depth), f"turned{number}")
                 case "row": self.reserve(f"line{number}", UNIT_SIDE * SCORE_BYTES)
+                case "distance": self.reserve(f"strip{number}", 2 * SCORE_BYTES)
                 case "query":
                     self.reserve(f"line{number}", SCORE_BYTES)
                     self.turn_rows(leaf.left, "0", "1", f"line{number}")
-        if self.fixed_score(): self.write_fixed()
-        elif self.lone_leaf() is None and self.sole_literal() is None: self.reserve("scores", UNIT_SIDE * SCORE_BYTES)
+        if plan.sole is not None: pass
+        elif plan.fixed: self.write_fixed()
+        elif self.lone_leaf() is None: self.reserve("scores", UNIT_SIDE * SCORE_BYTES)
         if plan.masked: self.reserve("seen", UNIT_SIDE * SCORE_BYTES)
         self.reserve("packed", UNIT_SIDE * self.across)
         for k in range(len(self.step.stored)): self.reserve(f"handed{k}", UNIT_SIDE * SCORE_BYTES)
@@ -111,10 +109,6 @@ class FoldText(VectorText):
         """Columns of the rows of the queries, as lines."""
         self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
                  f"{lines}, {SCORE_BYTES})")
-
-    def fixed_score(self) -> bool:
-        """Whether the score is one number for all queries and keys of a head, which operands say."""
-        return self.sole_literal() is None and all(leaf.kind == "head" for leaf in self.plan.leaves)
 
     def write_fixed(self) -> None:
         [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
@@ -144,7 +138,7 @@ class FoldText(VectorText):
             right = self.plan.right
             row = "4 * " + (self.size(right.cols) if right.kind == OF_ARRAY else f"c.{right.word}_row")
             source = "key" if right.kind == OF_ARRAY else "base"
-            self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, c.across)")
+            self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, {self.line})")
             self.parted(self.write_by_factor)
 
     def parted(self, body: Callable[[bool], None]) -> None:
@@ -157,6 +151,10 @@ class FoldText(VectorText):
         """Lines of what scores are made of."""
         if leaf.kind == "row":
             self.turn_rows(leaf.left, "key", "keys", f"line{number}")
+        if leaf.kind == "distance":
+            most, table = self.size(leaf.left.cols // 2), f"c.{leaf.left.word} + 4 * head * c.{leaf.left.word}_head"
+            self.put(f"lay_strip({table}, {most}, low - key - keys + 1, keys + wide // 4 - 1, f4(1), strip{number})")
+            self.put(f"line{number} = strip{number} + 4 * (keys - 1)")
         if leaf.kind != "pairs": return
         assert leaf.right is not None and leaf.inner is not None
         right, step = leaf.right, MergeStep(leaf.inner)
@@ -201,6 +199,7 @@ class FoldText(VectorText):
         leaf = self.plan.leaves[number]
         match leaf.kind:
             case "query": return self.name(f"get(line{number} + g, None)")
+            case "distance": return self.name(f"get(line{number} - 4 * j + g, None)")
             case "key": return self.name(f"one_number({self.address(leaf.left, 'base + j')})")
             case "head":
                 head = "head" if leaf.left.heads > 1 else "0"
@@ -223,8 +222,8 @@ class FoldText(VectorText):
         if id(step.score) in needed and step.score.op == "input":
             lone = self.lone_leaf()
             lines = "scores" if lone is None else f"line{lone}"
-            fixed = self.fixed_score()
-            held[id(step.score)] = "score" if fixed else self.name(f"get({lines} + {SCORE_BYTES} * j + g, None)")
+            held[id(step.score)] = ("score" if self.plan.fixed
+                                    else self.name(f"get({lines} + {SCORE_BYTES} * j + g, None)"))
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
@@ -275,7 +274,7 @@ class FoldText(VectorText):
                 shared[id(node)] = self.name(f"get(handed{k} + {SCORE_BYTES} * j + g, None)")
             for n in range(many):
                 held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
-                held[id(step.factor)] = self.name(f"one_number(packed + c.across * j + 4 * m{n})")
+                held[id(step.factor)] = self.name(f"one_number(packed + {self.line} * j + 4 * m{n})")
                 made = [*map(self.vector, self.emit([step.merged[k] for k in step.by_factor], held))]
                 self.assign(names[n], [self.select(found, name, whole)
                                        for found, name in zip(made, names[n], strict=True)])
@@ -322,9 +321,7 @@ class FoldText(VectorText):
     @property
     def fields(self) -> list[str]:
         """The words of a call's record, in order."""
-        operands = [f"{each.word}{what}" for each in self.plan.operands
-                    for what in (("", "_row", "_head", "_of") if each.kind == OF_VALUE else ("", "_head"))]
-        return [*operands, *FIXED_WORDS, *self.sizes.values(), *(f"at_{word}" for word in self.places)]
+        return [*self.plan.words, *FIXED_WORDS, *self.sizes.values(), *(f"at_{word}" for word in self.places)]
 
     def whole(self) -> str:
         """All of the text."""

@@ -41,8 +41,8 @@ def unless_nan(builder, x, other): return builder.select(builder.fcmp_unordered(
 
 
 # what is no number stays so, whichever of the two it is
-largest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_unordered("<", x, y), y, x)))
-smallest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_unordered(">", x, y), y, x)))
+largest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_ordered(">", x, y), x, y)))
+smallest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_ordered("<", x, y), x, y)))
 less = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("<", x, y)))
 less_equal = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("<=", x, y)))
 equal = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("==", x, y)))

@@ -9,14 +9,17 @@ from formats.core.activation import COMPILED, Activation
 from formats.core.stage import GELU_ERROR
 
 HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; what vanishes at most
+DIFFERENCE_LOSS = 2.0 ** -50                                # what a difference of float64 loses at most, of y
 SpreadError = Callable[..., Any]
+ErrorPair = tuple[Any, Any]                                # an argument, and how far it is off at most
 
 
 class ScalarFunction(NamedTuple):
     """`exact` is its meaning, of float64 arrays; `spread(y, *pairs)` how far off it is where its arguments x are off by
     at most e, pairs (x, e); `units`: how far its code may be from that, in halves of a unit in the last place; `code`
     its name in formats/rowwise/row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
-    operations, the latter divisions and roots; `exact_at`: the argument of which its code gives the number itself."""
+    operations, the latter divisions and roots; `exact_at`: the argument of which its code gives the number itself;
+    `most`: how far off its code is at most beside that, of (y), where that says more than units do."""
     exact: Callable[..., Any]
     spread: SpreadError
     code: str
@@ -24,69 +27,96 @@ class ScalarFunction(NamedTuple):
     simple: float = 1.0
     slow: float = 0.0
     exact_at: float | None = None
+    most: Callable[[Any], Any] | None = None
 
 
-def either_way(y: Any, *pairs: tuple[Any, Any]) -> Any:
+def either_way(y: Any, *pairs: ErrorPair) -> Any:
     """The largest of the errors: of a choice between what is off."""
     return reduce(np.maximum, [e for _, e in pairs])
 
 
-def spread_quotient(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def of_extreme(extreme: Callable[..., Any]) -> SpreadError:
+    """How the larger or the smaller of two spreads errors: to what it is at both ends of where these may be. What is
+    surely behind adds nothing."""
+    def spread(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
+        with np.errstate(all="ignore"):
+            reach = np.fmax(extreme(a[0] + a[1], b[0] + b[1]) - y, y - extreme(a[0] - a[1], b[0] - b[1]))
+            return np.fmin(either_way(y, a, b), reach + DIFFERENCE_LOSS * abs(y))
+    return spread
+
+
+def spread_quotient(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         least = abs(b[0]) - b[1]
         found = (a[1] + np.where(np.isfinite(y), abs(y), 0) * b[1]) / np.maximum(least, 0)
         return np.where(a[1] + b[1] == 0, 0.0, np.where(least > 0, found, np.inf))
 
 
-def spread_root(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_root(y: Any, a: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         low, high = np.sqrt(np.maximum(a[0] - a[1], 0)), np.sqrt(np.maximum(a[0] + a[1], 0))
         return np.where(a[1] == 0, 0.0, np.fmax(abs(y - low), abs(high - y)))
 
 
-def spread_log(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_log(y: Any, a: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         return np.where(a[1] == 0, 0.0, np.where(a[0] > a[1], -np.log1p(-np.minimum(a[1] / a[0], 1)), np.inf))
 
 
-def spread_log1p(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_log1p(y: Any, a: ErrorPair) -> Any:
     return spread_log(y, (1 + np.asarray(a[0]), a[1]))
 
 
-def spread_exp(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_exp(y: Any, a: ErrorPair) -> Any:
     with np.errstate(all="ignore"): return np.where(a[1] == 0, 0.0, np.exp(a[0]) * np.expm1(a[1]))
 
 
-def spread_test(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_test(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     """Nothing where a comparison is certain, 1 where it may be the other way."""
     with np.errstate(all="ignore"):
         apart, off = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0])), np.asarray(a[1] + b[1])
         return np.where((off > 0) & (apart <= off), 1.0, 0.0)
 
 
-def spread_choice(y: Any, c: tuple[Any, Any], a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_choice(y: Any, c: ErrorPair, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         taken = np.where(np.asarray(c[0]) != 0, a[1], b[1])
         apart = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0]))
         return np.where(np.asarray(c[1]) == 0, taken, apart + a[1] + b[1])
 
 
-def spread_product(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+def spread_product(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         def part(size: Any, error: Any) -> Any: return np.where(np.asarray(error) == 0, 0.0, abs(size) * error)
         return part(a[0], b[1]) + part(b[0], a[1]) + part(a[1], b[1])
 
 
-def spread_floor(y: Any, a: tuple[Any, Any]) -> Any:
+def spread_floor(y: Any, a: ErrorPair) -> Any:
     return np.floor(a[0] + a[1]) - np.floor(a[0] - a[1])
 
 
-def added(y: Any, a: tuple[Any, Any], b: tuple[Any, Any]) -> Any: return a[1] + b[1]
-def kept_error(y: Any, a: tuple[Any, Any]) -> Any: return a[1]
+def ascending(function: Callable[..., Any]) -> SpreadError:
+    """How a function that keeps order, and is nowhere steeper than 1, spreads an error: to what it is at both ends of
+    where its argument may be."""
+    def spread(y: Any, a: ErrorPair) -> Any:
+        with np.errstate(all="ignore"):
+            reach = np.fmax(abs(function(a[0] + a[1]) - y), abs(y - function(a[0] - a[1])))
+            return np.fmin(a[1], reach + DIFFERENCE_LOSS * abs(y))
+    return spread
+
+
+def saturated(y: Any) -> Any:
+    """How far tanh is off at most: behind 5/8 it is 1 - 2 / (1 + e^2x): the difference rounds once, and the quotient is
+    off by five roundings."""
+    return np.where(abs(y) > 0.56, HALF_UNIT * (abs(y) + 6 * (1 - abs(y))), np.inf)
+
+
+def added(y: Any, a: ErrorPair, b: ErrorPair) -> Any: return a[1] + b[1]
+def kept_error(y: Any, a: ErrorPair) -> Any: return a[1]
 def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
 
 
-def within(activation: Activation) -> Callable[[Any, tuple[Any, Any]], Any]:
+def within(activation: Activation) -> Callable[[Any, ErrorPair], Any]:
     """How an activation's record spreads an error, and what its vector code adds: as much as in an epilogue."""
     return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1])) + GELU_ERROR * np.maximum(1, abs(y))
 
@@ -100,8 +130,8 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "copy": ScalarFunction(np.positive, kept_error, "in_all_lanes", 0.0),
     "neg": ScalarFunction(np.negative, kept_error, "negative", 0.0),
     "abs": ScalarFunction(np.abs, kept_error, "magnitude", 0.0),
-    "maximum": ScalarFunction(np.maximum, either_way, "largest_of", 0.0, 2.0),
-    "minimum": ScalarFunction(np.minimum, either_way, "smallest_of", 0.0, 2.0),
+    "maximum": ScalarFunction(np.maximum, of_extreme(np.maximum), "largest_of", 0.0, 2.0),
+    "minimum": ScalarFunction(np.minimum, of_extreme(np.minimum), "smallest_of", 0.0, 2.0),
     "less": ScalarFunction(truth_of(np.less), spread_test, "less", 0.0),
     "less_equal": ScalarFunction(truth_of(np.less_equal), spread_test, "less_equal", 0.0),
     "equal": ScalarFunction(truth_of(np.equal), spread_test, "equal", 0.0),
@@ -109,11 +139,11 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "either": ScalarFunction(truth_of(np.logical_or), either_way, "either", 0.0),
     "choose": ScalarFunction(lambda c, a, b: np.where(np.asarray(c) != 0, a, b), spread_choice, "lanes_of", 0.0),
     "sqrt": ScalarFunction(np.sqrt, spread_root, "square_root", 1.0, 0.0, 1.0),
-    "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 4.0, 12.0, exact_at=0.0),
+    "exp": ScalarFunction(np.exp, spread_exp, "exp_whole", 2.0, 12.0, exact_at=0.0),
     "expm1": ScalarFunction(np.expm1, spread_exp, "expm1_whole", 8.0, 16.0),
     "log": ScalarFunction(np.log, spread_log, "log_whole", 4.0, 24.0, 1.0),
     "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 30.0, 2.0),
-    "tanh": ScalarFunction(np.tanh, kept_error, "tanh_of", 4.0, 18.0, 1.0),
+    "tanh": ScalarFunction(np.tanh, ascending(np.tanh), "tanh_of", 4.0, 18.0, 1.0, most=saturated),
     "floor": ScalarFunction(np.floor, spread_floor, "whole_below", 0.0),
 } | {name: ScalarFunction(each.function, within(each), each.vector, 4.0, OF_VECTOR_CODE[name], 1.0)
      for name, each in COMPILED.items() if name in OF_VECTOR_CODE}

@@ -63,11 +63,18 @@ def spread_by(op: str, args: Sequence[NumberPair]) -> NumberPair:
         error = function.spread(y, *args)
         if function.units:
             size = np.where(np.isfinite(y), abs(y), 0.0)
-            rounded = error + function.units * HALF_UNIT * (size + error) + VANISHED
+            own = function.units * HALF_UNIT * (size + error)
+            if function.most: own = np.fmin(own, function.most(y) + function.units * HALF_UNIT * error)
             exact = exactly(y, function.units)
             if function.exact_at is not None: exact = exact | (np.asarray(args[0][0]) == function.exact_at)
-            error = np.where((error == 0) & exact, 0.0, rounded)
+            if op == "mul": own = np.where(scales(*args[0]) | scales(*args[1]), 0.0, own)
+            error = np.where((error == 0) & exact, 0.0, error + own + VANISHED)
     return y, error
+
+
+def scales(x: Any, error: Any) -> Any:
+    """Where a number is surely 0 or a power of two, so that a product with it does not round."""
+    return (error == 0) & ((x == 0) | (abs(np.frexp(x)[0]) == 0.5))
 
 
 def exactly(y: Any, units: float) -> Any:

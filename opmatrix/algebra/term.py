@@ -166,9 +166,9 @@ class Operator:
         if isinstance(other := factor(other), Value) and self.constant: return KINDS["product"](self, other)
         if isinstance(other, Value):
             raise TypeError(f"{brief(self)} @ a Value: only an operator can follow an operator")
-        if not isinstance(self.out.rows, Space):
+        if not isinstance(self.out.rows, Space) and not (other.row_wise and other.uniform):
             raise ShapeError(f"({brief(self)}) @ {brief(other)}: the left gives {self.out}, rows that are no tokens: "
-                             "use it as the right operand of a product")
+                             "what goes through rows one by one may follow, and it may be a product's right operand")
         return other if self.kind.name == "I" else self if other.kind.name == "I" else KINDS["compose"](self, other)
     def __rmatmul__(self, x: object) -> Any:
         """Numbers, a list of them, or a Batch: what A gives at x; a row of numbers is one row in and one row out."""

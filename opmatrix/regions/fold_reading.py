@@ -138,7 +138,9 @@ class FoldReading:
         if isinstance(left, EntriesForm): return self.of(self.by_entries(left.relation, over, right.operand, where))
         scores = as_scores(left)
         if any(leaf.kind == "row" for leaf in scores.leaves): raise NotByRows("scores of a row, one a key")
-        return self.of(FoldForm(plan_of(scores, over, right.operand, None, where is not everyone), where, over.indexed))
+        plan = plan_of(scores, over, right.operand, None, where is not everyone)
+        plan = plan._replace(ranged=plan.masked and where.reach is not None)
+        return self.of(FoldForm(plan, where, over.indexed))
 
     def by_entries(self, relation: Relation, over: type[Monoid], right: FoldOperand, where: Pattern) -> FoldForm:
         """Rows that the entries of a relation name, merged."""
@@ -151,7 +153,10 @@ class FoldReading:
     def refuse(self, *given: object, **named: object) -> NoReturn:
         raise NotByRows("it reads the batch, or moves numbers")
 
-    beside = join = total = given = entered = pick = keep_top = by_distance = refuse
+    beside = join = total = given = entered = pick = keep_top = refuse
+
+    def by_distance(self, table: Data, most: int) -> FoldReading:
+        return self.of(sole_leaf(ScoreLeaf("distance", FoldOperand(OF_ARRAY, self.arrays[table], *table.shape))))
 
     def act(self, term: Operator) -> FoldReading:
         """What a matrix of operators makes of scores, or of a row over a monoid."""
@@ -196,6 +201,8 @@ def folding_of(over: type[Monoid]) -> Folding:
 
 def plan_of(scores: ScoreForm, over: type[Monoid], right: FoldOperand, keys: int | None, masked: bool) -> FoldPlan:
     """The plan of a product; each operand is read in one way. Raises NotByRows."""
+    if not masked and any(leaf.kind == "distance" for leaf in scores.leaves):
+        raise NotByRows("distances beyond sequences")
     plan = FoldPlan(scores.leaves, scores.graph, folding_of(over), right, keys, masked)
     words = [each.word for each in plan.operands]
     if len(set(words)) < len(words): raise NotByRows("a value that is read in two ways")

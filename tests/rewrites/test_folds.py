@@ -10,22 +10,24 @@ from formats.kernels.engine.compiled import provide
 from formats.machine.threads import limit
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import product, turn
-from opmatrix.algebra.operators import const, over, tanh, weight
+from opmatrix.algebra.nodes import by_distance, product, turn
+from opmatrix.algebra.operators import const, heads, join, over, tanh, weight
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import pattern, sequence
+from opmatrix.patterns import everyone, pattern, sequence, window
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.meanings import bound, meaning
 from tests import standin
-from tests.terms_of_folds import cases, minplus
-from tests.terms_of_rows import value
+from tests.terms_of_folds import MOST, REACH, cases, minplus
+from tests.terms_of_rows import share_of, value
 
 LENGTHS = 1, 70, 0, 16
 BATCH = om.Batch([[1, 2, 3], [8], [4, 5]])
 FAULTS = {"a lost tile": ("capped attention", "for b in range(at, last):", "for b in range(at, last - 1):"),
-          "a tile before it": ("sliding max", "for b in range(at, last):", "for b in range(at, max(at, last - 1)):"),
+          "a tile before it": ("ways by distance", "for b in range(at, last):", "for b in range(at + 1, last):"),
+          "a bias shifted by one": ("ways by distance", "low - key - keys + 1,", "low - key - keys + 2,"),
+          "a key ahead": ("sliding max", "row + c.ahead + 1", "row + c.ahead"),
           "a lost key": ("min-plus", "for j in range(keys):", "for j in range(keys - 1):")}
 
 
@@ -64,10 +66,11 @@ def run(case, batch):
     kernel.function(out, *([batch] if reading else []), **case.operands, term=case.text)
     arguments = case.operands | {"term": case.text} | ({"batch": batch} if reading else {})
     meant, most = meaning(kernel, arguments, batch), bound(kernel, arguments)
-    with np.errstate(all="ignore"): return out, np.where(out == meant, 0.0, abs(out - meant) / most)
+    return out, share_of(out, meant, most)
 
 
-NAMES = "min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention"
+NAMES = ("min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention",
+         "ways by distance")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,6 +78,8 @@ def test_products_are_within_their_bounds_and_as_numpy(compiled, name):
     made, batch, _ = compiled
     out, share = run(made[name], batch)
     assert (share <= 1).all(), share.max()
+    seen = 1 / share[share > 0]
+    assert not seen.size or np.median(seen) <= 1000         # nor are bounds far from what is seen
     wanted = made[name].by_hand()
     both = np.isfinite(wanted)
     np.testing.assert_allclose(out[both], wanted[both], rtol=1e-4, atol=1e-4)
@@ -85,7 +90,7 @@ def restricted(case, rows):
                                    for name, each in case.operands.items()})
 
 
-@pytest.mark.parametrize("name", ["min-plus", "sliding max", "capped attention"])
+@pytest.mark.parametrize("name", ["min-plus", "sliding max", "capped attention", "ways by distance"])
 def test_rows_are_the_same_alone_in_a_batch_and_on_other_threads(compiled, name):
     made, batch, _ = compiled
     whole, _ = run(made[name], batch)
@@ -113,6 +118,22 @@ def test_programs_have_such_kernels_and_interpret_nothing():
     model = table @ mixed @ over(W, minplus) @ weight(rng.normal(size=(20, 5)))
     program = om.schedule(model, BATCH, machine=standin.machine())
     assert {"fold_term", "fold_rows"} <= {*steps(program)} and "interpret" not in steps(program)
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("where, kernel", [(sequence & window(REACH), "fold_term"), (everyone, "interpret")])
+def test_a_bias_by_distance_is_in_the_kernel_or_the_term_is_read(compiled, where, kernel):
+    """Positions are those of a sequence, so where all see all no kernel says distances."""
+    rng = np.random.default_rng(2)
+    A, B, table = (weight(rng.normal(size=size) / 4) for size in ((12, 21), (12, 21), (9, 12)))
+    near = rng.normal(size=(3, 2 * MOST + 1))
+
+    def mixed(x):
+        q, k = x @ A @ heads(3), x @ B @ heads(3)
+        return product(product(q, turn(k)) @ tanh + by_distance(near, MOST), k, minplus, where) @ join(3)
+    model = table @ formula(mixed)
+    program = om.schedule(model, BATCH, machine=standin.machine())
+    assert {"fold_term", "interpret"} & {*steps(program)} == {kernel}
     np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
 
 

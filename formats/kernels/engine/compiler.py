@@ -22,7 +22,7 @@ from formats.machine.host import Host
 
 from . import objects
 from .compiled import FUNCTIONS, OPTIONS, UNFORKED, Function
-from .from_text import hand_over, take_over
+from .from_text import TextKernel, hand_over, take_over
 from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
 TEXTS = "texts.json"                                         # among claims: what kernels without a module say
@@ -142,6 +142,18 @@ def leave_unemitted() -> None:
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
     spare directory, if it is."""
+    from .text_code import compile_text
+    code, absent = (compile_text(function), []) if isinstance(function, TextKernel) else compile_function(function)
+    try: objects.write_code(directory, function.symbol, code, absent)
+    except (OSError, InputError) as error:
+        if directory == spare: raise
+        objects.write_code(spare, function.symbol, code, absent)
+        return why(directory, error)
+    return ""
+
+
+def compile_function(function: Function) -> tuple[bytes, list[str]]:
+    """The object code of a function that numba compiles, and the names that it may lack."""
     signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
     made: Any = cfunc(signature, **OPTIONS)(function.body)
     module = llvm.parse_bitcode(made._library._final_module.as_bitcode())
@@ -150,13 +162,7 @@ def compile_to(function: Function, directory: Path, spare: Path) -> str:
         if each.name == made._wrapper_name: each.name = function.symbol
         elif not each.is_declaration: each.linkage = llvm.Linkage.internal
         elif each.name.startswith(objects.RAISING): absent.append(each.name)
-    code = function.symbol, made._library._codegen._tm.emit_object(module), absent
-    try: objects.write_code(directory, *code)
-    except (OSError, InputError) as error:
-        if directory == spare: raise
-        objects.write_code(spare, *code)
-        return why(directory, error)
-    return ""
+    return made._library._codegen._tm.emit_object(module), absent
 
 
 if __name__ == "__main__": main(*sys.argv[1:])

@@ -10,6 +10,7 @@ from formats.kernels.frozen import sources
 
 from .compiled import Function, Kernel
 
+COMPILED_BY = "formats.kernels.engine.text_code"            # which makes code of them
 PREFIX = "term-"                                            # of their names; a digest of the text follows
 
 
@@ -17,7 +18,7 @@ class TextKernel(Kernel):
     """A kernel by its text, which declares one function in the words of a module, its home. Equal ones are one."""
 
     def __init__(self, text: str, home: str) -> None:
-        content = f"{sources(home)}\n{text}".encode()
+        content = f"{sources(home)} {sources(COMPILED_BY)}\n{text}".encode()
         self.text, self.home = text, home
         self.name = f"{PREFIX}{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         self.arguments, self.result, self.rare, self.place = 3, False, True, 0
@@ -29,13 +30,12 @@ class TextKernel(Kernel):
     def symbol(self) -> str: return self.name
 
     @cached_property
-    def body(self) -> Any:                                  # type: ignore[override]    # made where it is compiled
-        """The function, in a process that compiles."""
-        before = vars(import_module(self.home))
-        words: dict[str, Any] = dict(before)
+    def words(self) -> dict[str, Any]:
+        """What its names mean, in a process that compiles."""
+        words: dict[str, Any] = dict(vars(import_module(self.home)))
         # a text is words of tables, counted names and numbers (row_text.py): no name or string of a file is in it
         exec(compile(self.text, f"<{self.name}>", "exec"), words)
-        return next(each for name, each in words.items() if name not in before and callable(each))
+        return words
 
 
 def hand_over(functions: Iterable[Function]) -> bytes:

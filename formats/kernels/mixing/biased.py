@@ -19,9 +19,16 @@ f4 = np.float32
 
 
 @njit(**HELPER)
-def column_of(c, ahead):
+def column_of(most, ahead):
     """The column of a table for a query so many positions ahead of a key."""
-    return c.most - min(max(ahead, -c.most), c.most)
+    return most - min(max(ahead, -most), most)
+
+
+@njit(**HELPER)
+def lay_strip(table, most, first, count, factor, strip):
+    """Lays so many numbers of a row of a table: those for queries `first` and more positions ahead, times a factor."""
+    row, numbers = floats(table, 2 * most + 1), floats(strip, count)
+    for t in range(count): numbers[t] = row[column_of(most, first + t)] * factor
 
 
 @njit(**HELPER)
@@ -29,9 +36,7 @@ def lay_lines(c, head, low, key, keys, wide, factor, strip):
     """Lays the strip of keys from one on against queries from low on, times a factor; where the first key's line
     begins in it. 0 where there is no table."""
     if not c.table: return 0
-    row, first = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1), low - key - keys + 1
-    numbers = floats(strip, keys + wide - 1)
-    for t in range(keys + wide - 1): numbers[t] = row[column_of(c, first + t)] * factor
+    lay_strip(c.table + 4 * head * c.table_head, c.most, low - key - keys + 1, keys + wide - 1, factor, strip)
     return strip + 4 * (keys - 1)
 
 
@@ -57,7 +62,7 @@ def add_columns(c, s, step, keys, wide, head, many, ahead, strip):
     numbers = floats(strip, wide)
     for i in range(many, wide): numbers[i] = 0
     for key in range(keys):
-        column = column_of(c, ahead - key)
+        column = column_of(c.most, ahead - key)
         for i in range(many):
             numbers[i] = floats(c.table + 4 * (head + i) * c.table_head, 2 * c.most + 1)[column]
         for g in range(0, 4 * wide, 64):

@@ -118,7 +118,7 @@ def score(item, worker, arguments):
         bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
         for i in range(high - low):
             s = floats(p + 4 * i * length, length)
-            for j in range(length): s[j] += bias[column_of(c, low + i - j)]
+            for j in range(length): s[j] += bias[column_of(c.most, low + i - j)]
 
 
 @Kernel

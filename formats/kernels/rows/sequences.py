@@ -135,7 +135,7 @@ def attended_once(item, worker, arguments):
         share[i] = total * f4(c.scale)
     if c.table:
         bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
-        for i in range(count): share[i] += bias[column_of(c, query - low - i)]
+        for i in range(count): share[i] += bias[column_of(c.most, query - low - i)]
     mass = f4(1) / exponentials(at, count, f4(1), largest(at, count, f4(1)))
     for i in range(count):
         v, weight = floats(c.v + 4 * ((first + i) * c.v_row + head // c.v_of * c.v_head), c.e), share[i] * mass
