@@ -330,7 +330,7 @@ class Schedule:
         crosses borders; those of the last one are remembered."""
         latest, key = self.latest, (rows, sentences, held)  # read once: other threads may run, too
         if latest is None or latest[0] != key:
-            extents = Extents.made({T: rows, S: sentences} | ({C: held} if held else {}))
+            extents = Extents({T: rows, S: sentences, **({C: held} if held else {})})
             self.latest = latest = key, extents, self.across(extents)
         return latest[1], latest[2]
 

@@ -18,7 +18,8 @@ from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span,
 
 from .attending import HIDDEN, LINE, LOWEST, QUERIES, carry, highest_lines, scale_lines
 from .biased import add_lines, add_rows, lay_lines
-from .key_lanes import BESIDE, KEYS_AT_ONCE, PAGE, ROW, score_turned, soften_heads, turn_page, widen_rows
+from .key_lanes import BESIDE, KEYS_AT_ONCE, ROW, score_turned, soften_heads, turn_page, widen_rows
+from .key_lanes import PAGE as PAGE
 
 CHUNK = 256                                                  # keys of a chunk
 STRANDS = 8                                                  # sums apart, of every eighth chunk each
