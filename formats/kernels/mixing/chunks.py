@@ -18,7 +18,7 @@ from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span,
 
 from .attending import HIDDEN, LINE, LOWEST, QUERIES, carry, highest_lines, scale_lines
 from .biased import add_lines, add_rows, lay_lines
-from .key_lanes import BESIDE, KEYS_AT_ONCE, ROW, score_turned, soften_heads, turn_page, widen_rows
+from .key_lanes import KEYS_AT_ONCE, ROW, TURNED_KEYS, score_turned, soften_heads, turn_page, widen_rows
 from .key_lanes import PAGE as PAGE
 
 CHUNK = 256                                                  # keys of a chunk
@@ -192,11 +192,11 @@ def score_lines(c, u, k, pages, at, end, keys, head, ahead):
 
 
 @njit(**HELPER)
-def score_rows(c, u, k, pages, at, end, keys, head, ahead):
+def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
     """Rows of scores of the keys of some pages, against heads of a row: two pages at a time."""
     size = 4 - 2 * c.halves
     for page in range(at, end):
-        lies, along, side = k + size * pages[page] * PAGE * c.k_row, size * c.k_row, (page - at) * PAGE % BESIDE
+        lies, along, side = k + size * pages[page] * PAGE * c.k_row, size * c.k_row, (page - at) * PAGE % TURNED_KEYS
         turn_page(c.halves, lies, along, c.d, u.keys + 4 * side, u.widened)
         if side or page + 1 == end:
             score_turned(u.turned, u.many, u.keys, c.d, u.s + 4 * ((page - at) * PAGE - side))
@@ -209,7 +209,7 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
     pages, end, size = longs(u.pages, CHUNK // PAGE), at + (keys + PAGE - 1) // PAGE, 4 - 2 * c.halves
     k, v = c.k + size * (head // c.k_of * c.k_head), c.v + size * (head // c.v_of * c.v_head)
     if u.rows == 1:
-        score_rows(c, u, k, pages, at, end, keys, head, ahead)
+        score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead)
         soften_heads(u.s, u.many, keys, tops, masses, u.fades, u.shares, fresh)
     else:
         score_lines(c, u, k, pages, at, end, keys, head, ahead)

@@ -30,7 +30,7 @@ from .attending import HIDDEN, LINE, carry
 PAGE = 16                                                    # rows of a page
 KEYS_AT_ONCE = 128                                           # keys that queries meet at once
 ROW = 4 * KEYS_AT_ONCE                                       # bytes of scores of a head
-BESIDE = 2 * PAGE                                            # keys that are turned side by side
+TURNED_KEYS = 2 * PAGE                                       # keys that are turned side by side
 f4 = np.float32
 
 
@@ -41,7 +41,7 @@ def score_heads(none, turned, keys, depth, s):
     for _ in range(depth):
         sums = add_outer(sums, turned, 4, keys, None)
         turned += LINE
-        keys += 4 * BESIDE
+        keys += 4 * TURNED_KEYS
     store_tile(sums, s, ROW, None)
 
 
@@ -103,12 +103,12 @@ def widen_rows(source, along, rows, first, columns, target, across):
 @njit(**HELPER)
 def turn_page(halves, page, along, columns, keys, room):
     """The rows of a page as lanes, columns one after another."""
-    if not halves: return turn_in(page, along, PAGE, columns, keys, BESIDE, columns)
+    if not halves: return turn_in(page, along, PAGE, columns, keys, TURNED_KEYS, columns)
     whole = columns // 32 * 32
-    for j in range(0, whole, 32): turn_halves(page + 2 * j, along, keys + 4 * BESIDE * j, 4 * BESIDE)
+    for j in range(0, whole, 32): turn_halves(page + 2 * j, along, keys + 4 * TURNED_KEYS * j, 4 * TURNED_KEYS)
     if whole < columns:
         widen_rows(page, along, PAGE, whole, columns, room, 4 * columns)
-        turn_in(room + 4 * whole, 4 * columns, PAGE, columns - whole, keys + 4 * BESIDE * whole, BESIDE,
+        turn_in(room + 4 * whole, 4 * columns, PAGE, columns - whole, keys + 4 * TURNED_KEYS * whole, TURNED_KEYS,
                 columns - whole)
 
 
