@@ -5,9 +5,10 @@ process, bytes read a token, Python's share; beside llama.cpp and torch where th
                                    [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
                                    [--long TOKENS] [--greedy]
 
-The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it, and the peers
-take turns, context by context, on all cores. Each has a cache of so many tokens before it writes `--tokens` more,
-greedily. Bytes a token are those of the weights that a step reads and of the cache at that context, counted, not
+The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it and caches in
+whichever number type is priced lower at the longest context (llama.cpp's are float16), and the peers take turns,
+context by context, on all cores. Each has a cache of so many tokens before it writes `--tokens` more, greedily. Bytes a
+token are those of the weights that a step reads and of the cache at that context, counted, not
 measured; their share is of the bandwidth that reading memory on all threads has here. Python's share is what a step
 takes beyond its kernels, as native code times them. `predicted` is what the search prices a step and a prompt at.
 Perplexity is of the first `--foresee` tokens of the text that ships, token by token, as a step computes them.
@@ -28,9 +29,11 @@ from formats.machine.peaks import bandwidth, memory_levels
 from formats.machine.threads import threads
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds
+from opmatrix.pipelines.generation import decodable
 from opmatrix.pipelines.text import sentences
 from opmatrix.pricing import this_machine
 from opmatrix.program import Program
+from opmatrix.signature import HELD_NUMBERS
 from rewrites.find_exact import find_exact
 from rewrites.lower.phased import Generation, later_step, prefill
 from rewrites.phases import Report
@@ -60,7 +63,9 @@ def main() -> None:
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))
     checkpoint, figures = open_model(given.model), list[Figure]()
     exact = exact_program(given, checkpoint)
-    engines = [Ours("opmatrix, exact", exact), Ours("opmatrix, x rounded", rounded(exact))]
+    narrow = rounded(exact)
+    engines = [Ours("opmatrix, exact", exact),
+               Ours("opmatrix, x rounded", narrow, quicker_caches(narrow, max(given.contexts)))]
     for peer in PEERS:
         if why := "left out" if given.no_peers else why_absent(peer, checkpoint):
             say(f"{peer.name}: {why}: its columns stay open")
@@ -79,6 +84,13 @@ def exact_program(given, checkpoint):
     """The saved one, or what a search finds for the request."""
     if given.program: return Program.load(given.program)
     return find_exact(checkpoint, Report(quiet=True), Generation(given.prompt, 128))
+
+
+def quicker_caches(program, context):
+    """The number type of caches in which a step at a context is priced lower: a search chooses so behind products that
+    round."""
+    return min(HELD_NUMBERS, key=lambda number: predict_step(this_machine(), decodable(program, number),
+                                                             later_step(context, 1)))
 
 
 def beyond_seconds(given):

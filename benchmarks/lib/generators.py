@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -38,12 +38,18 @@ def rounded(program: Program) -> Program:
     return program.over(program.steps, made)
 
 
-class Ours:
-    """A program in a session."""
-    version = version("opmatrix")
+def own_version() -> str:
+    """Of what is installed, or nothing where it is run from its sources."""
+    try: return version("opmatrix")
+    except PackageNotFoundError: return ""
 
-    def __init__(self, name: str, program: Program) -> None:
-        self.name, self.program = name, decodable(program)
+
+class Ours:
+    """A program in a session, with caches of a number type."""
+    version = own_version()
+
+    def __init__(self, name: str, program: Program, number: str | None = None) -> None:
+        self.name, self.program = name, decodable(program, number)
 
     def begin(self, ids: Sequence[int], room: int) -> np.ndarray:
         self.session = self.program.start(len(ids) + room + 16)

@@ -54,7 +54,7 @@ def read_module(name: str) -> Module:
     within = name if place.name == "__init__.py" else name.rpartition(".")[0]
     for base, given in imports(source := place.read_text("utf-8")):
         whole = resolve_name(base, within) if base.startswith(".") else base
-        if is_kernels(whole): inside |= {each for each in (whole, f"{whole}.{given}") if find_file(each).is_file()}
+        if is_kernels(whole): inside |= {each for each in (whole, f"{whole}.{given}") if is_written(each)}
         elif whole.partition(".")[0] == ROOT: outside.add((whole, given))
     return Module(source, frozenset(inside), frozenset(outside))
 
@@ -83,6 +83,13 @@ def find_file(module: str) -> Path:
     """Where the source of a module of the project is, or would be."""
     place = PROJECT.joinpath(*module.split("."))
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+@cache
+def is_written(module: str) -> bool:
+    """Whether a module of the project has a file: names that are imported from modules are asked, too, again and
+    again."""
+    return find_file(module).is_file()
 
 
 def imports(source: str) -> Iterator[tuple[str, str]]:

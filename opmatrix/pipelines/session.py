@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from formats.core.large_pages import zeros_side_by_side
 from opmatrix import body
 from opmatrix.algebra.data import ids
 from opmatrix.algebra.routes import LISTENING
@@ -73,8 +74,9 @@ class Pages:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
         self.spare = pages * PAGE                           # where a page begins that no sequence has
-        self.caches = {port.name: np.zeros((self.spare + PAGE, port.heads, port.columns),
-                                           np.float64 if exact else HELD_NUMBERS[port.number]) for port in ports}
+        held = [((self.spare + PAGE, port.heads, port.columns), np.float64 if exact else HELD_NUMBERS[port.number])
+                for port in ports]
+        self.caches = dict(zip((port.name for port in ports), zeros_side_by_side(held), strict=True))
         self.chain = np.full(pages + 1, NO_PAGE, np.int64)
         self.before = self.chain[:pages]
         self.lock, self.state = RLock(), State[HeldSequence]({})

@@ -179,7 +179,7 @@ class Schedule:
         self.level = not (self.scored or any(span.size.sequence or span.size.other for span in self.spans.values()))
         self.segments = self.divided()
         self.crossing = self.between()
-        self.latest: tuple[tuple[int, int], Extents, Plan] | None = None
+        self.latest: tuple[tuple[int, int, int], Extents, Plan] | None = None
         self.dropped: list[list[int]] = [[] for _ in range(len(self.calls) + 1)]
         for v, last_use in enumerate(last_uses(self.calls, self.results)): self.dropped[last_use].append(v)
 
@@ -200,7 +200,12 @@ class Schedule:
 
     def extents(self, batch: Batch, patterns: Iterable[Pattern] = ()) -> Extents:
         """How large a batch is for these steps. Raises ValueError for an input or a relation that does not fit."""
-        return batch.extents(patterns, [port for port in self.ports if port.space != str(C)], self.elsewhere)
+        return batch.extents(patterns, self.spaced, self.elsewhere)
+
+    @cached_property
+    def spaced(self) -> list[Port]:
+        """What enters with a batch: all but caches."""
+        return [port for port in self.ports if port.space != str(C)]
 
     def divided(self) -> list[Recorded | Called]:
         """Steps that can be recorded in one piece, as far as they follow one another, and the others one by one."""
@@ -314,18 +319,18 @@ class Schedule:
     def begun(self, batch: Batch) -> Values:
         """The values of a run that is about to begin."""
         held = dict(enumerate(self.entered(batch))) if self.ports else {}
-        if self.scored or self.ports or self.elsewhere:
+        if self.scored or self.spaced or self.elsewhere:
             extents = self.extents(batch)
             plan = self.across(extents)
-        else: extents, plan = self.sized(batch.rows, len(batch))
-        return Values(self, batch, extents, Blocks(plan, self.crossing, held))
+        else: extents, plan = self.sized(batch.rows, len(batch), getattr(batch, "capacity", 0) if self.state else 0)
+        return Values(self, batch, extents, Blocks(plan, self.crossing, held), held)
 
-    def sized(self, rows: int, sentences: int) -> tuple[Extents, Plan]:
-        """The extents of a batch that nothing else is asked of, and the plan of what crosses borders; those of the last
-        one are remembered."""
-        latest, key = self.latest, (rows, sentences)        # read once: other threads may run, too
+    def sized(self, rows: int, sentences: int, held: int) -> tuple[Extents, Plan]:
+        """The extents of a batch that nothing else is asked of, over caches of so many rows, and the plan of what
+        crosses borders; those of the last one are remembered."""
+        latest, key = self.latest, (rows, sentences, held)  # read once: other threads may run, too
         if latest is None or latest[0] != key:
-            extents = Extents.made({T: rows, S: sentences})
+            extents = Extents({T: rows, S: sentences, **({C: held} if held else {})})
             self.latest = latest = key, extents, self.across(extents)
         return latest[1], latest[2]
 

@@ -1,7 +1,7 @@
 """A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
 the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import proxy
@@ -53,9 +53,10 @@ class Values:
     """The values of a batch, by step: those of kernels in the buffer(step that writes it first, shape) that is given,
     views as soon as they are asked for."""
 
-    def __init__(self, schedule: "Schedule", batch: Any, extents: Extents, buffer: Buffers):
+    def __init__(self, schedule: "Schedule", batch: Any, extents: Extents, buffer: Buffers,
+                 entered: Mapping[int, NDArray[np.float32]] | None = None):
         self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer
-        self.found: dict[int, NDArray[np.float32]] = {}
+        self.found = dict(entered or {})
 
     def __getitem__(self, step: int) -> NDArray[np.float32]:
         if step not in self.found:

@@ -15,7 +15,7 @@ from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 
 EMBED = KERNELS["embed"]
-LONGER = 0.002                                              # that a program may take, as a share, to store numbers once
+LONGER = 0.01                                               # that a program may take, as a share, to store numbers once
 COMPARED_ROWS = 4096                                        # that are compared at a time
 
 

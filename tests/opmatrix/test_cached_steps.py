@@ -2,6 +2,7 @@
 from step to step, memory that stays as it is, and a full cache."""
 import gc
 import tracemalloc
+import weakref
 from functools import cache
 
 import numpy as np
@@ -100,6 +101,27 @@ def test_tables_are_kept_from_step_to_step():
     for wrong, said in ((50, "id 50 of .* is outside 0..49"), (1.5, "token ids are integers")):
         with pytest.raises((ValueError, TypeError), match=said): session.step({one: [wrong]})
     assert one.length == 20 + PAGE + 4
+
+
+def test_sessions_of_one_program_take_turns():
+    """A table knows where the arrays of its last step begin: those of another session are asked for, and none of one
+    that is gone is held."""
+    made, ids = program(), text(24)
+    def begun():
+        session = made.start(60)
+        return session, session.join()
+    with limit(2):
+        (one, own), (other, its) = begun(), begun()
+        alone = [one.step({own: [token]})[0] for token in ids]
+        one.leave(own)
+        own = one.join()
+        for token, wanted in zip(ids, alone, strict=True):
+            assert np.array_equal(other.step({its: [token]})[0], wanted)
+            assert np.array_equal(one.step({own: [token]})[0], wanted)
+    gone = [weakref.ref(each) for each in other.caches.values()]
+    del other, its
+    gc.collect()
+    assert not any(each() is not None for each in gone)
 
 
 def test_a_full_cache_says_what_to_set_and_loses_nothing():

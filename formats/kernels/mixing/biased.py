@@ -56,17 +56,15 @@ def add_lines(s, step, keys, wide, lines):
 
 
 @njit(**HELPER)
-def add_columns(c, s, step, keys, wide, head, many, ahead, strip):
-    """Scores of one query in so many heads, the lanes of a line, plus their numbers; the query lies so many positions
-    ahead of the first key."""
-    numbers = floats(strip, wide)
-    for i in range(many, wide): numbers[i] = 0
-    for key in range(keys):
-        column = column_of(c.most, ahead - key)
-        for i in range(many):
-            numbers[i] = floats(c.table + 4 * (head + i) * c.table_head, 2 * c.most + 1)[column]
-        for g in range(0, 4 * wide, 64):
-            at = s + key * step + g
+def add_rows(c, s, step, keys, head, many, ahead, strip):
+    """Scores of one query in so many heads, a row each, plus their numbers; the query lies so many positions ahead of
+    the first key."""
+    numbers = floats(strip, keys)
+    for i in range(many):
+        row = floats(c.table + 4 * (head + i) * c.table_head, 2 * c.most + 1)
+        for key in range(keys): numbers[key] = row[column_of(c.most, ahead - key)]
+        for g in range(0, 4 * keys, 64):
+            at = s + i * step + g
             keep(fused(get(strip + g, None), f4(LOG2_E), get(at, None)), at, None)
 
 

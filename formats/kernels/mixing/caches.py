@@ -24,8 +24,6 @@ from .attending import LINE, PIECES, QUERIES
 from .biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
 from .chunks import (
     CHUNK,
-    KEYS_AT_ONCE,
-    PAGE,
     STRANDS,
     Unit,
     add_strand,
@@ -35,6 +33,7 @@ from .chunks import (
     turn_queries,
 )
 from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of, sequences, served
+from .key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
 
 __all__ = ["append", "attention_cached"]
 
@@ -95,8 +94,10 @@ def begin_unit(c, room, row, head, rows):
     low, wide, deep = row - rows + 1, (count + 15) // 16 * 16, (c.d + 15) // 16 * 16
     turned = room + ROOM_LINES * LINE
     s = turned + deep * LINE
-    widened = s + KEYS_AT_ONCE * LINE
-    u = Unit(rows, count, wide, turned, s, widened, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE, room + c.strip)
+    keys = s + KEYS_AT_ONCE * LINE
+    widened = keys + 4 * TURNED_KEYS * deep
+    u = Unit(rows, count, wide, turned, s, keys, widened, room + 7 * LINE, room + 4 * LINE, room + 5 * LINE,
+             room + c.strip)
     turn_queries(c, c.q + 4 * (low * c.q_row + head // c.q_of * c.q_head), across, count, turned, wide)
     return u, c.o + 4 * (low * c.o_row + head * c.o_head), beside
 
@@ -243,7 +244,8 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     units, workers, step = T * (heads // together), threads(), -(-e // 16) * 64
     apart = workers > 1 and units < PIECES * workers         # too few for all to have some: they share the keys of each
     rows = 1 if apart else QUERIES if workers == 1 else max(1, min(QUERIES, -(-units // (PIECES * workers))))
-    strip = LINE * (ROOM_LINES + -(-d // 16) * 16 + KEYS_AT_ONCE) + halves * 4 * PAGE * max(d, e)
+    deep = -(-d // 16) * 16
+    strip = LINE * (ROOM_LINES + deep + KEYS_AT_ONCE) + 4 * TURNED_KEYS * deep + halves * 4 * PAGE * max(d, e)
     table, strip, carrier = table_of(bias, heads), -(-strip // 64) * 64, 2 * LINE + together * step
     if bias is not None: separate(out, bias=bias)
     own = strip + (0 if bias is None else strip_bytes(KEYS_AT_ONCE, QUERIES)) + QUERIES * step

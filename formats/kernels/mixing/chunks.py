@@ -9,21 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.kernels.engine.compiled import HELPER
-from formats.kernels.engine.memory import extended, floats, longs, shorts
+from formats.kernels.engine.memory import floats, longs
 from formats.kernels.engine.native import njit
 from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import fused, get, keep, larger
-from formats.kernels.simd.half_vectors import HALF_LANES, add_outer_eights, store_eights
 from formats.kernels.simd.maths import ONE, exp2, reciprocal
-from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, prefetch, span, store_tile, times_rows, zeros
+from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, times_rows, zeros
 
-from .attending import HIDDEN, LINE, LOWEST, QUERIES, scale_lines, softened
-from .biased import add_columns, add_lines, lay_lines
+from .attending import HIDDEN, LINE, LOWEST, QUERIES, carry, highest_lines, scale_lines
+from .biased import add_lines, add_rows, lay_lines
+from .key_lanes import KEYS_AT_ONCE, ROW, TURNED_KEYS, score_turned, soften_heads, turn_page, widen_rows
+from .key_lanes import PAGE as PAGE
 
-PAGE = 16                                                    # rows of a page
 CHUNK = 256                                                  # keys of a chunk
 STRANDS = 8                                                  # sums apart, of every eighth chunk each
-KEYS_AT_ONCE = CHUNK // 2                                    # keys that queries meet at once
 FADED, BEGUN = 1, 2                                          # what an output holds: sums to be faded, or to go on with
 f4 = np.float32
 
@@ -36,6 +35,7 @@ class Unit(NamedTuple):
     wide: int
     turned: int
     s: int
+    keys: int
     widened: int
     pages: int
     fades: int
@@ -56,50 +56,12 @@ def score_tile(none, k, along, turned, depth, s):
     store_tile(sums, s, LINE, None)
 
 
-class Soon(NamedTuple):
-    """Rows of a page that are read soon, keys and values: where they lie, bytes between them, bytes of each; none at
-    0."""
-    k: int
-    k_along: int
-    k_bytes: int
-    v: int
-    v_along: int
-    v_bytes: int
-
-
 @njit(**HELPER)
-def ask_row(at, size):
-    """Ask for a row of so many bytes; of none at 0."""
-    if at:
-        for line in range(at, at + size, 64): prefetch(zeros(1, 1), line)
-
-
-@njit(**HELPER)
-def score_few(k, along, turned, depth, s, soon, first):
-    """Lines of scores of 8 keys against 8 queries at most, turned. Meanwhile it asks for 8 rows of what is read soon,
-    from the first on, one after another: so few are on their way at a time that nobody waits for them."""
-    sums, begun = zeros(4, 1), 0
-    for row in range(8):
-        ask_row(soon.k + (first + row) * soon.k_along if soon.k else 0, soon.k_bytes)
-        ask_row(soon.v + (first + row) * soon.v_along if soon.v else 0, soon.v_bytes)
-        end = (row + 1) * depth // 8
-        for _ in range(begun, end):
-            sums = add_outer_eights(sums, k, along, turned)
-            k += 4
-            turned += LINE
-        begun = end
-    store_eights(sums, s, LINE)
-
-
-@njit(**HELPER)
-def score_pages(k, along, keys, turned, depth, s, wide, many, soon):
+def score_pages(k, along, keys, turned, depth, s, wide):
     """Lines of scores of whole pages of keys."""
     for key in range(0, keys, PAGE):
         at, line = k + key * along, s + key * LINE
-        if not MANY_REGISTERS and many <= HALF_LANES:
-            score_few(at, along, turned, depth, line, soon, 0)
-            score_few(at + 8 * along, along, turned, depth, line + 8 * LINE, soon, 8)
-        elif not MANY_REGISTERS:
+        if not MANY_REGISTERS:
             for g in range(0, 4 * wide, 64):
                 for few in range(0, PAGE, 4):
                     score_tile(zeros(4, 1), at + few * along, along, turned + g, depth, line + few * LINE + g)
@@ -113,50 +75,74 @@ def score_pages(k, along, keys, turned, depth, s, wide, many, soon):
 
 
 @njit(**HELPER)
-def weigh_tile(none, p, keys, v, across, o, step, held, fades, lanes):
-    """Rows of outputs: what they hold, plus p v; p is (keys, queries)."""
+def sum_fourth(at):
+    """Every fourth line of a page, added up as halves of a vector are."""
+    return (get(at, None) + get(at + 8 * LINE, None)) + (get(at + 4 * LINE, None) + get(at + 12 * LINE, None))
+
+
+@njit(**HELPER)
+def soften_lines(s, keys, tops, masses, fades, shares, fresh):
+    """What soften_heads does, for 16 queries: a vector of each of so many lines."""
+    whole = s + (keys + PAGE - 1) // PAGE * PAGE * LINE
+    for at in range(s + keys * LINE, whole, LINE): keep(zeros(1, 1) + HIDDEN, at, None)
+    old = get(tops, None)
+    top, mass = highest_lines(s, keys, old), zeros(1, 1)
+    for page in range(s, whole, PAGE * LINE):
+        for at in range(page, page + PAGE * LINE, LINE): keep(exp2(get(at, None) - top), at, None)
+        mass = mass + ((sum_fourth(page) + sum_fourth(page + 2 * LINE))
+                       + (sum_fourth(page + LINE) + sum_fourth(page + 3 * LINE)))
+    carry(old, top, mass, tops, masses, fades, shares, fresh, False)
+
+
+@njit(**HELPER)
+def weigh_tile(none, p, beside, along, keys, v, across, o, step, held, fades, lanes):
+    """Rows of outputs: what they hold, plus p v; p has bytes between two queries, and between two keys."""
     sums = none
     if held == FADED: sums = times_rows(fetch(none, o, step, lanes), fades)
     elif held: sums = fetch(none, o, step, lanes)
     for _ in range(keys):
-        sums = add_outer(sums, p, 4, v, lanes)
-        p += LINE
+        sums = add_outer(sums, p, beside, v, lanes)
+        p += along
         v += across
     store_tile(sums, o, step, lanes)
 
 
 @njit(**HELPER)
-def weigh_band(broad, narrow, row, columns, p, keys, v, across, o, step, held, fades):
+def weigh_band(broad, narrow, row, columns, p, beside, along, keys, v, across, o, step, held, fades):
     """weigh_tile for all columns of some rows."""
-    p, o, fades, left = p + 4 * row, o + row * step, fades + 4 * row, 0
+    p, o, fades, left = p + beside * row, o + row * step, fades + 4 * row, 0
     while left + span(broad) <= columns:
-        weigh_tile(broad, p, keys, v + 4 * left, across, o + 4 * left, step, held, fades, None)
+        weigh_tile(broad, p, beside, along, keys, v + 4 * left, across, o + 4 * left, step, held, fades, None)
         left += span(broad)
     while left < columns:
-        weigh_tile(narrow, p, keys, v + 4 * left, across, o + 4 * left, step, held, fades, min(16, columns - left))
+        weigh_tile(narrow, p, beside, along, keys, v + 4 * left, across, o + 4 * left, step, held, fades,
+                   min(16, columns - left))
         left += 16
 
 
 @njit(**HELPER)
-def weigh_keys(rows, columns, p, keys, v, across, o, step, held, fades):
+def weigh_keys(rows, columns, p, beside, along, keys, v, across, o, step, held, fades):
     """The outputs of all rows."""
     row = 0
     if MANY_REGISTERS:
         while row + 8 <= rows:
-            weigh_band(zeros(8, 2), zeros(8, 1), row, columns, p, keys, v, across, o, step, held, fades)
+            weigh_band(zeros(8, 2), zeros(8, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
             row += 8
         while row + 4 <= rows:
-            weigh_band(zeros(4, 4), zeros(4, 1), row, columns, p, keys, v, across, o, step, held, fades)
+            weigh_band(zeros(4, 4), zeros(4, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
             row += 4
+        if row + 3 == rows:
+            weigh_band(zeros(3, 4), zeros(3, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
+            row += 3
     else:
         while row + 4 <= rows:
-            weigh_band(zeros(4, 1), zeros(4, 1), row, columns, p, keys, v, across, o, step, held, fades)
+            weigh_band(zeros(4, 1), zeros(4, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
             row += 4
     while row + 2 <= rows:
-        weigh_band(zeros(2, 2), zeros(2, 1), row, columns, p, keys, v, across, o, step, held, fades)
+        weigh_band(zeros(2, 2), zeros(2, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
         row += 2
     while row < rows:
-        weigh_band(zeros(1, 4), zeros(1, 1), row, columns, p, keys, v, across, o, step, held, fades)
+        weigh_band(zeros(1, 4), zeros(1, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
         row += 1
 
 
@@ -167,14 +153,6 @@ def hide_later(s, keys, first, rows):
     for j in range(max(first, 0), keys):
         line = floats(s + j * LINE, QUERIES)
         for i in range(min(j - first + 1, rows)): line[i] = HIDDEN
-
-
-@njit(**HELPER)
-def widen_rows(source, along, rows, columns, target, across):
-    """Rows of bfloat16 as float32; bytes between rows."""
-    for i in range(rows):
-        given, kept = shorts(source + i * along, columns), floats(target + i * across, columns)
-        for j in range(columns): kept[j] = extended(given[j])
 
 
 # ---- a strand of chunks
@@ -198,38 +176,54 @@ def run_of(pages, at, end):
 
 
 @njit(**HELPER)
+def score_lines(c, u, k, pages, at, end, keys, head, ahead):
+    """Lines of scores of the keys of some pages, against rows of a head."""
+    size, page = 4 - 2 * c.halves, at
+    while page < end:
+        count = 1 if c.halves else run_of(pages, page, end)
+        lies, along = k + size * pages[page] * PAGE * c.k_row, size * c.k_row
+        if c.halves:
+            widen_rows(lies, along, PAGE, 0, c.d, u.widened, 4 * c.d)
+            lies, along = u.widened, 4 * c.d
+        score_pages(lies, along, count * PAGE, u.turned, c.d, u.s + (page - at) * PAGE * LINE, u.wide)
+        page += count
+    if c.table: add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
+    hide_later(u.s, keys, ahead, u.rows)
+
+
+@njit(**HELPER)
+def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
+    """Rows of scores of the keys of some pages, against heads of a row: two pages at a time."""
+    size = 4 - 2 * c.halves
+    for page in range(at, end):
+        lies, along, side = k + size * pages[page] * PAGE * c.k_row, size * c.k_row, (page - at) * PAGE % TURNED_KEYS
+        turn_page(c.halves, lies, along, c.d, u.keys + 4 * side, u.widened)
+        if side or page + 1 == end:
+            score_turned(u.turned, u.many, u.keys, c.d, u.s + 4 * ((page - at) * PAGE - side))
+    if c.table: add_rows(c, u.s, ROW, keys, head, u.many, ahead - 1, u.strip)
+
+
+@njit(**HELPER)
 def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
     """Merge the keys of a few pages with what is carried; the first row sees so many of them."""
     pages, end, size = longs(u.pages, CHUNK // PAGE), at + (keys + PAGE - 1) // PAGE, 4 - 2 * c.halves
     k, v = c.k + size * (head // c.k_of * c.k_head), c.v + size * (head // c.v_of * c.v_head)
-    page = at
-    while page < end:
-        count = 1 if c.halves or u.rows == 1 else run_of(pages, page, end)
-        s = u.s + (page - at) * PAGE * LINE
-        lies, along = k + size * pages[page] * PAGE * c.k_row, size * c.k_row
-        soon = Soon(0, 0, 0, 0, 0, 0)
-        if u.rows == 1:                                     # rows of a head lie apart, so nobody else foresees them
-            behind = k + size * pages[page + 1] * PAGE * c.k_row if page + 1 < end else 0
-            soon = Soon(behind, along, size * c.d, v + size * pages[page] * PAGE * c.v_row, size * c.v_row, size * c.e)
-        if c.halves:
-            widen_rows(lies, along, PAGE, c.d, u.widened, 4 * c.d)
-            lies, along = u.widened, 4 * c.d
-        score_pages(lies, along, count * PAGE, u.turned, c.d, s, u.wide, u.many, soon)
-        page += count
-    if c.table and u.rows > 1:
-        add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
-    elif c.table: add_columns(c, u.s, LINE, keys, u.wide, head, u.many, ahead - 1, u.strip)
-    if u.rows > 1: hide_later(u.s, keys, ahead, u.rows)
-    for g in range(0, 4 * u.wide, 64):
-        softened(u.s + g, keys, tops + g, masses + g, u.fades + g, u.shares + g, fresh, False)
+    if u.rows == 1:
+        score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead)
+        soften_heads(u.s, u.many, keys, tops, masses, u.fades, u.shares, fresh)
+    else:
+        score_lines(c, u, k, pages, at, end, keys, head, ahead)
+        for g in range(0, 4 * u.wide, 64):
+            soften_lines(u.s + g, keys, tops + g, masses + g, u.fades + g, u.shares + g, fresh)
+    apart, along_p = (ROW, 4) if u.rows == 1 else (4, LINE)
     page, held = at, 0 if fresh else FADED
     while page < end:
         count, done = 1 if c.halves else run_of(pages, page, end), (page - at) * PAGE
         lies, along, some = v + size * pages[page] * PAGE * c.v_row, size * c.v_row, min(keys - done, count * PAGE)
         if c.halves:
-            widen_rows(lies, along, some, c.e, u.widened, 4 * c.e)
+            widen_rows(lies, along, some, 0, c.e, u.widened, 4 * c.e)
             lies, along = u.widened, 4 * c.e
-        weigh_keys(u.many, c.e, u.s + done * LINE, some, lies, along, o, beside, held, u.fades)
+        weigh_keys(u.many, c.e, u.s + done * along_p, apart, along_p, some, lies, along, o, beside, held, u.fades)
         page, held = page + count, BEGUN
 
 

@@ -48,6 +48,7 @@ __all__ = ["product_rounded_bytes", "product_rounded_levels"]
 
 TWO_GROUPS = 2 * GROUP_INPUTS                                # numbers of x that are rounded at a time
 PAIRED = "+avx2" in FEATURES and not FOURS                   # two numbers are multiplied and added at a time
+WIDE_PAIRS = "+avx512bw" in FEATURES                         # in 512 bits
 __borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 3, 6                 # and rows of tiles
 f4 = np.float32
 SHORTS = ir.VectorType(SHORT, 2 * LANES)
@@ -129,8 +130,12 @@ def round_groups(x, n, groups, target, scales, totals, dealt, wide, shifted, mid
         elif dealt: deal_bytes(to)
 
 
-def by_halves(builder, name, result, *vectors):
-    """An instruction of 256 bits on the halves of vectors of 512."""
+def by_widest(builder, wide, half, result, *vectors):
+    """An instruction on vectors of 512 bits, or where there is none the one of 256 on their halves."""
+    if WIDE_PAIRS:
+        whole = ir.VectorType(result.element, 2 * result.count)
+        function = llvm_function(builder, f"llvm.x86.avx512.{wide}.512", whole, *(part.type for part in vectors))
+        return builder.call(function, vectors)
     found = []
     for half in range(2):
         parts = []
@@ -138,7 +143,7 @@ def by_halves(builder, name, result, *vectors):
             count = vector.type.count // 2
             lanes = ir.Constant(ir.VectorType(LANE, count), [*range(half * count, half * count + count)])
             parts.append(builder.shuffle_vector(vector, vector, lanes))
-        function = llvm_function(builder, f"llvm.x86.avx2.{name}", result, *(part.type for part in parts))
+        function = llvm_function(builder, f"llvm.x86.avx2.{half}", result, *(part.type for part in parts))
         found.append(builder.call(function, parts))
     lanes = ir.Constant(ir.VectorType(LANE, 2 * result.count), [*range(2 * result.count)])
     return builder.shuffle_vector(*found, lanes)
@@ -148,13 +153,13 @@ def times_levels(builder, x, w):
     """Pairs of bytes of x times levels w, added up as 16 bits: a group's together are at most 8 times 2 times 15 times
     127, which just fits."""
     kind = ir.VectorType(BYTE, TWO_GROUPS)
-    return by_halves(builder, "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
+    return by_widest(builder, "pmaddubs.w", "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
                      builder.bitcast(x, kind))
 
 
 def times_pairs(builder, x, w):
     """Pairs of 16 bits with signs, added up as 32 bits."""
-    return by_halves(builder, "pmadd.wd", ir.VectorType(LANE, LANES // 2), builder.bitcast(x, SHORTS),
+    return by_widest(builder, "pmaddw.d", "pmadd.wd", ir.VectorType(LANE, LANES // 2), builder.bitcast(x, SHORTS),
                      builder.bitcast(w, SHORTS))
 
 

@@ -199,7 +199,11 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
             across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
             stored = w.w + 4 * GROUP_INPUTS // inputs * w.groups * start
             scale = w.scale + scale_bytes * w.groups * start
-            if rows <= REGISTER_ROWS and whole:
+            if rows == REGISTER_ROWS and whole:              # words are widened once
+                for at in range(0, PANEL, 2 * LANES):
+                    strip_words(zeros(8, 2), x, along, stored + 4 * at, scale + scale_bytes * at, across, c.n,
+                                y + 4 * at, step, room, None)
+            elif rows <= REGISTER_ROWS and whole:
                 strips(zeros(4, 4), zeros(2, 4), zeros(1, 4), rows, x, along, stored, scale, across, c.n, y, step, room,
                        None)
             elif rows <= REGISTER_ROWS:

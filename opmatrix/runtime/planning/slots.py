@@ -1,8 +1,9 @@
 """A batch as recordings see it: numbers of every row and the layout of its sentences, in words that native code copies
 to where the launches of a group read them."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -79,6 +80,8 @@ class GroupTable:
         self.offsets = np.array([[{T: group.low, S: group.first}.get(space, 0) * array.strides[0]
                                   for space, array in zip(spaces, arrays, strict=True)] for group in groups])
         self.places = np.empty((len(groups), len(arrays)), np.int64)
+        self.begin = [0] * len(arrays)                      # where arrays begin, and of which that is known
+        self.known: list[Callable[[], Numeric | None]] = [lambda: None] * len(arrays)
         self.records = np.zeros(len(groups), GROUP)
         for i, (group, script, own) in enumerate(zip(groups, scripts, words, strict=True)):
             place(own, sizes[i], starts[group.first:group.last + 1] - group.low)
@@ -91,8 +94,10 @@ class GroupTable:
         return self.groups == 1
 
     def fill(self, fields: Sequence[Offsets], arrays: Sequence[Numeric]) -> None:
-        """A batch's numbers, and where its arrays are."""
+        """A batch's numbers, and where its arrays are: of those that it had last time it is known."""
         from formats.kernels.engine.launch import address
         for field, parts in zip(fields, self.fields, strict=True):
             for own, low, high in parts: own[:] = field[low:high]
-        np.add(self.offsets, [address(array) for array in arrays], out=self.places)
+        for i, array in enumerate(arrays):
+            if self.known[i]() is not array: self.begin[i], self.known[i] = address(array), ref(array)
+        np.add(self.offsets, self.begin, out=self.places)
