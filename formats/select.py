@@ -123,8 +123,8 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
         if (fits := fit_within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
         found.append(priced(machine, name, given, scale_sizes(packed, shape, thinner, given), rows, off))
-    for name in names if tails else ():
-        for rank, off in least_ranks(FORMATS[name], tails, shape, error):
+    for name in names:
+        for rank, off in least_ranks(FORMATS[name], tails, shape, error) if tails else ():
             sizes = {str(size): float(value) for size, value in FORMATS[name].expected(*shape, rank=rank).items()}
             found.append(priced(machine, name, {"rank": rank}, sizes, rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
@@ -134,7 +134,7 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
 
 
 class Tails(NamedTuple):
-    """The relative error of the best matrix of rank 0, 1, 2, …: what a format of low rank predicts its own from."""
+    """The relative error of the best matrix of rank 0, 1, 2, …: what factors without rounding lose."""
     errors: Floats
 
 
@@ -147,13 +147,13 @@ def tail_errors(W: Floats) -> Tails:
 
 
 def least_ranks(form: type[Format], tails: Tails, shape: tuple[int, int], error: float) -> Iterator[tuple[int, float]]:
-    """The least rank, in eights, whose factors are predicted to hold a matrix within an error, with what they lose, and
-    one a tenth larger, as what rounding adds is an estimate; none where factors are larger than the matrix."""
+    """The least rank, in eights, whose factors hold a matrix within an error, with what they lose, and one a tenth
+    larger, as rounding adds to it; none where factors are larger than the matrix."""
     if not form.projected: return
     able = range(8, min(shape[0] * shape[1] // sum(shape), len(tails.errors) - 1) + 1, 8)
-    found = next((rank for rank in able if form.predicted(tails, rank=rank) <= error), None)
-    for rank in sorted({found, found + max(8, found // 80 * 8)} if found else ()):
-        if rank in able: yield rank, form.predicted(tails, rank=rank)
+    least = next((rank for rank in able if tails.errors[rank] <= error), None)
+    for rank in () if least is None else (least, least + max(8, least // 80 * 8)):
+        if rank in able: yield rank, float(tails.errors[rank])
 
 
 def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, measured: bool = True,
@@ -311,7 +311,8 @@ def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: f
     except FormatError: return None
     share = (time.perf_counter() - start) / products if products else 0.0
     sizes = {str(size): float(value) for size, value in packed.sizes.items()}
-    off = deviation(packed, W) if error and guess.format != "blas" and approximates(FORMATS[guess.format]) else 0.0
+    exact = not error or isinstance(packed, NumpyProduct) or not approximates(type(packed))
+    off = 0.0 if exact else deviation(packed, W)
     return priced(machine, guess.format, dict(guess.options), sizes, rows, off, share) if off <= error else None
 
 
