@@ -311,8 +311,7 @@ def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: f
     except FormatError: return None
     share = (time.perf_counter() - start) / products if products else 0.0
     sizes = {str(size): float(value) for size, value in packed.sizes.items()}
-    exact = not error or isinstance(packed, NumpyProduct) or not approximates(type(packed))
-    off = 0.0 if exact else deviation(packed, W)
+    off = deviation(packed, W) if error and isinstance(packed, Format) and approximates(type(packed)) else 0.0
     return priced(machine, guess.format, dict(guess.options), sizes, rows, off, share) if off <= error else None
 
 
