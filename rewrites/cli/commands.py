@@ -137,8 +137,8 @@ def refuse(memory: float | None, number_type: str, output: str) -> None:
 
 @app.command()
 def calibrate(context: typer.Context, results: options.Results = None) -> None:
-    """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows
-    with."""
+    """Measure this machine, a minute or two once kernels are compiled: peaks, bandwidths, the fastest BLAS, what every
+    kernel's time grows with."""
     from rewrites.phases import Report, silence_stdout
     possible({"--json": (results, writable)})
     report = Report(began=context.obj)
