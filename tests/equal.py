@@ -16,12 +16,13 @@ from rewrites.law import FLAGS, Law, Name, normalised, right_linear
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 
 # (alike a b): as many columns, (like a b): in as many heads too; of what is made on the way as well. (one a): of one
-# head.
+# head. A number of one head, times which heads stay as they are, is a K_const.
 FACTS = """
 (rule ((= e (K_add a b)) (alike a c) (alike b c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_mul a s)) (column s) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_compose x a)) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_add a b)) (like a c) (like b c)) ((like e c) (like c e)) :ruleset facts)
+(rule ((= e (K_mul a s)) (= s (K_const d)) (column s) (like a c)) ((like e c) (like c e)) :ruleset facts)
 (rule ((= e (K_blank a)) (like a c)) ((like e c) (like c e)) :ruleset facts)
 (rule ((= e (K_compose x a)) (one x) (like a c)) ((like e c) (like c e)) :ruleset facts)
 (rule ((like a b) (like b c)) ((like a c)) :ruleset facts)
@@ -57,7 +58,7 @@ def proved(statement: Law) -> bool:
             lines += [f'({flag} {quoted(chosen[about[0]])})' for flag in (fact, *IMPLIED.get(fact, ()))]
     lines += [f"(single {named[name]})" for name, sort in statement.variables.items()
               if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named]
-    graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=4,
+    graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=5,
                      budget=300)
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
 
