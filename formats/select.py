@@ -100,11 +100,11 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     exact = [recount(machine, W, each, rows, products, error) for each in found if each.cost <= hopeful]
     if not any(exact):                                      # what held the sample does not hold the rest
         exact = [recount(machine, W, each, rows, products, error) for each in found]
-    if not any(exact): refuse(formats, error)
+    if not any(exact): refuse_all(formats, error)
     return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
 
 
-def refuse(formats: Sequence[str], error: float) -> NoReturn:
+def refuse_all(formats: Sequence[str], error: float) -> NoReturn:
     raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
 
 
@@ -129,7 +129,7 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
             found.append(priced(machine, name, {"rank": rank}, sizes, rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
         found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, rows, 0.0))
-    if not found: refuse(names, error)
+    if not found: refuse_all(names, error)
     return found
 
 
