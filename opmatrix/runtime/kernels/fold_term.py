@@ -161,7 +161,9 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
     if plan.keys is not None: scores = rows * plan.keys
     elif not plan.masked: scores = rows * rows
-    else: scores = extents[pairs[sequence if found.where.data else found.where]]    # a search has no tables yet
+    else:                                                   # a search has no tables yet, a program's extents no terms
+        counted = not found.where.data and pairs[found.where] in extents
+        scores = extents[pairs[found.where if counted else sequence]]
     return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()})]
 
 
