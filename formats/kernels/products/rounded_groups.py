@@ -130,7 +130,7 @@ def round_groups(x, n, groups, target, scales, totals, dealt, wide, shifted, mid
         elif dealt: deal_bytes(to)
 
 
-def by_widest(builder, wide, half, result, *vectors):
+def by_widest(builder, wide, narrow, result, *vectors):
     """An instruction on vectors of 512 bits, or where there is none the one of 256 on their halves."""
     if WIDE_PAIRS:
         whole = ir.VectorType(result.element, 2 * result.count)
@@ -143,7 +143,7 @@ def by_widest(builder, wide, half, result, *vectors):
             count = vector.type.count // 2
             lanes = ir.Constant(ir.VectorType(LANE, count), [*range(half * count, half * count + count)])
             parts.append(builder.shuffle_vector(vector, vector, lanes))
-        function = llvm_function(builder, f"llvm.x86.avx2.{half}", result, *(part.type for part in parts))
+        function = llvm_function(builder, f"llvm.x86.avx2.{narrow}", result, *(part.type for part in parts))
         found.append(builder.call(function, parts))
     lanes = ir.Constant(ir.VectorType(LANE, 2 * result.count), [*range(2 * result.count)])
     return builder.shuffle_vector(*found, lanes)
