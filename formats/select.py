@@ -87,9 +87,9 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     off by at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
 
     Counts and errors are estimated from a sample first, and taken of the whole matrix for those that may be the
-    cheapest; of low rank the least that is near enough is offered. With
-    `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing
-    holds W, ValueError for rows or an error that are none."""
+    cheapest; of low rank the least that is near enough is offered. With `products`, each pays its share of one
+    conversion from dense, which is done and timed. FormatError where nothing holds W, ValueError for rows or an error
+    that are none."""
     if not (rows >= 1 and rows % 1 == 0):
         raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
     if not 0 <= error < 1:
@@ -116,15 +116,14 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
         raise FormatError(f"select: there is no format {unknown[0]!r:.40}; there are {', '.join(FORMATS)}")
     sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
     thinner = share / max(np.count_nonzero(sample) / sample.size, 1e-9)
-    tails = tail_errors(W) if error and any(FORMATS[name].projected for name in names) else None
+    factored = [name for name in names if error and FORMATS[name].projected]
     found = []
-    for name, given in offered(names, shape):
-        if tails and FORMATS[name].projected: continue
+    for name, given in offered([name for name in names if name not in factored], shape):
         if (fits := fit_within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
         found.append(priced(machine, name, given, scale_sizes(packed, shape, thinner, given), rows, off))
-    for name in names:
-        for rank, off in least_ranks(FORMATS[name], tails, shape, error) if tails else ():
+    for rank, off in least_ranks(W, error) if factored else ():
+        for name in factored:
             sizes = {str(size): float(value) for size, value in FORMATS[name].expected(*shape, rank=rank).items()}
             found.append(priced(machine, name, {"rank": rank}, sizes, rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
@@ -133,27 +132,17 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
     return found
 
 
-class Tails(NamedTuple):
-    """The relative error of the best matrix of rank 0, 1, 2, …: what factors without rounding lose."""
-    errors: Floats
-
-
-def tail_errors(W: Floats) -> Tails:
-    """From the eigenvalues of the smaller Gram matrix (Eckart and Young 1936)."""
+def least_ranks(W: Floats, error: float) -> Iterator[tuple[int, float]]:
+    """The least rank, in eights, whose factors hold W within an error, with what they lose (Eckart and Young 1936), and
+    one a tenth larger, as rounding adds to it; none where factors are larger than W."""
     wide = (W if W.shape[0] <= W.shape[1] else W.T).astype(np.float64)
-    squares = np.maximum(np.linalg.eigvalsh(wide @ wide.T), 0)
-    lost = np.cumsum(np.r_[0, squares])[::-1]               # the smallest first, so that they are not lost in the sum
-    return Tails(np.sqrt(lost / max(lost[0], np.finfo(float).tiny)))
-
-
-def least_ranks(form: type[Format], tails: Tails, shape: tuple[int, int], error: float) -> Iterator[tuple[int, float]]:
-    """The least rank, in eights, whose factors hold a matrix within an error, with what they lose, and one a tenth
-    larger, as rounding adds to it; none where factors are larger than the matrix."""
-    if not form.projected: return
-    able = range(8, min(shape[0] * shape[1] // sum(shape), len(tails.errors) - 1) + 1, 8)
-    least = next((rank for rank in able if tails.errors[rank] <= error), None)
+    squares = np.maximum(np.linalg.eigvalsh(wide @ wide.T), 0)              # of singular values, the smallest first
+    lost = np.cumsum(np.r_[0, squares])[::-1]               # with rank 0, 1, 2, …
+    errors = np.sqrt(lost / max(lost[0], np.finfo(float).tiny))
+    able = range(8, min(W.size // sum(W.shape), len(squares)) + 1, 8)
+    least = next((rank for rank in able if errors[rank] <= error), None)
     for rank in () if least is None else (least, least + max(8, least // 80 * 8)):
-        if rank in able: yield rank, float(tails.errors[rank])
+        if rank in able: yield rank, float(errors[rank])
 
 
 def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, measured: bool = True,

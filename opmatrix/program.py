@@ -27,7 +27,6 @@ from opmatrix.pipelines.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.schedule import Schedule
-from opmatrix.runtime.seen import pattern
 from opmatrix.signature import INTEGER, Port, Signature
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ class Program:
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
         """Who sees whom in its steps, each pattern once."""
-        return tuple(dict.fromkeys(pattern(call.bound) for call in self.schedule.calls if hasattr(call.bound, "where")))
+        return tuple(dict.fromkeys(each for call in self.schedule.calls for each in call.kernel.sees(call.bound)))
 
     # ---- what it is
 

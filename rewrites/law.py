@@ -15,6 +15,7 @@ import numpy as np
 import sympy
 
 from formats.core.activation import ACTIVATIONS
+from formats.core.arrays import settled
 from opmatrix import body, patterns
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
@@ -368,11 +369,9 @@ class Law(FunctionDeclaration):
 def apart(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference of two arrays, relative to 1 and to the largest entry of its row; infinite where one alone
     is no number."""
-    a, b = np.broadcast_arrays(a, b)
-    lost = [np.where(np.isfinite(c), 0, c) for c in (a, b)]
-    if not np.array_equal(lost[0], lost[1], equal_nan=True): return np.inf
-    a, b = (np.where(np.isfinite(c), c, 0) for c in (a, b))
-    return float((abs(a - b) / np.maximum(1, abs(a).max(-1, keepdims=True, initial=0))).max(initial=0))
+    off, size = settled(*np.broadcast_arrays(a, b))
+    if not np.isfinite(off).all(): return np.inf
+    return float((abs(off) / np.maximum(1, abs(size).max(-1, keepdims=True, initial=0))).max(initial=0))
 
 
 def law(**declared: Any) -> Callable[[SidesOf], Law]:

@@ -216,3 +216,12 @@ def picture(pattern: NDArray[np.bool_], lines: int = 32, columns: int = 64) -> s
 def is_size(value: object) -> bool:
     """Whether a value from a file is a positive integer, and no larger than a kernel counts without overflow."""
     return type(value) is int and 0 < value <= MAX_SIZE
+
+
+def settled(found: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By how much an output differs from the one wanted, and the numbers of that: infinities, such as a maximum over
+    nothing, and what is no number, such as 0/0, differ by nothing from themselves, and have no size."""
+    if (finite := np.isfinite(wanted)).all(): return found - wanted, wanted
+    with np.errstate(invalid="ignore"):
+        alike = ~finite & ((found == wanted) | (np.isnan(found) & np.isnan(wanted)))
+        return np.where(alike, 0.0, found - wanted), np.where(finite, wanted, 0.0)

@@ -19,12 +19,14 @@ from formats.machine.prices import Price, untimed
 from formats.stacked import Stacked
 from opmatrix.batch import Fields
 from opmatrix.extents import T
+from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import BESIDE as BESIDE
 from opmatrix.runtime.arguments import Arguments as Arguments
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Cost
 from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value, Vector
+from opmatrix.runtime.seen import patterns_seen
 
 REQUIRED = Parameter.empty
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
@@ -50,10 +52,10 @@ class Declared:
     different spaces, as its shape says; others keep that of their operands, which is T where the batch is read.
     `pads_sequences`: it may be given too many sequences, and leaves those alone that have no rows. `launches`: it
     launches compiled kernels and does nothing else, so its launches may be recorded; `limits` are the fields of the
-    batch that it reads, each with the number that all must be below, `relations` the relations. `row_mixing`: a row
-    depends on others; `is_input`: its value enters, and lies with a batch or a session; `cached_variant`: the kernel
-    that computes the same of new rows alone, over caches of the others; `held_as`: the number type of the caches that
-    sessions keep what it gives in, which rounds as it does.
+    batch that it reads, each with the number that all must be below, `relations` the relations, `sees` the patterns
+    whose scores its price counts. `row_mixing`: a row depends on others; `is_input`: its value enters, and lies with a
+    batch or a session; `cached_variant`: the kernel that computes the same of new rows alone, over caches of the
+    others; `held_as`: the number type of the caches that sessions keep what it gives in, which rounds as it does.
 
     `keeps`: whether it keeps the largest of a row, by these attributes; what its meaning takes is noted then.
 
@@ -78,6 +80,7 @@ class Declared:
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})
         self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
+        self.sees: Callable[[Arguments], tuple[Pattern, ...]] = reading("sees", patterns_seen)
         self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
         self.telling: Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]] = \

@@ -21,6 +21,11 @@ def pattern(a: Arguments) -> Pattern:
     return a.where if isinstance(a.where, Pattern) else parse(a.where, tables(a))
 
 
+def patterns_seen(a: Arguments) -> tuple[Pattern, ...]:
+    """The pattern of a step that says one."""
+    return (pattern(a),) if hasattr(a, "where") else ()
+
+
 def check_pattern(a: Arguments) -> None:
     """Raises ValueError where a kernel does not know the pattern of a step: nobody may see another sequence, every
     table is spoken of, and what is no range of positions is in float32."""

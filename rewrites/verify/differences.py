@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
 
 DRAWS = 1000                                                # of sentences, to say how an error varies
@@ -21,15 +22,6 @@ def ratio(off: ArrayLike, size: ArrayLike) -> np.ndarray:
     over, under = np.asarray(off, np.float64), np.asarray(size, np.float64)
     found: np.ndarray = np.divide(over, under, out=np.where(over == 0, 0.0, np.inf), where=under > 0)
     return found
-
-
-def settled(found: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By how much an output differs from the one wanted, and the numbers of that: infinities, such as a maximum over
-    nothing, and what is no number, such as 0/0, differ by nothing from themselves, and have no size."""
-    if (finite := np.isfinite(wanted)).all(): return found - wanted, wanted
-    with np.errstate(invalid="ignore"):
-        alike = ~finite & ((found == wanted) | (np.isnan(found) & np.isnan(wanted)))
-        return np.where(alike, 0.0, found - wanted), np.where(finite, wanted, 0.0)
 
 
 class Change(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
 from formats.machine.threads import limit
 from opmatrix.algebra.data import Data
@@ -22,7 +23,7 @@ from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
-from rewrites.verify.differences import ratio, settled
+from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
@@ -214,11 +215,8 @@ class Meant(NamedTuple):
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
         """How much of its bound what was found takes, of a step on so many rows. Raises VerificationError."""
         own = found if self.rows is None else found[self.rows]
-        with np.errstate(invalid="ignore"):
-            # infinities, such as a maximum over nothing, and what is no number, such as 0/0, are equal to themselves
-            equal = (own == self.numbers) | (np.isnan(own) & np.isnan(self.numbers))
-            off = np.where(equal, 0.0, abs(own - self.numbers))
-        if not (right := equal | (off <= self.allowed)).all():
+        off = abs(settled(own, self.numbers)[0])
+        if not (right := (off == 0) | (off <= self.allowed)).all():
             worst = np.unravel_index(np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))),
                                      off.shape)
             at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])

@@ -1,6 +1,7 @@
 """Expressions of texts of kernels as LLVM's language: numbers, vectors, addresses, records, and calls of words."""
 import ast
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class Unasked:
     def get_dummy_value(self) -> None: return None
 
 
-class ValueWriter:
+class ValueWriter(ABC):
     """Writes the expressions of one function. `build` says where."""
     function: Any
     build: Any
@@ -87,7 +88,10 @@ class ValueWriter:
         return self.refuse(node)
 
     def refuse(self, node: ast.AST) -> Any: raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
-    def take_in(self, function: Any, args: list[Any]) -> Any: raise NotImplementedError
+
+    @abstractmethod
+    def take_in(self, function: Any, args: list[Any]) -> Any:
+        """What a function among words gives."""
 
     # ---- kinds
 

@@ -12,7 +12,7 @@ from formats.core.sizes import T, size
 from formats.machine.prices import S2, Price, Timed, Work, h
 from opmatrix.batch import Batch
 from opmatrix.extents import Extents, count_attended, entries, pairs
-from opmatrix.patterns import sequence
+from opmatrix.patterns import Pattern, sequence
 from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import Doubles, split_operands
 from opmatrix.runtime.by_sequence import sentence_rows, unseen
@@ -114,6 +114,12 @@ def entries_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     return [("fold_rows", {"T": extents[out.space], "S2": count, "h": found.kernel.plan.heads, **counts._asdict()})]
 
 
+def fold_patterns(a: Arguments) -> tuple[Pattern, ...]:
+    """Whom queries see; all of their sequence where tables say it, which a search has not yet."""
+    kernel, where, _ = find_fold(a)
+    return (sequence if where.data else where,) if kernel.plan.masked else ()
+
+
 def known_positions(a: Arguments) -> dict[str, int]:
     """The positions that the tables of its pattern know."""
     limit = find_fold(a).where.limit
@@ -161,9 +167,9 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
     if plan.keys is not None: scores = rows * plan.keys
     elif not plan.masked: scores = rows * rows
-    else:                                                   # a search has no tables yet, a program's extents no terms
-        counted = not found.where.data and pairs[found.where] in extents
-        scores = extents[pairs[found.where if counted else sequence]]
+    else:
+        [seen] = fold_patterns(a)
+        scores = extents[pairs[seen]]
     return [("fold_rows", {"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()})]
 
 
@@ -197,7 +203,7 @@ class fold_rows(Arguments):
 @kernel(launches=True, row_mixing=True, prices={})
 class fold_term(Arguments):
     """A product over any monoid within sequences, in a kernel of its own."""
-    run, cost, limits = run_fold, fold_cost, known_positions
+    run, cost, limits, sees = run_fold, fold_cost, known_positions, fold_patterns
     def shape(a) -> Rows | Heads: return fold_shape(a)
     def reference(a) -> Doubles: return fold_reference(a)
     def bound(a) -> Doubles: return fold_bound(a)
@@ -207,7 +213,7 @@ class fold_term(Arguments):
 @kernel(row_mixing=True, prices={})
 class fold_batch(Arguments):
     """A product over any monoid whose index counts all rows of a batch, or in which all see all, in its own kernel."""
-    run, cost, limits = run_fold, fold_cost, known_positions
+    run, cost, limits, sees = run_fold, fold_cost, known_positions, fold_patterns
     def shape(a) -> Rows | Heads: return fold_shape(a)
     def reference(a) -> Doubles: return fold_reference(a)
     def bound(a) -> Doubles: return fold_bound(a)
