@@ -25,26 +25,25 @@ class New(Batch):
 
     `pads`: of each sequence rows in front of its own, which are nobody's: they lie in a page that no sequence has."""
 
-    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: NDArray[np.int64],
+    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: Sequence[int],
                  session: "Pages", pads: Sequence[int] = ()) -> None:
         super().__init__(sentences)
         counts = np.diff(self.starts)
-        self.padded, self.pads = [*pads], np.repeat(pads, counts) if any(pads) else None
+        self.asked = (counts - pads).tolist() if pads else counts.tolist()
         self.real: slice | NDArray[np.int64] = slice(None)
-        self.places, self.positions = self.positions, self.positions.copy()
-        self.slots: NDArray[np.int64] = np.empty(self.rows, np.int64)
-        if self.pads is not None:
-            self.real = np.flatnonzero(self.places >= self.pads)
-            self.slots[:] = session.spare + self.places
-        self.counts, self.before, self.caches = counts, session.chain, session.caches
+        self.within, self.positions = self.positions, self.positions.copy()     # of the rows that are a sequence's own
+        self.slots: NDArray[np.int64] = session.spare + self.within
+        self.padded = any(pads)
+        if self.padded:
+            self.within = self.within - np.repeat(pads, counts)
+            self.real = np.flatnonzero(self.within >= 0)
+        self.before, self.caches = session.chain, session.caches
         self.capacity = len(self.before) * session.side
         self.fill(lengths, slots)
 
-    def fill(self, lengths: Sequence[int], slots: NDArray[np.int64]) -> None:
+    def fill(self, lengths: Sequence[int], slots: Sequence[int]) -> None:
         """Where the rows of its sequences belong, in place: they have so many rows already, and these slots."""
-        behind = np.repeat(lengths, self.counts)
-        if self.pads is not None: behind -= self.pads
-        self.positions[self.real] = (self.places + behind)[self.real]
+        self.positions[self.real] = (self.within + np.array(lengths)[self.sequence])[self.real]
         self.slots[self.real] = slots
 
     def tell(self, tokens: Iterable[Ids]) -> None:

@@ -20,6 +20,7 @@ from opmatrix.batch import Ids
 from opmatrix.extents import collect_needs
 from opmatrix.pipelines.new_rows import New
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
+from opmatrix.runtime.repeated import Repeated
 from opmatrix.signature import HELD_NUMBERS, Port
 
 if TYPE_CHECKING:
@@ -131,10 +132,12 @@ class Pages:
         slots, has = self.take({each: len(rows) for each, rows in new.items()})
         return New(new.values(), [each.length for each in new], slots, self), has
 
-    def take(self, counts: Mapping[HeldSequence, int]) -> tuple[NDArray[np.int64], dict[HeldSequence, Holding]]:
+    def take(self, counts: Mapping[HeldSequence, int]) -> tuple[list[int], dict[HeldSequence, Holding]]:
         """Slots for so many new rows of sequences, in turn, and what the sequences have with them. What others see of a
         page that is written to is copied to another one before."""
         had = {each: self.rows(each, "step") for each in counts}
+        if (slots := self.next_slots(had, counts)) is not None:
+            return slots, {each: Holding(length + counts[each], page) for each, (length, page) in had.items()}
         written: dict[int, list[HeldSequence]] = {}
         for each, count in counts.items():
             if count and had[each].length % self.side: written.setdefault(had[each].page, []).append(each)
@@ -142,8 +145,19 @@ class Pages:
         usage = self.begin()
         stay = {self.staying(usage, writers, had) for writers in written.values()}
         taken = [self.grown(usage, had[each], count, each in stay) for each, count in counts.items()]
-        slots = np.array([slot for slots, _ in taken for slot in slots], np.int64)
-        return slots, dict(zip(counts, (rows for _, rows in taken), strict=True))
+        return ([slot for slots, _ in taken for slot in slots],
+                dict(zip(counts, (rows for _, rows in taken), strict=True)))
+
+    def next_slots(self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int]) -> list[int] | None:
+        """The slots behind the last rows of sequences, in pages that nobody else uses; None where some page is shared,
+        or has no room: most steps change nothing but lengths."""
+        self.latest = usage = self.usage
+        slots = list[int]()
+        for each, (length, page) in had.items():
+            begun = length % self.side
+            if not 0 < begun <= self.side - counts[each] or usage.users[page] > 1: return None
+            slots += range(page * self.side + begun, page * self.side + begun + counts[each])
+        return slots
 
     def rows(self, sequence: HeldSequence, doing: str) -> Holding:
         """What a sequence of this session has. Raises InputError for any other."""
@@ -253,7 +267,7 @@ class Session(Pages):
             raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a "
                              "program that has")
         super().__init__(ports, capacity, exact)
-        self.program, self.kept = program, list[New]()      # the batch of the last step
+        self.program, self.kept = program, list[tuple[New, Repeated]]()         # the batch of the last step, its runs
 
     @alone
     def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[np.float32 | np.float64]:
@@ -263,29 +277,30 @@ class Session(Pages):
             batch, has = self.batch(new)
             found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
         else:
-            batch, has = self.rounded(new)
-            found = self.program.schedule.run(batch)[0]
-            if batch.pads is not None and not self.program.pooled: found = found[batch.real]
+            batch, repeated, has = self.rounded(new)
+            found = repeated.run()[0]
+            if batch.padded and not self.program.pooled: found = found[batch.real]
         self.commit({**self.state.sequences, **has})
         return found
 
-    def rounded(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, dict[HeldSequence, Holding]]:
+    def rounded(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, Repeated, dict[HeldSequence, Holding]]:
         """New rows, as `batch` gives them, those of a prompt longer than a page behind rows of nobody's, so that they
-        are whole pages: few scripts serve prompts of any length. The batch of the last step is used again where this
-        one is as large."""
-        counts = [len(rows) for rows in new.values()]
-        slots, has = self.take(dict(zip(new, counts, strict=True)))
-        lengths, pads = [each.length for each in new], [-count % self.side if count > self.side else 0
-                                                       for count in counts]
-        whole = [count + pad for count, pad in zip(counts, pads, strict=True)]
-        if self.kept and (batch := self.kept[0]).counts.tolist() == whole and batch.padded == pads:
-            batch.tell(new.values())
-            batch.fill(lengths, slots)
-        else:
+        are whole pages: few scripts serve prompts of any length. The batch of the last step, and what its run asked of
+        it, are used again where this one is as large."""
+        counts = {each: len(rows) for each, rows in new.items()}
+        slots, has = self.take(counts)
+        lengths = [rows.length - count for rows, count in zip(has.values(), counts.values(), strict=True)]
+        if not self.kept or self.kept[0][0].asked != [*counts.values()]:
+            pads = [-count % self.side if count > self.side else 0 for count in counts.values()]
             rows = [np.concatenate([np.zeros(pad, np.int64), ids(each, f"step: sequence {k}")]) if pad else each
                     for k, (each, pad) in enumerate(zip(new.values(), pads, strict=True))]
-            self.kept[:] = [batch := New(rows, lengths, slots, self, pads)]
-        return batch, has
+            batch = New(rows, lengths, slots, self, pads)
+            self.kept[:] = [(batch, Repeated(self.program.schedule, batch))]
+        else:
+            batch, _ = self.kept[0]
+            batch.tell(new.values())
+            batch.fill(lengths, slots)
+        return *self.kept[0], has
 
     def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Reply]":

@@ -184,31 +184,27 @@ class Recorded:
 
     def replay(self, values: Values, clock: int = 0) -> tuple["list[Script]", Any]:
         """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
-        from formats.kernels.engine.launch import ARENA, ROOM, address, filled
         from formats.kernels.engine.pool import POOL
-        from formats.kernels.engine.replay import conduct, replay
-        batch = values.batch
-        fields = [batch.field(name, most) for name, most in self.read.items()]
-        arrays = [values[at] for at in self.elsewhere]
-        if self.schedule.state:
-            fields.append(batch.slots)
-            arrays.append(batch.before)
-        workers = threads()
-        key = batch.starts.tobytes(), workers
-        with POOL.lock:
-            table = self.tables.pop(key, None) or self.table(batch.starts, workers, arrays)    # nobody else has it now
-            table.fill(fields, arrays)
-            room = ROOM.reserve(table.scratch, workers)
-            base = ARENA.reserve(table.size, 1 if table.alone else workers)
-            stamps = np.zeros((table.groups, table.stages + 1, 2), np.int64) if clock else None
-            arguments = filled(table.address, *base, *room, clock, address(stamps), table.stages + 1)
-            if table.alone: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
-            elif workers > 1: POOL.run(replay.address, address(arguments), table.groups, workers)
-            else:
-                for i in range(table.groups): replay.call(i, 0, address(arguments))
+        fields, arrays, workers = self.fields(values.batch), self.arrays(values), threads()
+        key = values.batch.starts.tobytes(), workers
+        with POOL.lock:                                     # nobody else has the table meanwhile
+            table = self.tables.pop(key, None) or self.table(values.batch.starts, workers, arrays)
+            table.fill(fields)
+            table.lay(dict(enumerate(arrays)))
+            stamps = table.launch(workers, clock)
             self.tables[key] = table
             while len(self.tables) > TABLES: self.tables.popitem(last=False)
         return table.scripts, stamps
+
+    def fields(self, batch: Any) -> list[NDArray[np.int64]]:
+        """The numbers of rows that it reads. ValueError where an id is outside its table."""
+        found = [batch.field(name, most) for name, most in self.read.items()]
+        return [*found, batch.slots] if self.schedule.state else found
+
+    def arrays(self, values: Values) -> list[Numeric]:
+        """What lies elsewhere, and the pages of a session."""
+        found = [values[at] for at in self.elsewhere]
+        return [*found, values.batch.before] if self.schedule.state else found
 
     def forget(self) -> None:
         """Scripts stay, as compiled code does."""

@@ -53,6 +53,13 @@ class Call(NamedTuple):
         return all(space == T for space in spaces)
 
 
+class Seen(NamedTuple):
+    """Of a batch: how large it is, the plan of what crosses borders, and what enters, by number."""
+    extents: Extents
+    plan: Plan
+    entered: Mapping[int, NDArray[np.float32]]
+
+
 class enter(Arguments):
     """No step calls it: what enters lies with the batch, or with the session."""
 
@@ -168,6 +175,7 @@ class Schedule:
         if unknown := [name for name in state if name not in names[:len(ports)]]:
             raise ValueError(f"state: no input is {unknown[0]!r}")
         self.results = [names.index(name) for name in outputs.values()]
+        self.further = {*self.results} - {self.result}
         self.outputs = {name: leaving(name, names[at], self.calls[at].shape)
                         for name, at in zip(outputs, self.results, strict=True)}
         self.state = {names.index(name): names.index(behind) for name, behind in state.items()}
@@ -260,7 +268,7 @@ class Schedule:
         called = sum(isinstance(each, Called) for each in self.segments)
         inputs = sum(each.held(extents) for each in self.segments if isinstance(each, Recorded))
         held = self.cached * extents[C] if self.state else 0
-        more = sum(self.calls[at].shape.size.at(extents) for at in {*self.results} - {self.result})     # copies
+        more = sum(self.calls[at].shape.size.at(extents) for at in self.further)                         # copies
         return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + inputs + held + more
                    + objects(called))
 
@@ -307,8 +315,11 @@ class Schedule:
         if (noted := run_noted(self, batch)) is not None: return noted
         values = self.begun(batch)
         for segment in self.segments: segment.run(values)
-        rows = {self.result: np.asarray(values[self.result])}
-        rows |= {at: np.array(values[at]) for at in {*self.results} - rows.keys()}
+        return self.outcome(values)
+
+    def outcome(self, values: Values) -> list[NDArray[np.float32]]:
+        """The outputs' rows of a run that is done."""
+        rows = {at: np.array(values[at]) for at in self.further} | {self.result: np.asarray(values[self.result])}
         return [rows[at] for at in self.results]
 
     def timed(self, batch: Batch) -> dict[int, float]:
@@ -316,14 +327,18 @@ class Schedule:
         values = self.begun(batch)
         return {step: taken for segment in self.segments for step, taken in segment.timed(values).items()}
 
-    def begun(self, batch: Batch) -> Values:
-        """The values of a run that is about to begin."""
-        held = dict(enumerate(self.entered(batch))) if self.ports else {}
+    def begun(self, batch: Batch, seen: Seen | None = None) -> Values:
+        """The values of a run that is about to begin; `seen`: of the batch, if that is known."""
+        extents, plan, entered = seen or self.seen(batch)
+        return Values(self, batch, extents, Blocks(plan, self.crossing), entered)
+
+    def seen(self, batch: Batch) -> Seen:
+        """What a run asks of a batch."""
+        entered = dict(enumerate(self.entered(batch)))
         if self.scored or self.spaced or self.elsewhere:
             extents = self.extents(batch)
-            plan = self.across(extents)
-        else: extents, plan = self.sized(batch.rows, len(batch), getattr(batch, "capacity", 0) if self.state else 0)
-        return Values(self, batch, extents, Blocks(plan, self.crossing, held), held)
+            return Seen(extents, self.across(extents), entered)
+        return Seen(*self.sized(batch.rows, len(batch), getattr(batch, "capacity", 0) if self.state else 0), entered)
 
     def sized(self, rows: int, sentences: int, held: int) -> tuple[Extents, Plan]:
         """The extents of a batch that nothing else is asked of, over caches of so many rows, and the plan of what

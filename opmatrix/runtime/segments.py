@@ -3,6 +3,7 @@ the whole batch. What crosses a border between segments, and the result, lies in
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import proxy
 
@@ -34,35 +35,36 @@ def plan_buffers(spans: tuple[Span, ...], result: int | None, extents: Extents) 
 
 
 class Blocks:
-    """The buffers of one call, in a block for the result and one for what goes with the call; what enters lies with the
-    batch or the session. spans, entered: by the step that writes first."""
+    """The buffers of one call, in a block for the result and one for what goes with the call. spans: by the step that
+    writes first."""
 
-    def __init__(self, plan: Plan, spans: Iterable[int], entered: dict[int, NDArray[np.float32]]):
-        self.entered = entered
+    def __init__(self, plan: Plan, spans: Iterable[int]):
         self.plan, self.places = plan, dict(zip(spans, plan.offsets, strict=True))
         self.result = block(plan.wall)
         self.arena = block(plan.arena) if plan.arena else self.result
 
     def __call__(self, base: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        if base in self.entered: return self.entered[base]
         if (at := self.places[base]) < self.plan.wall: return np.ndarray(shape, np.float32, self.result, at)
         return np.ndarray(shape, np.float32, self.arena, at - self.plan.wall)
 
 
 class Values:
-    """The values of a batch, by step: those of kernels in the buffer(step that writes it first, shape) that is given,
-    views as soon as they are asked for."""
+    """The values of a batch, by step: what entered where it lies, with the batch or the session; those of kernels in
+    the buffer(step that writes it first, shape) that is given, views as soon as they are asked for."""
 
     def __init__(self, schedule: "Schedule", batch: Any, extents: Extents, buffer: Buffers,
-                 entered: Mapping[int, NDArray[np.float32]] | None = None):
+                 entered: Mapping[int, NDArray[np.float32]] = MappingProxyType({})):
         self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer
-        self.found = dict(entered or {})
+        self.entered = entered
+        self.found: dict[int, NDArray[np.float32]] = {}     # to spell its type in the call would take a third of this
 
     def __getitem__(self, step: int) -> NDArray[np.float32]:
+        if step in self.entered: return self.entered[step]
         if step not in self.found:
-            call = self.schedule.calls[step]
-            self.found[step] = (call.kernel.function(**call.arguments(self, self.batch)) if call.kernel.view else
-                                self.buffer(self.schedule.base[step], call.shape.at(self.extents)))
+            call, base = self.schedule.calls[step], self.schedule.base[step]
+            if call.kernel.view: self.found[step] = call.kernel.function(**call.arguments(self, self.batch))
+            elif base in self.entered: self.found[step] = self.entered[base]
+            else: self.found[step] = self.buffer(base, call.shape.at(self.extents))
         return self.found[step]
 
     def compute(self, step: int) -> None:

@@ -91,13 +91,14 @@ def test_tables_are_kept_from_step_to_step():
     one, other = session.join(), session.join()
     session.step({one: text(20), other: [3]})
     session.step({one: [1], other: [2]})
-    batch, places = session.kept[0], session.kept[0].slots.ctypes.data
+    batch, repeated = session.kept[0]
+    places = batch.slots.ctypes.data
     for k in range(PAGE + 2):
         session.step({one: [k], other: [2 * k]})
-        assert session.kept == [batch] and batch.slots.ctypes.data == places
+        assert session.kept == [(batch, repeated)] and batch.slots.ctypes.data == places
         assert batch.tokens.tolist() == [k, 2 * k] and batch.positions.tolist() == [21 + k, 2 + k]
     session.step({one: [1]})
-    assert session.kept != [batch]
+    assert session.kept != [(batch, repeated)]
     for wrong, said in ((50, "id 50 of .* is outside 0..49"), (1.5, "token ids are integers")):
         with pytest.raises((ValueError, TypeError), match=said): session.step({one: [wrong]})
     assert one.length == 20 + PAGE + 4

@@ -14,11 +14,11 @@ import numpy as np
 from formats.machine.threads import FIXED
 
 from .compiled import HELPER, Function, Kernel, calling
-from .launch import RECORDING, ROOM_START, ROOM_STEP, Launch, Record, address, words
+from .launch import ARENA, RECORDING, ROOM, ROOM_START, ROOM_STEP, Launch, Record, address, filled, words
 from .memory import call, longs, record
 from .native import njit
 from .objects import find_c_function
-from .pool import finish, publish
+from .pool import POOL, finish, publish
 
 # words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which
 # words it is
@@ -207,6 +207,18 @@ def conduct(state: int, arguments: int, workers: int) -> None:
             publish(state, stage[0], stage[1], items, min(workers, items))
             finish(state)
     stamp(c, 0, stages)
+
+
+def replay_groups(groups: int, count: int, size: int, scratch: int, workers: int, clock: int = 0,
+                  stamps: Record | None = None, along: int = 0) -> None:
+    """Run so many groups whose records begin at this address, each in so many bytes, with as much room as scratch says:
+    one by all workers together, several by one worker each. The pool is locked."""
+    base, room = ARENA.reserve(size, workers if count > 1 else 1), ROOM.reserve(scratch, workers)
+    arguments = filled(groups, *base, *room, clock, address(stamps), along)
+    if count == 1: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
+    elif workers > 1: POOL.run(replay.address, address(arguments), count, workers)
+    else:
+        for i in range(count): replay.call(i, 0, address(arguments))
 
 
 GROUP_WORDS = len(GROUP.names or ())

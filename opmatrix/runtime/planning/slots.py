@@ -1,9 +1,8 @@
 """A batch as recordings see it: numbers of every row and the layout of its sentences, in words that native code copies
 to where the launches of a group read them."""
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import numpy as np
 
@@ -66,7 +65,8 @@ class GroupTable:
     def __init__(self, groups: list[Group], scripts: "list[Script]", starts: Offsets, names: Sequence[str],
                  spaces: Sequence[Any], arrays: Sequence[Numeric]):
         from formats.kernels.engine.launch import address
-        from formats.kernels.engine.replay import GROUP
+        from formats.kernels.engine.replay import GROUP, replay_groups
+        self.locate, self.replay = address, replay_groups
         self.groups, self.scripts = len(groups), scripts
         self.scratch, self.size = max(each.scratch for each in scripts), max(each.size for each in scripts)
         self.stages = max(each.ends[-1] for each in scripts)
@@ -80,24 +80,26 @@ class GroupTable:
         self.offsets = np.array([[{T: group.low, S: group.first}.get(space, 0) * array.strides[0]
                                   for space, array in zip(spaces, arrays, strict=True)] for group in groups])
         self.places = np.empty((len(groups), len(arrays)), np.int64)
-        self.begin = [0] * len(arrays)                      # where arrays begin, and of which that is known
-        self.known: list[Callable[[], Numeric | None]] = [lambda: None] * len(arrays)
+        self.begin = np.zeros(len(arrays), np.int64)        # where arrays begin
         self.records = np.zeros(len(groups), GROUP)
         for i, (group, script, own) in enumerate(zip(groups, scripts, words, strict=True)):
             place(own, sizes[i], starts[group.first:group.last + 1] - group.low)
             self.records[i] = address(script.record), address(own), len(own), script.home, address(self.places[i])
         self.address = address(self.records)
 
-    @property
-    def alone(self) -> bool:
-        """Whether all workers are on one group together."""
-        return self.groups == 1
-
-    def fill(self, fields: Sequence[Offsets], arrays: Sequence[Numeric]) -> None:
-        """A batch's numbers, and where its arrays are: of those that it had last time it is known."""
-        from formats.kernels.engine.launch import address
+    def fill(self, fields: Sequence[Offsets]) -> None:
+        """A batch's numbers."""
         for field, parts in zip(fields, self.fields, strict=True):
             for own, low, high in parts: own[:] = field[low:high]
-        for i, array in enumerate(arrays):
-            if self.known[i]() is not array: self.begin[i], self.known[i] = address(array), ref(array)
+
+    def lay(self, arrays: Mapping[int, Numeric]) -> None:
+        """Where these of its arrays are, by number."""
+        for i, array in arrays.items(): self.begin[i] = self.locate(array)
         np.add(self.offsets, self.begin, out=self.places)
+
+    def launch(self, workers: int, clock: int = 0) -> Offsets | None:
+        """Run its groups; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds).
+        The pool is locked."""
+        stamps = np.zeros((self.groups, self.stages + 1, 2), np.int64) if clock else None
+        self.replay(self.address, self.groups, self.size, self.scratch, workers, clock, stamps, self.stages + 1)
+        return stamps
