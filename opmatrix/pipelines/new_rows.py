@@ -1,5 +1,7 @@
 """New rows of sequences that a session holds, as a batch of them alone."""
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +14,7 @@ from opmatrix.patterns import Pattern
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.by_sequence import held
 from opmatrix.runtime.operands import C
+from opmatrix.runtime.planning.slots import take_in
 from opmatrix.signature import GivenMatrix, Port, widened
 
 if TYPE_CHECKING:
@@ -25,30 +28,34 @@ class New(Batch):
 
     `pads`: of each sequence rows in front of its own, which are nobody's: they lie in a page that no sequence has."""
 
-    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: Sequence[int],
+    def __init__(self, sentences: Collection[Ids], lengths: Iterable[int], slots: Sequence[int],
                  session: "Pages", pads: Sequence[int] = ()) -> None:
-        super().__init__(sentences)
-        counts = np.diff(self.starts)
-        self.asked = (counts - pads).tolist() if pads else counts.tolist()
-        self.real: slice | NDArray[np.int64] = slice(None)
-        self.within, self.positions = self.positions, self.positions.copy()     # of the rows that are a sequence's own
-        self.slots: NDArray[np.int64] = session.spare + self.within
-        self.padded = any(pads)
-        if self.padded:
-            self.within = self.within - np.repeat(pads, counts)
-            self.real = np.flatnonzero(self.within >= 0)
+        self.asked, self.padded = [*map(len, sentences)], any(pads)
+        rows = [count + pad for count, pad in zip(self.asked, pads or [0] * len(sentences), strict=True)]
+        super().__init__(np.zeros(count, np.int64) for count in rows)
+        self.fresh = [slice(end - count, end) for count, end in zip(self.asked, self.starts[1:].tolist(), strict=True)]
+        self.slots: NDArray[np.int64] = session.spare + self.positions
+        self.words = take_in(self)
+        self.changing = [each.data.cast("B").cast("q") for each in (self.tokens, self.positions, self.slots)]
         self.before, self.caches = session.chain, session.caches
         self.capacity = len(self.before) * session.side
-        self.fill(lengths, slots)
+        self.fill(sentences, lengths, slots)
 
-    def fill(self, lengths: Sequence[int], slots: Sequence[int]) -> None:
-        """Where the rows of its sequences belong, in place: they have so many rows already, and these slots."""
-        self.positions[self.real] = (self.within + np.array(lengths)[self.sequence])[self.real]
-        self.slots[self.real] = slots
+    def fill(self, sentences: Iterable[Ids], lengths: Iterable[int], slots: Sequence[int]) -> None:
+        """Other rows, as many of each sequence, in place: their tokens, how many rows their sequences have already, and
+        their slots. Words are written as Python has them: for a few of them numpy takes longer."""
+        (tokens, positions, places), at = self.changing, 0
+        for k, (part, each, length) in enumerate(zip(self.fresh, sentences, lengths, strict=True)):
+            count = part.stop - part.start
+            tokens[part] = as_words(each, f"step: sequence {k}")
+            positions[part] = array("q", range(length, length + count))
+            places[part] = array("q", slots[at:at + count])
+            at += count
 
-    def tell(self, tokens: Iterable[Ids]) -> None:
-        """Other tokens of as many rows, in place."""
-        self.tokens[self.real] = np.concatenate([ids(each, f"step: sequence {k}") for k, each in enumerate(tokens)])
+    @property
+    def real(self) -> NDArray[np.int64]:
+        """The rows that are not nobody's."""
+        return np.concatenate([np.arange(part.start, part.stop) for part in self.fresh])
 
     @property
     def alone(self) -> bool: return True
@@ -84,3 +91,10 @@ class New(Batch):
         before = widened(self.caches[port.name]).copy()
         before[self.slots] = 0
         return before if port.heads > 1 else before[:, 0]
+
+
+def as_words(sentence: Ids, where: str) -> "array[int]":
+    """Token ids as words. Raises as `ids` does."""
+    if type(sentence) is list and {*map(type, sentence)} == {int}:
+        with suppress(OverflowError): return array("q", sentence)
+    return array("q", ids(sentence, where).tobytes())

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.core.large_pages import zeros_side_by_side
 from opmatrix import body
-from opmatrix.algebra.data import ids
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.batch import Ids
 from opmatrix.extents import collect_needs
@@ -290,16 +289,11 @@ class Session(Pages):
         counts = {each: len(rows) for each, rows in new.items()}
         slots, has = self.take(counts)
         lengths = [rows.length - count for rows, count in zip(has.values(), counts.values(), strict=True)]
-        if not self.kept or self.kept[0][0].asked != [*counts.values()]:
-            pads = [-count % self.side if count > self.side else 0 for count in counts.values()]
-            rows = [np.concatenate([np.zeros(pad, np.int64), ids(each, f"step: sequence {k}")]) if pad else each
-                    for k, (each, pad) in enumerate(zip(new.values(), pads, strict=True))]
-            batch = New(rows, lengths, slots, self, pads)
-            self.kept[:] = [(batch, Repeated(self.program.schedule, batch))]
+        if self.kept and self.kept[0][0].asked == [*counts.values()]: self.kept[0][0].fill(new.values(), lengths, slots)
         else:
-            batch, _ = self.kept[0]
-            batch.tell(new.values())
-            batch.fill(lengths, slots)
+            pads = [-count % self.side if count > self.side else 0 for count in counts.values()]
+            batch = New(new.values(), lengths, slots, self, pads)
+            self.kept[:] = [(batch, Repeated(self.program.schedule, batch))]
         return *self.kept[0], has
 
     def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,

@@ -211,14 +211,16 @@ class Recorded:
         from formats.kernels.engine.pool import POOL
         with POOL.lock: self.tables.clear()
 
-    def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric]) -> GroupTable:
-        """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
+    def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric],
+              words: Offsets | None = None) -> GroupTable:
+        """The table of batches whose sentences start at these rows, on so many workers; `words`: of one batch that has
+        its numbers there. The pool is locked."""
         groups = make_groups(starts, workers, reading=self.schedule.reading)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
         names = [*self.read]
         if self.schedule.state: names, spaces = [*names, "slots"], [*spaces, None]
-        return GroupTable(groups, scripts, starts, names, spaces, arrays)
+        return GroupTable(groups, scripts, starts, names, spaces, arrays, words)
 
 
 def least_limits(calls: "Iterable[Call]") -> dict[str, int]:

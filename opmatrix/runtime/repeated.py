@@ -24,13 +24,14 @@ class Repeated:
     leaves nothing that the next one does not write anew."""
 
     def __init__(self, schedule: "Schedule", batch: Batch) -> None:
+        from formats.kernels.engine.launch import RECORDING
+        self.recording = RECORDING
         self.schedule, self.batch, self.seen = schedule, batch, schedule.seen(batch)
         self.workers, self.turns = 0, list[Turn]()
 
     def run(self) -> list[NDArray[np.float32]]:
         """The outputs' rows. Raises as Schedule.run does."""
-        from formats.kernels.engine.launch import RECORDING
-        if RECORDING.get(): return Context().run(self.run)
+        if self.recording.get(): return Context().run(self.run)
         values = self.schedule.begun(self.batch, self.seen)
         if (workers := threads()) != self.workers:
             self.turns = [Replayed(each, values, workers).run if isinstance(each, Recorded) else each.run
@@ -41,21 +42,22 @@ class Repeated:
 
 
 class Replayed:
-    """A segment over a table of its own, which knows where what enters lies."""
+    """A segment over a table of its own, which knows where what enters lies, and reads the batch's own words where it
+    has such."""
 
     def __init__(self, segment: Recorded, values: Values, workers: int) -> None:
         from formats.kernels.engine.pool import POOL
-        self.segment, self.workers = segment, workers
+        self.segment, self.workers, self.pool = segment, workers, POOL
         self.moved = {i: at for i, at in enumerate(segment.elsewhere) if at not in values.entered}
         arrays = segment.arrays(values)
-        with POOL.lock: self.table = segment.table(values.batch.starts, workers, arrays)
+        words = getattr(values.batch, "words", None)
+        with POOL.lock: self.table = segment.table(values.batch.starts, workers, arrays, words)
         self.table.lay(dict(enumerate(arrays)))
 
     def run(self, values: Values) -> None:
         """Writes what later segments read, or the caller."""
-        from formats.kernels.engine.pool import POOL
         fields, moved = self.segment.fields(values.batch), {i: values[at] for i, at in self.moved.items()}
-        with POOL.lock:
+        with self.pool.lock:
             self.table.fill(fields)
             self.table.lay(moved)
             self.table.launch(self.workers)

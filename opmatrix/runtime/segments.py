@@ -2,7 +2,7 @@
 the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import proxy
@@ -111,9 +111,15 @@ class Called:
         return max(int(call.kernel.scratch(call.bound).at(extents)) for call in calls)
 
 
+@cache
+def locate() -> Callable[[NDArray[np.uint8]], int]:
+    """What says where memory begins, imported once it is asked for."""
+    from formats.kernels.engine.launch import address
+    return address
+
+
 def block(size: int) -> NDArray[np.uint8]:
     """Bytes that begin on a cache line."""
-    from formats.kernels.engine.launch import address
     whole = np.empty(size + LINE, np.uint8)
-    start = -address(whole) % LINE
+    start = -locate()(whole) % LINE
     return whole[start:start + size]

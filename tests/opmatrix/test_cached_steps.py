@@ -104,6 +104,20 @@ def test_tables_are_kept_from_step_to_step():
     assert one.length == 20 + PAGE + 4
 
 
+def test_what_a_step_gave_stays_as_threads_come_and_go():
+    """What a step asks once serves the next: results are their caller's, on however many threads, and ids are of any
+    type."""
+    made, ids = program(), text(2 * PAGE + 3)
+    one, other = made.start(60), made.start(60)
+    own, its = one.join(), other.join()
+    with limit(1): wanted = [other.step({its: np.array([token], np.int32)})[0] for token in ids]
+    found = []
+    for at, token in enumerate(ids):
+        with limit(1 + at % 3): found.append(one.step({own: [token]}))
+    assert all(np.array_equal(each[0], row) for each, row in zip(found, wanted, strict=True))
+    assert not any(np.shares_memory(each, found[-1]) for each in found[:-1])
+
+
 def test_sessions_of_one_program_take_turns():
     """A table knows where the arrays of its last step begin: those of another session are asked for, and none of one
     that is gone is held."""

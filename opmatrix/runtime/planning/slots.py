@@ -57,13 +57,25 @@ def place(words: Offsets, rows: int, starts: Sequence[int] | Offsets) -> None:
         kept[len(part):] = part[-1]
 
 
+def take_in(batch: Any) -> Offsets:
+    """The numbers and the layout of a batch as words, in which its fields are seen from here on."""
+    words, rows = np.zeros(Slots.count(batch.rows), np.int64), batch.rows
+    for i, name in enumerate(INPUT_FIELDS):
+        own = words[i * rows:(i + 1) * rows]
+        own[:] = getattr(batch, name)
+        setattr(batch, name, own)
+    place(words, rows, batch.starts)
+    return words
+
+
 class GroupTable:
     """What replay reads of the groups of every batch whose sentences start at the same rows: made once, and filled for
     each run, so one run at a time has it. Of arrays elsewhere a group has the rows of its tokens or of its sequences,
-    by their space; all of caches."""
+    by their space; all of caches. `held`: the words of the one batch that it is for, read where they lie if all of it
+    is one group."""
 
     def __init__(self, groups: list[Group], scripts: "list[Script]", starts: Offsets, names: Sequence[str],
-                 spaces: Sequence[Any], arrays: Sequence[Numeric]):
+                 spaces: Sequence[Any], arrays: Sequence[Numeric], held: Offsets | None = None):
         from formats.kernels.engine.launch import address
         from formats.kernels.engine.replay import GROUP, replay_groups
         self.locate, self.replay = address, replay_groups
@@ -72,15 +84,15 @@ class GroupTable:
         self.stages = max(each.ends[-1] for each in scripts)
         sizes = [group.high - group.low for group in groups]
         ends = np.cumsum([0, *map(Slots.count, sizes)])
-        self.inputs = np.empty(ends[-1], np.int64)
+        if len(groups) > 1: held = None
+        self.inputs = np.empty(ends[-1], np.int64) if held is None else held
         words = [self.inputs[low:high] for low, high in pairwise(ends)]
         self.fields = [[(own[rows * at:rows * (at + 1)], group.low, group.high)
                         for own, rows, group in zip(words, sizes, groups, strict=True)]
-                       for at in map(INPUT_FIELDS.index, names)]
+                       for at in map(INPUT_FIELDS.index, () if held is not None else names)]
         self.offsets = np.array([[{T: group.low, S: group.first}.get(space, 0) * array.strides[0]
                                   for space, array in zip(spaces, arrays, strict=True)] for group in groups])
         self.places = np.empty((len(groups), len(arrays)), np.int64)
-        self.begin = np.zeros(len(arrays), np.int64)        # where arrays begin
         self.records = np.zeros(len(groups), GROUP)
         for i, (group, script, own) in enumerate(zip(groups, scripts, words, strict=True)):
             place(own, sizes[i], starts[group.first:group.last + 1] - group.low)
@@ -89,13 +101,12 @@ class GroupTable:
 
     def fill(self, fields: Sequence[Offsets]) -> None:
         """A batch's numbers."""
-        for field, parts in zip(fields, self.fields, strict=True):
+        for field, parts in zip(fields, self.fields, strict=False):             # none that it reads where they lie
             for own, low, high in parts: own[:] = field[low:high]
 
     def lay(self, arrays: Mapping[int, Numeric]) -> None:
         """Where these of its arrays are, by number."""
-        for i, array in arrays.items(): self.begin[i] = self.locate(array)
-        np.add(self.offsets, self.begin, out=self.places)
+        for i, array in arrays.items(): self.places[:, i] = self.offsets[:, i] + self.locate(array)
 
     def launch(self, workers: int, clock: int = 0) -> Offsets | None:
         """Run its groups; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds).
