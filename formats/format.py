@@ -90,6 +90,7 @@ class Format:
     parameters: ClassVar[dict[str, object]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     portion: ClassVar[int] = 16                              # outputs that a thread takes at a time
+    few: ClassVar[int] = 1                                   # rows that its product takes another way for than for more
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     common: ClassVar[bool] = True                            # whether it is unasked: others are timed when first met
     filed: ClassVar[np.dtype[np.void] | None] = None         # a block of files, which searches keep as it is

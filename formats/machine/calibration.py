@@ -130,7 +130,7 @@ def products(names: Iterable[str], plan: Effort, numbers: Numbers, start: int = 
             sizes = {str(size): float(value) for size, value in packed.sizes.items()}
             n, p = packed.shape
             most = int(min(plan.most_rows, plan.arithmetic / weigh_format(name, sizes)[1], numbers.count / max(n, p)))
-            for T in rows_of(i + start, plan.rows, most):
+            for T in rows_of(i + start, plan.rows, most, packed.few):
                 x, out = numbers.some(T, n), numbers.room(T, p)
                 yield f"linear.{name}", {"T": T} | sizes, partial(packed.matmul, x, out=out)
 
@@ -145,9 +145,9 @@ def by_numpy(plan: Effort, numbers: Numbers) -> Iterator[Case]:
             yield "linear.blas", {"T": T, "n": n, "p": p}, partial(np.dot, x, w, out=out)
 
 
-def rows_of(i: int, count: int, most: int) -> list[int]:
-    """One row, and others up to `most`, every other one a multiple of 16."""
-    found = {1}
+def rows_of(i: int, count: int, most: int, few: int = 1) -> list[int]:
+    """One row, others up to `most`, every other one a multiple of 16, and a few where these take a way of their own."""
+    found = {1, 1 + i % few, few - i % few}
     for k in range(count - 1):
         T = spread_evenly(i * (count - 1) + k, 3, 2, max(most, 2))
         found.add(max(16, round(T / 16) * 16) if (i + k) % 2 and most >= 16 else round(T))
@@ -233,12 +233,18 @@ def fit(catalogue: Catalogue, kernel: str, rows: Measurements, far: bool = False
 def fit_closed(catalogue: Catalogue, measurements: dict[str, Measurements]) -> Rates:
     """The closed forms of what was measured, by kernel."""
     products = {kernel: rows for kernel, rows in measurements.items() if catalogue[kernel].product}
-    one, more = ({kernel: fit(catalogue, kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
-                  for kernel, rows in products.items()} for alone in (True, False))
+    one, few, more = ({kernel: fit(catalogue, kernel, some, far=True) for kernel, rows in products.items()
+                       if (some := [row for row in rows if way_of(catalogue, row) == way])} for way in range(3))
     others = {kernel: fit(catalogue, kernel, rows) for kernel, rows in measurements.items() if kernel not in products}
     return Rates(others | {kernel: each[:-1] for kernel, each in more.items()},
-                 one_row={kernel: each[:-1] for kernel, each in one.items()},
+                 one_row={kernel: each[:-1] for kernel, each in one.items()}, few=few,
                  far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products}, catalogue=catalogue)
+
+
+def way_of(catalogue: Catalogue, row: tuple[str, dict[str, float], float]) -> int:
+    """Which way a product takes: 0 of one row, 1 of few, 2 of more."""
+    kernel, sizes, _ = row
+    return 0 if sizes["T"] == 1 else 1 if sizes["T"] <= catalogue[kernel].few else 2
 
 
 def residuals(rates: Rates, rows: Measurements) -> list[float]:

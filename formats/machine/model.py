@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
-from math import exp, isfinite
+from math import exp, inf, isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from formats.machine.predictor import Correction
 from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue
 from formats.machine.switches import switched_off
 
-FEATURES_VERSION = 12                                       # of the features: other files are calibrated anew
+FEATURES_VERSION = 13                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
 WAYS = "apart", "together"                              # inside a run: each worker at a group of its own, or all at one
 FROM_PYTHON = "called"                                      # outside a run
@@ -49,7 +49,8 @@ class UnknownPrice(KeyError):
 class Rates:
     """Coefficients of kernels, in seconds, and what corrects them. Products with one row have coefficients of their
     own, as they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row
-    and with more. `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of
+    and with more. Those of formats with another way for few rows (Price.few) have coefficients for these, too, of which
+    the last is that of such a byte. `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of
     calls. `start`: seconds of a run beside its kernels, `cold` those that a kernel takes more where others ran before
     it. `catalogue` declares the kernels."""
 
@@ -58,6 +59,7 @@ class Rates:
     corrections: dict[str, Correction] = field(default_factory=dict)
     one_row: dict[str, list[float]] = field(default_factory=dict)
     far: dict[str, list[float]] = field(default_factory=dict)
+    few: dict[str, list[float]] = field(default_factory=dict)
     start: float = 0.0
     cold: float = 0.0
     catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
@@ -81,12 +83,13 @@ class Rates:
     def closed(self, kernel: str, **sizes: float) -> float:
         """The closed form alone."""
         if (own := self.holding(kernel)) is not self: return own.closed(kernel, **sizes)
-        one = sizes.get("T") == 1
-        near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
-        far = self.far[kernel][0 if one else 1] * count_uncached(self.catalogue[kernel], sizes) \
-            if kernel in self.far else 0.0
-        once = sum(a * b for a, b in zip(near, self.catalogue.evaluate_features(kernel, sizes), strict=True)) + far
-        return once * sizes.get(TIMES, 1)
+        price, rows = self.catalogue[kernel], sizes.get("T", inf)
+        one = rows == 1
+        near, each = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel], 0.0
+        if kernel in self.few and not one and rows <= price.few: *near, each = self.few[kernel]
+        elif kernel in self.far: each = self.far[kernel][0 if one else 1]
+        once = sum(a * b for a, b in zip(near, self.catalogue.evaluate_features(kernel, sizes), strict=True))
+        return (once + (each and each * count_uncached(price, sizes))) * sizes.get(TIMES, 1)
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
@@ -110,13 +113,15 @@ class Rates:
         wrong += [kernel for kernel, each in self.corrections.items()
                   if kernel not in self.catalogue or not corrects(each)]
         wrong += [kernel for kernel, each in self.one_row.items() if not prices([*each, 1e-12], counts[kernel] + 1)]
+        wrong += [kernel for kernel, each in self.few.items()
+                  if kernel not in counts or not prices(each, counts[kernel] + 1)]
         wrong += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
         wrong += [kernel for kernel, each in self.interval.items() if not (is_finite(each) and 0 <= each < MAX_LOG)]
         return wrong + [name for name in ("start", "cold")
                         if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)]
 
 
-TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
+TABLES = "coefficients", "interval", "corrections", "one_row", "far", "few"     # fields of rates, by kernel
 
 
 def record(value: Any) -> dict[str, object]:

@@ -56,6 +56,11 @@ class Price:
     product: str = ""
     common: bool = True
 
+    @property
+    def few(self) -> int:
+        """Rows up to which a product takes another way than for more: one, at least."""
+        return FORMATS[self.product].few if self.product else 1
+
     @cached_property
     def terms(self) -> "tuple[sympy.Expr, ...]":
         """The features as expressions, 1 for the call among them."""

@@ -3,12 +3,18 @@ import numpy as np
 
 from formats.core.arrays import FormatError
 from formats.core.layout import PANEL, panels, unpanelled
-from formats.core.sizes import T, ceiling, f2, n, p, u4
+from formats.core.sizes import Min, T, ceiling, f2, floor, n, p, u4
 from formats.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.packed import Packed
 
 GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group, and of a word; the highest level
+
+
+REGISTER_ROWS = 8                                            # rows up to which words are widened in registers, for each
+                                                             # tile of 8, 4, 2 and 1 rows anew
+TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)       # that so many rows are
+WIDENINGS = ceiling(T / 256) + (TILES - 1) * (1 - Min(1, floor(T / (REGISTER_ROWS + 1))))
 
 
 class Blocks:
@@ -32,8 +38,9 @@ class Q4_1(Blocks, Format):
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", GROUP_INPUTS // 2)])
+    few = REGISTER_ROWS
     flops = 2 * T * n * p
-    work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
+    work = T * n * p, n * p * WIDENINGS, T * (n + p)
 
     def fit(W): return rows_of_levels(*fit_levels(W))[:len(W)]
     def pack(W): return level_arrays(*fit_levels(W))

@@ -6,7 +6,7 @@ from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u1
 from formats.format import Format
 from formats.storage.half import FLOAT16_MAX
-from formats.storage.q4_1 import GROUP_INPUTS, Blocks
+from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS, WIDENINGS, Blocks
 
 FOUR_INPUTS = 4                                             # of a word
 TOP, MIDDLE = 127, 128                                      # the largest whole number; what is added to each
@@ -23,9 +23,10 @@ class Q8_0(Blocks, Format):
     w: u1[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("q", "i1", GROUP_INPUTS)])
+    few = REGISTER_ROWS
     panelled = Panelled(PANEL, FOUR_INPUTS, GROUP_INPUTS, group=GROUP_INPUTS)
     flops = 2 * T * n * p
-    work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
+    work = T * n * p, n * p * WIDENINGS, T * (n + p)
 
     def fit(W): return rows_of_bytes(*fit_bytes(W))[:len(W)]
     def pack(W): return byte_arrays(*fit_bytes(W))

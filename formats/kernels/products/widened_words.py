@@ -38,14 +38,13 @@ from formats.kernels.simd.vectors import (
 )
 from formats.kernels.simd.words import WORDS
 from formats.machine.threads import threads
-from formats.storage.q4_1 import GROUP_INPUTS
+from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS
 
 from .gemm import multiply
 from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile
 from .packed_panels import BLOCK_DEPTH, block_of_panel
 
 WORDED = np.dtype(words("w scale groups"))
-REGISTER_ROWS = 8                                                 # rows up to which words are widened in registers
 __borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
 SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 
