@@ -78,6 +78,7 @@ class Size:
     def __hash__(self) -> int: return hash(self.name) if self.is_Symbol else hash(self.expression)
 
     def __eq__(self, other: object) -> bool:
+        if self is other: return True
         if isinstance(other, PYTHON_NUMBERS): return bool(self.expression == other)
         if not isinstance(other, Size): return NotImplemented
         if self.is_Symbol or other.is_Symbol:

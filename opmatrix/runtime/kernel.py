@@ -29,6 +29,7 @@ from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables,
 from opmatrix.runtime.seen import patterns_seen
 
 REQUIRED = Parameter.empty
+SPACED = Rows, Heads                                        # values whose rows are of a space that they name
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
 DIGITS = "0123456789"                                       # of operands by number ten are shown, and the last
 PARTS = "run", "shape", "reference", "bound"                # what every kernel says, and one that is no view its cost
@@ -119,8 +120,8 @@ class Declared:
 
     def seated(self, shape: Value, bound: Arguments) -> Value:
         """The shape of the result, in the space of the operands. ValueError where these are of several."""
-        if self.changes_space or not isinstance(shape, Rows | Heads): return shape
-        spaces = {name: value.space for name, value in vars(bound).items() if isinstance(value, Rows | Heads)}
+        if self.changes_space or not isinstance(shape, SPACED): return shape
+        spaces = {name: value.space for name, value in vars(bound).items() if isinstance(value, SPACED)}
         wanted = T if self.batched or not spaces else next(iter(spaces.values()))
         for name, space in spaces.items():
             if space != wanted: raise ValueError(f"{name}: its rows are of space {space}, where {wanted} is needed")

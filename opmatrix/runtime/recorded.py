@@ -235,7 +235,8 @@ def launches(call: "Call") -> bool:
     """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that
     groups are cut by."""
     if call.kernel.view: return True
-    if any(getattr(each, "space", T) not in (T, S) for each in (call.shape, *vars(call.bound).values())): return False
+    values = vars(call.bound)
+    if any(getattr(each, "space", T) not in (T, S) for each in (call.shape, *map(values.get, call.values))): return False
     weight = getattr(call.bound, "weight", None)
     kind = getattr(weight, "form", type(weight))            # of a stack the format of its matrices
     ours = weight is None or isinstance(weight, np.ndarray) or kind.__module__.startswith("formats.")

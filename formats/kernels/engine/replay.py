@@ -4,7 +4,7 @@ A recording keeps the records of its launches as words in which addresses are re
 one worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a
 clock, they note when each stage began."""
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TypeVar
@@ -58,7 +58,7 @@ class Recording:
         self.stages: list[Launch] = []
         self.records: list[Record] = []
         self.temporaries: list[np.ndarray] = []              # of this step
-        self.addressed: list[Record] = []                    # whose addresses records may have
+        self.addressed: dict[int, tuple[Record, int]] = {}   # by their ids, whose addresses records may have, and these
         self.regions: list[tuple[Record, int]] = [(memory, 0)]  # memory and its place, in bytes
         self.ends = [0]                                      # of each step, in stages
         self.end = round_to_lines(memory.nbytes)
@@ -99,14 +99,13 @@ class Recording:
         moved = [np.flatnonzero((region >= 0) & (region < len(own)))]
         moved += [np.flatnonzero(region == i) for i in range(len(own), len(own) + len(self.elsewhere))]
         return Script(content, moved, len(content) - table.size, self.ends, self.end, self.scratch,
-                      outside(self.addressed, [*own, *((each, 0) for each in self.elsewhere)]))
+                      outside(self.addressed.values(), [*own, *((each, 0) for each in self.elsewhere)]))
 
 
-def outside(addressed: Sequence[Record], regions: Regions) -> list[Record]:
-    """The arrays that begin in no region, each once. Regions as for `relocate`."""
-    arrays = [*{id(each): each for each in addressed}.values()]
-    where = relocate(np.array([*map(address, arrays)], np.int64), regions)
-    return [each for each, region in zip(arrays, where, strict=True) if region < 0]
+def outside(addressed: Collection[tuple[Record, int]], regions: Regions) -> list[Record]:
+    """The arrays that begin in no region. Regions as for `relocate`."""
+    where = relocate(np.array([start for _, start in addressed], np.int64), regions)
+    return [each for (each, _), region in zip(addressed, where.tolist(), strict=True) if region < 0]
 
 
 def round_to_lines(size: int) -> int: return -(-size // 64) * 64
@@ -116,7 +115,7 @@ def relocate(content: np.ndarray, regions: Regions) -> np.ndarray:
     """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions:
     memory, offset."""
     starts = np.array([address(each) for each, _ in regions], np.int64)
-    sizes = np.array([np.frombuffer(each, np.uint8).size for each, _ in regions], np.int64)
+    sizes = np.array([memoryview(each).nbytes for each, _ in regions], np.int64)
     order = np.argsort(starts)
     found = np.searchsorted(starts[order], content, "right") - 1
     region = order[np.maximum(found, 0)]
