@@ -50,9 +50,9 @@ class Rates:
     """Coefficients of kernels, in seconds, and what corrects them. Products with one row have coefficients of their
     own, as they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row
     and with more. Those of formats with another way for few rows (Price.few) have coefficients for these, too, of which
-    the last is that of such a byte. `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of
-    calls. `start`: seconds of a run beside its kernels, `cold` those that a kernel takes more where others ran before
-    it. `catalogue` declares the kernels."""
+    the last is that of such a byte. `interval`: of each kernel, half the width, as a logarithm, of an interval that
+    should hold 80 % of calls. `start`: seconds of a run beside its kernels, `cold` those that a kernel takes more where
+    others ran before it. `catalogue` declares the kernels."""
 
     coefficients: dict[str, list[float]]
     interval: dict[str, float] = field(default_factory=dict)

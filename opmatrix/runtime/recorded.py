@@ -235,8 +235,8 @@ def launches(call: "Call") -> bool:
     """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that
     groups are cut by."""
     if call.kernel.view: return True
-    values = vars(call.bound)
-    if any(getattr(each, "space", T) not in (T, S) for each in (call.shape, *map(values.get, call.values))): return False
+    rows = call.shape, *map(vars(call.bound).get, call.values)
+    if any(getattr(each, "space", T) not in (T, S) for each in rows): return False
     weight = getattr(call.bound, "weight", None)
     kind = getattr(weight, "form", type(weight))            # of a stack the format of its matrices
     ours = weight is None or isinstance(weight, np.ndarray) or kind.__module__.startswith("formats.")

@@ -55,6 +55,8 @@ def run_command(began: float | None = None) -> None:
             exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
         from rewrites.cli.outputs import FAULT, report_fault
         exit_with(report_fault(error), FAULT)
+    gc.freeze()                                             # else the end looks through all that there is, a tenth of a
+                                                            # second for one token
     sys.exit(status)
 
 

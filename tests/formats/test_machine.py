@@ -169,7 +169,8 @@ def test_few_rows_that_take_a_way_of_their_own_have_prices_of_their_own(kernel):
     def taken(T, n, p, far):
         tiles, each = (bin(T).count("1"), 36.0) if T <= price.few else (1 + T // 256, 190.0)
         return 1e-12 * n * p * (each * tiles + (15.5 if T <= price.few else 11.5) * T + 30 * far) + 1e-6
-    def sized(T, n, p, far=1): return {"T": T, "n": n, "p": p, FAR: far * weigh_format(price.product, {"n": n, "p": p})[0]}
+    def sized(T, n, p, far=1):
+        return {"T": T, "n": n, "p": p, FAR: far * weigh_format(price.product, {"n": n, "p": p})[0]}
     rows = []
     for i in range(16):
         n, p = (32 * round(calibration.spread_evenly(i, axis, 64, 4096) / 32) for axis in (0, 1))
