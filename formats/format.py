@@ -312,8 +312,7 @@ class Format:
         elif out.shape != wanted or by_rows(out) is not out:
             raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it "
                              f"must be float32 {wanted} by rows at multiples of 4 bytes")
-        else:
-            writable("out", out); separate(out, x=x)
+        else: writable("out", out); separate(out, x=x)
         if epilogue: epilogue.check(*wanted, self)
         if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
         return out

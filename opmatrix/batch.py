@@ -22,7 +22,7 @@ __all__ = ["Batch"]
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer]
 Places: TypeAlias = int | NDArray[np.int64]                # one row, or many
-FEW = 16                                                    # numbers that Python looks at one by one
+FEW_IDS = 16                                                  # numbers that Python looks at one by one
 FIELDS = "tokens", "positions", "kinds", "sequence"         # of a batch, a number a row
 
 
@@ -111,7 +111,7 @@ class Fields:
 
 def beyond(numbers: NDArray[np.int64], limit: int) -> bool:
     """Whether one of these is outside 0..limit-1. Of a few Python tells that sooner."""
-    if len(numbers) <= FEW: return any(not 0 <= each < limit for each in numbers.tolist())
+    if len(numbers) <= FEW_IDS: return any(not 0 <= each < limit for each in numbers.tolist())
     return bool(np.maximum.reduce(numbers.view(np.uint64)) >= limit)            # read so, a negative one is huge
 
 

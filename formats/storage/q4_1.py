@@ -13,8 +13,8 @@ GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group,
 
 REGISTER_ROWS = 8                                            # rows up to which words are widened in registers, for each
                                                              # tile of 8, 4, 2 and 1 rows anew
-TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)       # that so many rows are
-WIDENINGS = ceiling(T / 256) + (TILES - 1) * (1 - Min(1, floor(T / (REGISTER_ROWS + 1))))
+REGISTER_TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)       # that so many rows are
+WIDENINGS = ceiling(T / 256) + (REGISTER_TILES - 1) * (1 - Min(1, floor(T / (REGISTER_ROWS + 1))))
 
 
 class Blocks:

@@ -47,7 +47,7 @@ class New(Batch):
         (tokens, positions, places), at = self.changing, 0
         for k, (part, each, length) in enumerate(zip(self.fresh, sentences, lengths, strict=True)):
             count = part.stop - part.start
-            tokens[part] = as_words(each, f"step: sequence {k}")
+            tokens[part] = token_words(each, f"step: sequence {k}")
             positions[part] = array("q", range(length, length + count))
             places[part] = array("q", slots[at:at + count])
             at += count
@@ -93,7 +93,7 @@ class New(Batch):
         return before if port.heads > 1 else before[:, 0]
 
 
-def as_words(sentence: Ids, where: str) -> "array[int]":
+def token_words(sentence: Ids, where: str) -> "array[int]":
     """Token ids as words. Raises as `ids` does."""
     if type(sentence) is list and {*map(type, sentence)} == {int}:
         with suppress(OverflowError): return array("q", sentence)

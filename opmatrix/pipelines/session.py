@@ -19,7 +19,7 @@ from opmatrix.batch import Ids
 from opmatrix.extents import collect_needs
 from opmatrix.pipelines.new_rows import New
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
-from opmatrix.runtime.repeated import Repeated
+from opmatrix.runtime.recorded import Repeated
 from opmatrix.signature import HELD_NUMBERS, Port
 
 if TYPE_CHECKING:

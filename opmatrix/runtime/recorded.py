@@ -1,7 +1,8 @@
 """Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences
 (scheme.py)."""
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 
 if TYPE_CHECKING:
     from formats.kernels.engine.replay import Script
+    from opmatrix.batch import Batch
     from opmatrix.runtime.schedule import Call, Schedule
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
@@ -221,6 +223,52 @@ class Recorded:
         names = [*self.read]
         if self.schedule.state: names, spaces = [*names, "slots"], [*spaces, None]
         return GroupTable(groups, scripts, starts, names, spaces, arrays, words)
+
+
+class Repeated:
+    """Runs of one batch again and again, whose arrays stay where they are while their numbers change, as those of a
+    session's steps do: what a run needs to know of them is asked once, and results get places of their own. `run` gives
+    what Schedule.run gives of the batch as it is by then. One caller at a time. An interrupted run leaves nothing that
+    the next one does not write anew."""
+
+    def __init__(self, schedule: "Schedule", batch: "Batch") -> None:
+        from formats.kernels.engine.launch import RECORDING
+        self.recording = RECORDING
+        self.schedule, self.batch, self.outset = schedule, batch, schedule.outset(batch)
+        self.workers, self.turns = 0, list[Callable[[Values], object]]()
+
+    def run(self) -> list[NDArray[np.float32]]:
+        """The outputs' rows. Raises as Schedule.run does."""
+        if self.recording.get(): return Context().run(self.run)
+        values = self.schedule.begun(self.batch, self.outset)
+        if (workers := threads()) != self.workers:
+            self.turns = [Replayed(each, values, workers).run if isinstance(each, Recorded) else each.run
+                          for each in self.schedule.segments]
+            self.workers = workers
+        for turn in self.turns: turn(values)
+        return self.schedule.outcome(values)
+
+
+class Replayed:
+    """A segment over a table of its own, which knows where what enters lies, and reads the batch's own words where it
+    has such."""
+
+    def __init__(self, segment: Recorded, values: Values, workers: int) -> None:
+        from formats.kernels.engine.pool import POOL
+        self.segment, self.workers, self.pool = segment, workers, POOL
+        self.moved = {i: at for i, at in enumerate(segment.elsewhere) if at not in values.entered}
+        arrays = segment.arrays(values)
+        words = getattr(values.batch, "words", None)
+        with POOL.lock: self.table = segment.table(values.batch.starts, workers, arrays, words)
+        self.table.lay(dict(enumerate(arrays)))
+
+    def run(self, values: Values) -> None:
+        """Writes what later segments read, or the caller."""
+        fields, moved = self.segment.fields(values.batch), {i: values[at] for i, at in self.moved.items()}
+        with self.pool.lock:
+            self.table.fill(fields)
+            self.table.lay(moved)
+            self.table.launch(self.workers)
 
 
 def least_limits(calls: "Iterable[Call]") -> dict[str, int]:

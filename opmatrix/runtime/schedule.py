@@ -53,8 +53,8 @@ class Call(NamedTuple):
         return all(space == T for space in spaces)
 
 
-class Seen(NamedTuple):
-    """Of a batch: how large it is, the plan of what crosses borders, and what enters, by number."""
+class Outset(NamedTuple):
+    """What a run asks of a batch: how large it is, the plan of what crosses borders, and what enters, by number."""
     extents: Extents
     plan: Plan
     entered: Mapping[int, NDArray[np.float32]]
@@ -327,18 +327,18 @@ class Schedule:
         values = self.begun(batch)
         return {step: taken for segment in self.segments for step, taken in segment.timed(values).items()}
 
-    def begun(self, batch: Batch, seen: Seen | None = None) -> Values:
-        """The values of a run that is about to begin; `seen`: of the batch, if that is known."""
-        extents, plan, entered = seen or self.seen(batch)
+    def begun(self, batch: Batch, outset: Outset | None = None) -> Values:
+        """The values of a run that is about to begin; `outset`: that of the batch, if it is known."""
+        extents, plan, entered = outset or self.outset(batch)
         return Values(self, batch, extents, Blocks(plan, self.crossing), entered)
 
-    def seen(self, batch: Batch) -> Seen:
+    def outset(self, batch: Batch) -> Outset:
         """What a run asks of a batch."""
         entered = dict(enumerate(self.entered(batch)))
         if self.scored or self.spaced or self.elsewhere:
             extents = self.extents(batch)
-            return Seen(extents, self.across(extents), entered)
-        return Seen(*self.sized(batch.rows, len(batch), getattr(batch, "capacity", 0) if self.state else 0), entered)
+            return Outset(extents, self.across(extents), entered)
+        return Outset(*self.sized(batch.rows, len(batch), getattr(batch, "capacity", 0) if self.state else 0), entered)
 
     def sized(self, rows: int, sentences: int, held: int) -> tuple[Extents, Plan]:
         """The extents of a batch that nothing else is asked of, over caches of so many rows, and the plan of what

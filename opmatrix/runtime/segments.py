@@ -112,7 +112,7 @@ class Called:
 
 
 @cache
-def locate() -> Callable[[NDArray[np.uint8]], int]:
+def address_of() -> Callable[[NDArray[np.uint8]], int]:
     """What says where memory begins, imported once it is asked for."""
     from formats.kernels.engine.launch import address
     return address
@@ -121,5 +121,5 @@ def locate() -> Callable[[NDArray[np.uint8]], int]:
 def block(size: int) -> NDArray[np.uint8]:
     """Bytes that begin on a cache line."""
     whole = np.empty(size + LINE, np.uint8)
-    start = -locate()(whole) % LINE
+    start = -address_of()(whole) % LINE
     return whole[start:start + size]

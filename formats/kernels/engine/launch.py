@@ -28,12 +28,12 @@ RECORDING: ContextVar["Recording | None"] = ContextVar("recording", default=None
 def address(stored: Record | None) -> int:
     """Where an array or record begins; 0 for none. A recording that is on keeps it: what it launches reads it later."""
     if stored is None: return 0
-    found = locate(stored)
+    found = begins_at(stored)
     if recording := RECORDING.get(): recording.addressed[id(stored)] = stored, found
     return found
 
 
-def locate(stored: Record) -> int:
+def begins_at(stored: Record) -> int:
     """Where an array or record begins."""
     if isinstance(stored, array): return stored.buffer_info()[0]
     # of what may be written to, a third of the time; a record's __array_interface__ spells its fields out
