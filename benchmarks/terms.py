@@ -244,8 +244,8 @@ def price_terms(given, rng):
 def calibrated_machine():
     """This machine's prices of terms."""
     machine = this_machine()
-    few = Counts(128.0, 0.0, 0.0, 0.0, 1.0, 128.0)._asdict()
-    learning(lambda: machine.seconds("row_term", T=60, **few))      # measured where it is not kept
+    few = Counts(*[1.0] * len(Counts._fields))._asdict()
+    learning(lambda: machine.seconds("row_term", T=FEW_ROWS, **few))      # measured where it is not kept
     return machine
 
 
