@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
 written, operands = map(size, ("written", "operands"))
 NARROW_ROWS, MANY_ROWS = 64, 2048                           # columns of one, and rows
+MOST_TIMED = 2 ** 19                                        # numbers of a value
 CACHED = 2 ** 20                                            # numbers, about, that caches near to processors keep
 STREAMED = T * (moved + written)                            # a line that is written is read before
 SLOW = 8                                                    # operations that a division or a root is taken to be
@@ -69,7 +70,7 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for number, (text, values) in enumerate(SAMPLES):
         for p, rows in sizes[number % 2::2]:
             found = find_kernel(text, ([np.empty((0, p))] * values, []))
-            if rows * max(values * p, found.root.cols) > numbers.count: continue
+            if rows * p > MOST_TIMED or rows * max(values * p, found.root.cols) > numbers.count: continue
             given = [*numbers.some(values, rows, p)]
             yield {"T": rows, **found.counts._asdict()}, partial(found, given, [], numbers.room(rows, found.root.cols))
 
