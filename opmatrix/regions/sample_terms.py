@@ -7,7 +7,7 @@ from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.interpreted import write_term
 
-x, y, z = VALUES = [symbol(f"x{k}", Shape(), Shape(1, Shape().rows, 256), ()) for k in range(3)]
+x, y, z = TAKEN = [symbol(f"x{k}", Shape(), Shape(1, Shape().rows, 256), ()) for k in range(3)]
 TERMS: tuple[Operator, ...] = (
     x @ magnitude, x @ exp, x @ reciprocal, x @ exp @ exp @ tanh, x @ square @ exp @ reciprocal @ tanh @ exp,
     x @ (I * (magnitude @ mean)), x @ (I * (square @ mean @ rsqrt)), x @ max, x @ logsumexp, x @ moments,
@@ -15,8 +15,8 @@ TERMS: tuple[Operator, ...] = (
     x * y, x + y * z, (x + y) @ gelu @ mean, x @ tanh * y @ over(ones, topk(2)))
 
 
-def count_values(term: Operator) -> int: return sum(any(each is value for value in VALUES) for each in term.walk())
+def count_taken(term: Operator) -> int: return sum(any(each is value for value in TAKEN) for each in term.walk())
 
 
 SAMPLES: tuple[tuple[str, int], ...] = tuple(
-    (write_term(term, {each: k for k, each in enumerate(VALUES)})[0], count_values(term)) for term in TERMS)
+    (write_term(term, {each: k for k, each in enumerate(TAKEN)})[0], count_taken(term)) for term in TERMS)

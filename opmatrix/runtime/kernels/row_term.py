@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from formats.rowwise.row_kernel import RowKernel
 
 moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
-written, operands = map(size, ("written", "operands"))
+of_writes, looked_at = map(size, ("written", "operands"))
 NARROW_ROWS, MANY_ROWS = 64, 2048                           # columns of one, and rows
 MOST_TIMED = 2 ** 19                                        # numbers of a value
-CACHED = 2 ** 20                                            # numbers, about, that caches near to processors keep
-STREAMED = T * (moved + written)                            # a line that is written is read before
+NEAR_NUMBERS = 2 ** 20                                      # numbers, about, that caches near to processors keep
+STREAMED = T * (moved + of_writes)                          # a line that is written is read before
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
 
@@ -76,7 +76,8 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 @kernel(launches=True, price=Price(
-    (STREAMED * STREAMED / (STREAMED + CACHED), T * simple, T * slow, T * deep, T * of_merges, T * loops, operands),
+    (STREAMED * STREAMED / (STREAMED + NEAR_NUMBERS), T * simple, T * slow, T * deep, T * of_merges, T * loops,
+     looked_at),
     lambda tile: Work(vector=T * (simple + SLOW * slow + of_merges), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
