@@ -26,13 +26,16 @@ HOME = "formats.rowwise.row_lanes"                          # what texts are wri
 class Counts(NamedTuple):
     """What one row takes: simple operations, divisions and roots; of these so many as are too far behind one another at
     one number to overlap with those of the next; operations of merges, each of which waits for the one before; loops
-    over columns, numbers that are read and written."""
+    over columns, numbers that are read and written, and written alone. Last what a call takes, whatever its rows:
+    operands that are looked at, values twice, as the result must not lie in them."""
     simple: float
     slow: float
     deep: float
     merged: float
     loops: float
     moved: float
+    written: float
+    operands: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,7 @@ class RowKernel:
         simple = slow = deep = merged = 0.0
         for loop in loops.loops:
             numbers = loop.heads * -(-loop.cols // ABREAST) * ABREAST
+            seen: set[int] = set()                          # what items of a loop share is computed once
             for number in loop.items:
                 item = loops.items[number]
                 if item.node.op == "times":
@@ -103,7 +107,6 @@ class RowKernel:
                 if item.node.op == "fold":
                     blocks, held = numbers + 4 * ABREAST * loop.heads, len(item.node.args)
                     merged += blocks * count_waiting(item.node.extra.merge, held)
-                seen: set[int] = set()
                 for part, _ in item.parts:
                     if item.node.op in ("beside", "place"):
                         numbers, seen = loop.heads * -(-part.cols // ABREAST) * ABREAST, set()     # columns of its own
@@ -111,8 +114,9 @@ class RowKernel:
                     simple, slow = simple + numbers * a, slow + numbers * b
                     deep += numbers * max(a + SLOW * b - OVERLAPPING, 0.0)
         read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")
-        return Counts(simple, slow, deep, merged, float(sum(loop.heads for loop in loops.loops)),
-                      read + self.root.heads * self.root.cols)
+        wrote = self.root.heads * self.root.cols
+        return Counts(simple, slow, deep, merged, float(sum(loop.heads for loop in loops.loops)), read + wrote, wrote,
+                      2.0 * self.values + self.arrays)
 
 
 def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tuple[float, float]:

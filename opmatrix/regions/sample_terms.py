@@ -1,15 +1,22 @@
 """Terms whose kernels are timed, so that those of others are priced: of little work and of much, with reductions, with
-divisions, with monoids of several numbers."""
-from opmatrix.algebra.monoids import logsumexp, max, mean, moments
+divisions, with monoids of several numbers, of one value and of several."""
+from opmatrix.algebra.monoids import logsumexp, max, mean, moments, topk
 from opmatrix.algebra.nodes import symbol
-from opmatrix.algebra.operators import I, exp, magnitude, ones, reciprocal, row, rsqrt, share, square, tanh
+from opmatrix.algebra.operators import I, exp, gelu, magnitude, ones, over, reciprocal, row, rsqrt, share, square, tanh
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.interpreted import write_term
 
-x: Operator = symbol("x0", Shape(), Shape(1, Shape().rows, 256), ())
+x, y, z = TAKEN = [symbol(f"x{k}", Shape(), Shape(1, Shape().rows, 256), ()) for k in range(3)]
 TERMS: tuple[Operator, ...] = (
     x @ magnitude, x @ exp, x @ reciprocal, x @ exp @ exp @ tanh, x @ square @ exp @ reciprocal @ tanh @ exp,
     x @ (I * (magnitude @ mean)), x @ (I * (square @ mean @ rsqrt)), x @ max, x @ logsumexp, x @ moments,
-    x @ row(I + exp @ mean, tanh), x @ (exp * (exp @ ones @ reciprocal)), x @ share @ tanh @ share)
-SAMPLES: tuple[str, ...] = tuple(write_term(term, {x: 0})[0] for term in TERMS)
+    x @ row(I + exp @ mean, tanh), x @ (exp * (exp @ ones @ reciprocal)), x @ share @ tanh @ share,
+    x * y, x + y * z, (x + y) @ gelu @ mean, x @ tanh * y @ over(ones, topk(2)))
+
+
+def count_taken(term: Operator) -> int: return sum(any(each is value for value in TAKEN) for each in term.walk())
+
+
+SAMPLES: tuple[tuple[str, int], ...] = tuple(
+    (write_term(term, {each: k for k, each in enumerate(TAKEN)})[0], count_taken(term)) for term in TERMS)

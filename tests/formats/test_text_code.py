@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from formats.folding import fold_lanes
+from formats.kernels.engine import objects
 from formats.kernels.engine.compiled import provide
 from formats.kernels.engine.from_text import TextKernel
 
@@ -48,3 +49,19 @@ def test_whole_numbers_loops_and_tests_are_pythons():
 def test_what_texts_do_not_say_is_refused_by_what_it_says():
     kernel = TextKernel("def refused(item, worker, arguments):\n    a = [item]\n", fold_lanes.__name__)
     with pytest.raises(RuntimeError, match=r"\[item\]: no text of a kernel says this"): provide([kernel])
+
+
+def test_a_loops_body_is_in_the_code_once():
+    """Copies of it would take as long to compile as they are many: texts say what is done at a time."""
+    text = """RECORD = np.dtype(words('at n'))
+
+def loop_of_text(item, worker, arguments):
+    c = record(arguments, RECORD)
+    a = get(c.at, None)
+    for i in range({}): a = smallest_of(a, get(c.at + 64 * i, None))
+    keep(a, c.at, None)
+"""
+    several, one = (TextKernel(text.format(count), fold_lanes.__name__) for count in ("c.n", "1"))
+    provide([several, one])
+    sizes = [len(objects.read_code(each.symbol)) for each in (several, one)]
+    assert sizes[0] < 1.25 * sizes[1], sizes

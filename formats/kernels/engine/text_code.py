@@ -21,6 +21,7 @@ from .native import ir, llvm, types
 from .text_values import INTEGER64, STORED_KINDS, Computed, Scope, ValueWriter
 
 HEAD_LINES = 3                                              # of a module's text, which say what it is of
+PASS_LEVEL = 3                                              # of LLVM's passes, the highest
 
 
 @cache
@@ -228,9 +229,18 @@ def join_modules(writer: TextWriter) -> str:
 
 @cache
 def code_maker() -> Any:
-    """numba's, which knows the processor, its passes, and how code is addressed."""
+    """numba's, which knows the processor, and how code is addressed."""
     from numba.core.codegen import JITCPUCodegen
     return JITCPUCodegen("texts")
+
+
+def pass_through(module: Any) -> None:
+    """LLVM's passes, without unrolled loops: texts say how many vectors are abreast, and copies of a body take a
+    quarter of a compilation and gain nothing. Loops over single numbers do become vectors."""
+    options = llvm.create_pipeline_tuning_options(PASS_LEVEL)
+    options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
+    builder = llvm.create_pass_builder(code_maker()._tm, options)
+    builder.getModulePassManager().run(module, builder)
 
 
 def compile_text(kernel: TextKernel) -> bytes:
@@ -241,6 +251,5 @@ def compile_text(kernel: TextKernel) -> bytes:
     module = llvm.parse_assembly(join_modules(writer))
     module.verify()
     module.data_layout = code_maker()._data_layout
-    passes, builder = code_maker()._module_pass_manager()
-    passes.run(module, builder)
+    pass_through(module)
     return bytes(code_maker()._tm.emit_object(module))

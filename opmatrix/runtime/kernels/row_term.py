@@ -1,10 +1,9 @@
 """A term that goes through rows one by one, as a kernel of its own (opmatrix/regions, formats/rowwise): written and
 compiled when a program that has it first runs, and kept."""
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature
-from itertools import islice
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
     from formats.rowwise.row_kernel import RowKernel
 
 moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
-NARROW_ROWS = 64                                            # columns
+of_writes, looked_at = map(size, ("written", "operands"))
+NARROW_ROWS, MANY_ROWS = 64, 2048                           # columns of one, and rows
+MOST_TIMED = 2 ** 19                                        # numbers of a value
+NEAR_NUMBERS = 2 ** 20                                      # numbers, about, that caches near to processors keep
+STREAMED = T * (moved + of_writes)                          # a line that is written is read before
 SLOW = 8                                                    # operations that a division or a root is taken to be
 
 
@@ -60,19 +63,21 @@ run_rows.__signature__ = declared_signature()               # type: ignore[attr-
 
 
 def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """A dozen kernels, of little work and of much, over these rows, and over narrow ones, where loops are what takes
-    time."""
+    """Some kernels, of little work and of much, over these rows, and over narrow ones, where loops are what takes time,
+    and over many, where memory is."""
     from opmatrix.regions.sample_terms import SAMPLES
-    grid = replace(grid, widths=(NARROW_ROWS, *grid.widths))
-    for number, text in enumerate(SAMPLES):
-        for sizes, x, out in islice(grid.passes(numbers), number % 2, None, 2):
-            found = find_kernel(text, ([x], []))
-            place = out if found.root.cols == x.shape[1] else numbers.room(len(x), found.root.cols)
-            yield {"T": sizes["T"], **found.counts._asdict()}, partial(found, [x], [], place)
+    sizes = [*product((NARROW_ROWS, *grid.widths), (*grid.rows, MANY_ROWS))]
+    for number, (text, values) in enumerate(SAMPLES):
+        for p, rows in sizes[number % 2::2]:
+            found = find_kernel(text, ([np.empty((0, p))] * values, []))
+            if rows * p > MOST_TIMED or rows * max(values * p, found.root.cols) > numbers.count: continue
+            given = [*numbers.some(values, rows, p)]
+            yield {"T": rows, **found.counts._asdict()}, partial(found, given, [], numbers.room(rows, found.root.cols))
 
 
 @kernel(launches=True, price=Price(
-    (T * moved, T * simple, T * slow, T * deep, T * of_merges, T * loops),
+    (STREAMED * STREAMED / (STREAMED + NEAR_NUMBERS), T * simple, T * slow, T * deep, T * of_merges, T * loops,
+     looked_at),
     lambda tile: Work(vector=T * (simple + SLOW * slow + of_merges), moved=T * moved),
     time_terms, common=False))
 class row_term(Arguments):
