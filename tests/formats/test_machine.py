@@ -19,7 +19,7 @@ from formats.machine.threads import threads
 from opmatrix.pricing import catalogue, this_machine
 
 SIZES = {"g": 2, "n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
-         "h": 12, "d": 32, "k": 2, "S": 5, "E": 8, "moved": 96, "simple": 200, "slow": 7,
+         "h": 12, "d": 32, "k": 2, "S": 5, "E": 8, "moved": 96, "written": 32, "operands": 3, "simple": 200, "slow": 7,
          "deep": 40, "merged": 9, "loops": 5}
 RATES = (2e-11, 3e-10, 1e-9, 2e-9, 3e-9, 4e-9, 1e-5)        # seconds for one of each feature, as plain as any
 
