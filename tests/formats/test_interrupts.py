@@ -277,7 +277,7 @@ for each in busy: each.start()
 time.sleep(0.1)
 for at in range(20):
     if not (child := os.fork()):
-        signal.alarm(20)
+        signal.alarm(60)
         compiled.provide([activations.PASSES["square"]])
         right = np.array_equal(shared.run(here.MANY), wanted) and not threads.CHOSEN and not threads.SINGLE_BLAS.inside
         with threads.single_blas(): fresh = np.array_equal(here.program().run(here.MANY), wanted)
