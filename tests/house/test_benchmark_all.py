@@ -37,7 +37,7 @@ STANDINS = {
                                                   'file=sys.stderr)',
     "fails": WRITES.replace("{figures}", FIGURE) + 'sys.exit("a wrong turn")',
     "hangs": "import os, sys, time\nfrom pathlib import Path\n"
-             'Path(sys.argv[-1]).with_name("pid").write_text(str(os.fork() or os.getpid()))\ntime.sleep(600)\n',
+             '(pid := os.fork()) and Path(sys.argv[-1]).with_name("pid").write_text(str(pid))\ntime.sleep(600)\n',
     "silent": ""}
 
 
