@@ -4,7 +4,6 @@ A recording keeps the records of its launches as words in which addresses are re
 one worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a
 clock, they note when each stage began."""
 import time
-from array import array
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -116,8 +115,7 @@ def relocate(content: np.ndarray, regions: Regions) -> np.ndarray:
     """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions:
     memory, offset."""
     starts = np.array([address(each) for each, _ in regions], np.int64)
-    sizes = np.array([each.itemsize * (len(each) if isinstance(each, array) else each.size) for each, _ in regions],
-                     np.int64)
+    sizes = np.array([memoryview(each).nbytes for each, _ in regions], np.int64)
     order = np.argsort(starts)
     found = np.searchsorted(starts[order], content, "right") - 1
     region = order[np.maximum(found, 0)]
