@@ -115,7 +115,7 @@ def relocate(content: np.ndarray, regions: Regions) -> np.ndarray:
     """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions:
     memory, offset."""
     starts = np.array([address(each) for each, _ in regions], np.int64)
-    sizes = np.array([memoryview(each).nbytes for each, _ in regions], np.int64)
+    sizes = np.array([memoryview(each).nbytes for each, _ in regions], np.int64)        # type: ignore[arg-type]
     order = np.argsort(starts)
     found = np.searchsorted(starts[order], content, "right") - 1
     region = order[np.maximum(found, 0)]
