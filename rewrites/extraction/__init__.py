@@ -6,9 +6,10 @@ linear relaxation with cuts and the 0/1 program (exact.py, cuts.py), and neighbo
 """
 from .epsilon_constraint import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify
+from .repriced import Repriced
 from .serialised import from_json, read_problem, to_json, write_problem
 from .solve import extract
 
-__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read_problem",
+__all__ = ["Extraction", "Infeasible", "Node", "Problem", "Repriced", "extract", "from_json", "front", "order", "read_problem",
            "to_json",
            "undominated", "verify", "write_problem"]

@@ -34,16 +34,17 @@ class Found(NamedTuple):
 
 
 def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float, gap: float, deep: bool = True,
-             families: Mapping[int, Collection[str]] = MappingProxyType({})) -> Found:
+             families: Mapping[int, Collection[str]] = MappingProxyType({}), known: float = inf) -> Found:
     """The best program of a presolved graph: its independent parts, small ones first, share the time.
 
-    Budgets tie the parts together: then the graph is searched as a whole.
+    Budgets tie the parts together: then the graph is searched as a whole. Where all is one part, nothing that costs as
+    much as `known` is looked for: then there may be no nodes.
     """
     found = Found([], 0.0, 0.0, 0.0)
     if graph is None:
         return Found([], inf, inf, inf)
     if budgets:
-        return Search(graph, budgets, until, gap, deep, families).run()
+        return Search(graph, budgets, until, gap, deep, families, known).run()
     parts = sorted(find_components(graph), key=lambda part: len(part.cls))
     left = sum(len(part.cls) for part in parts)
     for part in parts:
@@ -52,7 +53,8 @@ def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float,
             one = Found([o for origin in part.origin for o in origin], cost, cost, cost)
         else:
             now = perf_counter()
-            one = Search(part, (), now + (until - now) * len(part.cls) / left, gap, deep, families).run()
+            one = Search(part, (), now + (until - now) * len(part.cls) / left, gap, deep, families,
+                         known if len(parts) == 1 else inf).run()
         left -= len(part.cls)
         found = Found(found.nodes + one.nodes, found.cost + one.cost, found.bound + one.bound,
                       found.greedy + one.greedy)
@@ -63,13 +65,13 @@ class Search:
     """The best program of one graph; `floor` is the least cost of a program outside the part of it that is left."""
 
     def __init__(self, graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float, deep: bool,
-                 families: Mapping[int, Collection[str]] = MappingProxyType({})) -> None:
+                 families: Mapping[int, Collection[str]] = MappingProxyType({}), known: float = inf) -> None:
         self.budgets, self.until, self.gap, self.deep = budgets, until, gap, deep
         self.families = families
         self.random = Random(len(graph.cls))
         self.best: list[int] = []
         self.sizes = dict(area=100, core=200, cross=100)   # of neighbourhoods
-        self.cost, self.floor, self.greedy = inf, inf, inf
+        self.cost, self.floor, self.greedy = known, inf, inf
         whole = all(p.is_integer() for p in graph.price)
         self.grain = float(gcd(*map(int, graph.price))) if whole else 0.0      # costs are multiples of it
         self.enter(graph)

@@ -1,7 +1,7 @@
 """Extraction from end to end: index, greedy incumbent, presolve, search, and a walk from the roots."""
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from math import inf
 from time import perf_counter
 
@@ -32,16 +32,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     whole, names = index(problem, measure(problem, weights, memory is not None, error is not None), forbidden)
     if (graph := prune(whole, budgets)) is None:
         raise uncovered(problem, memory, error, forbidden)
-    first = solve_greedy(graph, budgets)
-    leaves = {} if families is None else {
-        i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
-    until = start + time_limit
-    floor = landmarks.bound_by_landmarks(graph, graph.price, landmarks.QUICK)
-    graph = drop_costlier(graph, floor, first.cost)
-    best = (optimise(presolve(graph, budgets, until), budgets, until, gap, families=leaves)
-            if perf_counter() < until else first._replace(bound=floor.value))
-    if first.cost < best.cost:
-        best = best._replace(nodes=first.nodes, cost=first.cost)
+    best = solve(graph, budgets, start + time_limit, gap, find_leaves(problem, families))
     if best.cost == inf:
         budget = f"memory {memory} and squared error {error}"
         raise (Infeasible(f"no program fits {budget}") if best.bound == inf else
@@ -49,11 +40,30 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     nodes = order(choose_nodes(problem, whole, names, best.nodes), problem.roots)
     totals = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
     cost = sum(w * t for w, t in zip(weights, totals, strict=True))
-    bound = min(max(best.bound, floor.value), cost)
+    bound = min(best.bound, cost)
     left = (cost - bound) / cost if cost else 0.0
-    return Extraction(nodes, {n.cls: n for n in nodes}, *totals, cost, bound, left,
-                      max(min(first.cost, best.greedy) if budgets else first.cost, cost),
+    return Extraction(nodes, {n.cls: n for n in nodes}, *totals, cost, bound, left, max(best.greedy, cost),
                       perf_counter() - start, left <= gap * (1 + 1e-6))
+
+
+def find_leaves(problem: Problem, families: Callable[[Hashable], Iterable[str]] | None) -> dict[int, tuple[str, ...]]:
+    """The weight leaves that the class of each node is derived from, where there are any."""
+    return {} if families is None else {
+        i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
+
+
+def solve(graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float,
+          families: Mapping[int, Collection[str]], known: float = inf) -> Found:
+    """The best program of a pruned graph. Where another one of cost `known` is there, one that costs no less may be
+    returned, and the bound is of the cheaper of the two."""
+    first = solve_greedy(graph, budgets) if known == inf else Found([], inf, 0.0, inf)
+    floor = landmarks.bound_by_landmarks(graph, graph.price, landmarks.QUICK)
+    graph = drop_costlier(graph, floor, min(first.cost, known))
+    best = (optimise(presolve(graph, budgets, until), budgets, until, gap, families=families, known=known)
+            if perf_counter() < until else first._replace(bound=floor.value))
+    greedy = min(first.cost, best.greedy) if budgets else first.cost
+    if first.cost < best.cost or not best.nodes: best = best._replace(nodes=first.nodes, cost=first.cost)
+    return best._replace(bound=min(max(best.bound, floor.value), best.cost, known), greedy=greedy)
 
 
 def measure(problem: Problem, weights: tuple[float, float, float], memory: bool, error: bool) -> list[Criteria]:

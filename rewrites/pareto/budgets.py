@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.compiler.search import Methods, SearchSpace, Structure, lowest
+from rewrites.compiler.search import TIE, Methods, SearchSpace, Structure, lowest
 from rewrites.extraction import Infeasible
 from rewrites.lower.sharing import find_shared, users
 from rewrites.pareto.columns import NO_LINKS, Column, Dual, DualPrice, Links, Master, PartProblem, ProgramShape, Shared
 
+FASTEST: DualPrice = (1.0, TIE, 0.0)                         # and of equally fast programs the smaller one
 SEEDS = 3                                                   # rounds of one part a structure before all are asked
 PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
 SLACK = 1e-4                                                # relative, between the relaxation and its bound
@@ -47,7 +48,7 @@ class Budgets:
                        for number, before, after in space.ways()]
         self.sizes = link_stages(self.stages)
 
-    def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = (1, 0, 0),
+    def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = FASTEST,
                time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
         """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most
         `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
@@ -119,10 +120,11 @@ class Budgeted:
         """The least that each of these stages costs at these prices; what it answers joins the pool."""
         least = {}
         for at in ats:
+            known = self.pool.setdefault(self.stages[at].key, {})
             with suppress(Infeasible):
-                answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()), links)
-                shape, least[at] = self.stages[at].shape(answer), answer.bound
-                self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
+                shape, least[at] = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()),
+                                                          links, known.values())
+                if shape is not None: known.setdefault(shape.key, shape)
         return least
 
     def least(self, price: DualPrice, links: Links = NO_LINKS) -> float:

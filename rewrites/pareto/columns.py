@@ -1,14 +1,15 @@
 """Programs of a whole model as paths over columns: a column is one program of a part between two border states, with a
 method for each of its weights. A linear program over the columns there are prices the budgets."""
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, order
+from rewrites.extraction import Extraction, Infeasible, Node, Problem, Repriced, order
 from rewrites.graph.borders import FULL
 from rewrites.lower.lower import Lowering, Stored, Use
 
@@ -21,6 +22,7 @@ DualPrice = tuple[float, float, float]                      # of a second, a byt
 Shared = Hashable                                           # what several parts may read (rewrites/lower/sharing.py)
 Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for it
 NO_LINKS: Links = MappingProxyType({})
+GAP = 1e-5                                                  # of a part's answer to a price, relative
 PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
 
 
@@ -74,44 +76,46 @@ class PartProblem:
         """What programs have the same shape: the structure and the states."""
         return id(self.lowering.like or self.lowering), self.pair
 
-    def paid(self, stored: Node, price: DualPrice, links: Links) -> float:
-        """What its bytes cost this part: where others may read it, its link's dual price, or an equal share where there
-        is none."""
-        if (of := self.shared.get(stored.cls)) is None: return price[1] * stored.memory
-        content, share = of
-        return links.get((self.number, content), price[1] * stored.memory * share)
+    @cached_property
+    def repriced(self) -> Repriced:
+        """The problem, once it is known what parts share (`shared`): seconds, bytes of its own, squared error, and
+        each thing that is shared."""
+        def taken(node: Node) -> tuple[float, ...]:
+            of, _ = self.shared.get(node.cls, (None, 1.0))
+            return node.time, 0.0 if of is not None else node.memory, node.error, *(float(of == c) for c in self.rents)
+        return Repriced(self.problem, [*map(taken, self.problem.nodes)], self.lowering.leaves)
 
-    def reduced(self, price: DualPrice, most: float, links: Links = NO_LINKS) -> Problem:
-        """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`,
-        and less costly than any that takes fewer bytes."""
-        def priced(node: Node) -> Node:
-            return node if node.cls not in self.shared else node._replace(memory=self.paid(node, price, links)
-                                                                          / (price[1] or 1.0))
+    @cached_property
+    def rents(self) -> dict[Shared, float]:
+        """What of this part others may read, with the bytes of this part's equal share."""
+        bytes_of = {node.cls: node.memory for node in self.problem.nodes if node.cls in self.shared}
+        return {content: share * bytes_of[cls] for cls, (content, share) in self.shared.items()}
 
-        nodes, kept = [*map(priced, self.rest)], dict[Hashable, Node]()
-        for offers in self.offers.values():
-            least = inf
-            by_size = sorted((self.paid(s, price, links), price[0] * u.time + price[2] * u.error, at)
-                             for at, (u, s) in enumerate(offers) if u.error <= most)
-            for _, cost, at in by_size:
-                if cost < least:
-                    least, (use, stored) = cost, offers[at]
-                    nodes.append(use)
-                    kept[stored.cls] = priced(stored)
-        return Problem([*nodes, *kept.values()], self.problem.roots)
+    def rent(self, content: Shared, price: DualPrice, links: Links) -> float:
+        """What this part pays for what others may read: its link's dual price, or an equal share where there is
+        none."""
+        return links.get((self.number, content), price[1] * self.rents[content])
 
-    def answer(self, price: DualPrice, most: float, time_limit: float, links: Links = NO_LINKS) -> Extraction:
-        """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state
-        to the other."""
-        return extract(self.reduced(price, most, links), weights=price, families=self.lowering.leaves,
-                       time_limit=time_limit, gap=1e-5)
+    def answer(self, price: DualPrice, most: float, time_limit: float, links: Links = NO_LINKS,
+               shapes: Iterable[ProgramShape] = ()) -> tuple[ProgramShape | None, float]:
+        """The shape of the cheapest program at these prices, none where one of the shapes that are known has it; and
+        its bound. Raises Infeasible where no program leads from one state to the other."""
+        known = [float(column.spent @ price) + sum(self.rent(content, price, links) for content in column.shared)
+                 for column in (self.column(0, shape, price, most, links) for shape in shapes)
+                 if self.worst(column) <= most]
+        prices = *price, *(self.rent(content, price, links) for content in self.rents)
+        found = self.repriced.cheapest(prices, most, min(known, default=inf), time_limit, GAP)
+        return self.shape(found.nodes) if found.nodes else None, found.bound
 
-    def shape(self, extraction: Extraction) -> ProgramShape:
-        """Its kernels and rows, with the bytes that they have whatever was paid for them, and its uses."""
-        whole = {node.cls: node for node in self.rest if node.cls in self.shared}
-        return ProgramShape(tuple(whole.get(node.cls, node) for node in extraction.nodes
-                           if not isinstance(node.cls, (Use, Stored))),
-                     tuple(node.cls for node in extraction.nodes if isinstance(node.cls, Use)))
+    def worst(self, column: Column) -> float:
+        """The largest error of its methods."""
+        _, offers = self.table(column.shape)
+        return float(offers[range(len(column.methods)), list(column.methods), 2].max(initial=0.0))
+
+    def shape(self, nodes: Iterable[Node]) -> ProgramShape:
+        """Its kernels and rows, and its uses."""
+        return ProgramShape(tuple(node for node in nodes if not isinstance(node.cls, (Use, Stored))),
+                            tuple(node.cls for node in nodes if isinstance(node.cls, Use)))
 
     def fixed(self, shape: ProgramShape) -> list[Node]:
         """The kernels and rows of a shape with this part's own errors: a substitution's is of what it is given."""
@@ -137,8 +141,8 @@ class PartProblem:
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
         for row, use in zip(costs, shape.uses, strict=True) if self.shared else ():
-            row[:len(self.offers[use])] += [self.paid(s, price, links) if s.cls in self.shared else 0.0
-                                            for _, s in self.offers[use]]
+            for method, (_, stored) in enumerate(self.offers[use]):
+                if stored.cls in self.shared: row[method] += self.rent(self.shared[stored.cls][0], price, links)
         return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
     def made(self, at: int, shape: ProgramShape, methods: tuple[int, ...]) -> Column:

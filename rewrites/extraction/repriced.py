@@ -1,0 +1,60 @@
+"""A problem that is asked at many prices: what no price changes is presolved once, and what is known bounds the search
+from its start."""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from math import inf
+from operator import mul
+from time import perf_counter
+from typing import NamedTuple
+
+from .indexed import Criteria, index
+from .presolve import presolve, prune
+from .problem import Infeasible, Node, Problem, check_problem, order
+from .solve import choose_nodes, find_leaves, solve
+
+
+class Answer(NamedTuple):
+    """The cheapest program at some prices, children first; empty where none is cheaper than what was known. No program
+    costs less than `bound`."""
+
+    nodes: tuple[Node, ...]
+    bound: float
+
+
+class Repriced:
+    """The programs of a problem, of which each node takes so much of some criteria, at any prices of these that are not
+    negative. Nodes go where others of their class take no more of anything.
+
+    Raises ValueError for a cost of the problem that is negative or not a number.
+    """
+
+    def __init__(self, problem: Problem, criteria: Sequence[Criteria],
+                 families: Callable[[Hashable], Iterable[str]] | None = None) -> None:
+        check_problem(problem)
+        self.problem, self.leaves = problem, find_leaves(problem, families)
+        self.whole, self.names = index(problem, criteria, ())
+        self.graph = presolve(self.whole)
+        self.worst = [max(problem.nodes[o].error for o in origin) for origin in self.graph.origin] if self.graph else []
+
+    def cheapest(self, prices: Sequence[float], most: float = inf, known: float = inf, time_limit: float = 10.0,
+                 gap: float = 1e-6) -> Answer:
+        """The cheapest program where no node adds a squared error over `most`; none that costs `known` or more is
+        looked for.
+
+        Raises Infeasible where there is no program at all.
+        """
+        until = perf_counter() + time_limit
+        graph = self.graph and prune(self.graph.keep(i for i, worst in enumerate(self.worst) if worst <= most))
+        if graph is None:
+            raise Infeasible(f"no program whose nodes add a squared error of at most {most:g} each covers the roots")
+        best = solve(replace(graph, cost=[(sumprod(prices, cost),) for cost in graph.cost]), [], until, gap,
+                     self.leaves, known)
+        if best.cost >= known: return Answer((), best.bound)
+        return Answer(order(choose_nodes(self.problem, self.whole, self.names, best.nodes), self.problem.roots),
+                      best.bound)
+
+
+def sumprod(prices: Sequence[float], taken: Criteria) -> float:
+    return sum(map(mul, prices, taken))
