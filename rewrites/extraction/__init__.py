@@ -2,7 +2,7 @@
 
 `extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a
 linear relaxation with cuts and the 0/1 program (exact.py, cuts.py), and neighbourhoods of the best program
-(bounding.py, anneal.py); solve.py runs them in order.
+(bounding.py, anneal.py); solve.py runs them in order. `Repriced` is for a problem that is asked at many prices.
 """
 from .epsilon_constraint import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify
@@ -10,6 +10,5 @@ from .repriced import Repriced
 from .serialised import from_json, read_problem, to_json, write_problem
 from .solve import extract
 
-__all__ = ["Extraction", "Infeasible", "Node", "Problem", "Repriced", "extract", "from_json", "front", "order", "read_problem",
-           "to_json",
-           "undominated", "verify", "write_problem"]
+__all__ = ["Extraction", "Infeasible", "Node", "Problem", "Repriced", "extract", "from_json", "front", "order",
+           "read_problem", "to_json", "undominated", "verify", "write_problem"]

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.compiler.search import TIE, Methods, SearchSpace, Structure, lowest
+from rewrites.compiler.search import Methods, SearchSpace, Structure, lowest
 from rewrites.extraction import Infeasible
 from rewrites.lower.sharing import find_shared, users
 from rewrites.pareto.columns import NO_LINKS, Column, Dual, DualPrice, Links, Master, PartProblem, ProgramShape, Shared
 
-FASTEST: DualPrice = (1.0, TIE, 0.0)                         # and of equally fast programs the smaller one
 SEEDS = 3                                                   # rounds of one part a structure before all are asked
 PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
 SLACK = 1e-4                                                # relative, between the relaxation and its bound
@@ -48,7 +47,7 @@ class Budgets:
                        for number, before, after in space.ways()]
         self.sizes = link_stages(self.stages)
 
-    def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = FASTEST,
+    def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = (1, 0, 0),
                time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
         """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most
         `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
@@ -166,5 +165,5 @@ class Budgeted:
         path = self.master.integer(0.5)
         others = [each for each in (path, self.best, self.master.rounded(dual)) if each]
         for tried in (path, *(self.master.reassign_methods(each, 0.5) for each in others)):
-            if self.master.cost(tried) < self.master.cost(self.best):
+            if self.master.cost(tried, self.master.preferred) < self.master.cost(self.best, self.master.preferred):
                 self.best = tried

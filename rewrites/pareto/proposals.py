@@ -25,7 +25,7 @@ from rewrites.laws.kernel_law import STACK
 from rewrites.lower.lower import Lowering, Method, Use
 from rewrites.lower.narrowing import narrowed
 from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import FASTEST, Budgets
+from rewrites.pareto.budgets import Budgets
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Choices:
         return *exact, *(method for method in own if lowering.holdable(use, method)
                          and (not lowering.gathers(use) or lowering.gatherable(use, method)))
 
-    def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = FASTEST,
+    def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
                prove: bool = False) -> Structure:
         """The cheapest program whose errors, squared, add to at most `error` squared. Raises Infeasible. Where nothing
         is to be proved its bound is none."""
