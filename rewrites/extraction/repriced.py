@@ -49,12 +49,8 @@ class Repriced:
         graph = self.graph and prune(self.graph.keep(i for i, worst in enumerate(self.worst) if worst <= most))
         if graph is None:
             raise Infeasible(f"no program whose nodes add a squared error of at most {most:g} each covers the roots")
-        best = solve(replace(graph, cost=[(sumprod(prices, cost),) for cost in graph.cost]), [], until, gap,
-                     self.leaves, known)
+        costs = [(float(sum(map(mul, prices, taken))),) for taken in graph.cost]
+        best = solve(replace(graph, cost=costs), [], until, gap, self.leaves, known)
         if best.cost >= known: return Answer((), best.bound)
         return Answer(order(choose_nodes(self.problem, self.whole, self.names, best.nodes), self.problem.roots),
                       best.bound)
-
-
-def sumprod(prices: Sequence[float], taken: Criteria) -> float:
-    return sum(map(mul, prices, taken))

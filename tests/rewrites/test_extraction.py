@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -11,6 +10,7 @@ import pytest
 from fetched import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_problems import programs, small_problems
 
 from formats.core.errors import InputError
 from rewrites.extraction import (
@@ -34,38 +34,6 @@ from rewrites.extraction.bounding import Search
 from rewrites.extraction.exact import CoveringProgram
 from rewrites.extraction.indexed import IndexedGraph, components, find_components, index
 from rewrites.extraction.presolve import presolve, prune
-from rewrites.extraction.problem import order
-
-
-def random_problem(seed: int) -> Problem:
-    """Up to 7 classes, cycles, empty classes, repeated children and members, zero and equal costs, some roots."""
-    random = Random(seed)
-    classes = random.randint(1, 7)
-    cost = random.choice((lambda: float(random.randint(0, 3)), lambda: random.choice((0.0, 0.0, 1.0)), random.random))
-    name = lambda: random.randrange(classes)
-    nodes = [Node(name(), tuple(name() for _ in range(random.choice((0, 1, 1, 2, 2, 3)))), cost(), cost(), cost())
-             for _ in range(random.randint(1, 16))]
-    return Problem(nodes, [name() for _ in range(random.randint(1, 3))])
-
-
-small_problems = st.builds(random_problem, st.integers(0, 2 ** 32))
-
-
-def programs(problem: Problem) -> Iterator[tuple[Node, ...]]:
-    """Every acyclic choice of one node for each class that is needed."""
-    members = {cls: [node for node in problem.nodes if node.cls == cls] for cls in {node.cls for node in problem.nodes}}
-    todo: list[tuple[dict, tuple]] = [({}, tuple(problem.roots))]
-    while todo:
-        choice, needed = todo.pop()
-        missing = [cls for cls in needed if cls not in choice]
-        if missing:
-            todo += [({**choice, node.cls: node}, (*missing[1:], *node.children))
-                     for node in members.get(missing[0], ())]
-            continue
-        try:
-            yield order(choice, problem.roots)
-        except ValueError:
-            pass
 
 
 def brute(problem: Problem, memory: float = inf, error: float = inf, weights: tuple[float, ...] = (1, 0, 0)) -> float:
