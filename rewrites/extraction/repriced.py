@@ -15,7 +15,7 @@ from .problem import Infeasible, Node, Problem, check_problem, order
 from .solve import choose_nodes, find_leaves, solve
 
 
-class Answer(NamedTuple):
+class PricedProgram(NamedTuple):
     """The cheapest program at some prices, children first; empty where none is cheaper than what was known. No program
     costs less than `bound`."""
 
@@ -39,7 +39,7 @@ class Repriced:
         self.worst = [max(problem.nodes[o].error for o in origin) for origin in self.graph.origin] if self.graph else []
 
     def cheapest(self, prices: Sequence[float], most: float = inf, known: float = inf, time_limit: float = 10.0,
-                 gap: float = 1e-6) -> Answer:
+                 gap: float = 1e-6) -> PricedProgram:
         """The cheapest program where no node adds a squared error over `most`; none that costs `known` or more is
         looked for.
 
@@ -49,8 +49,8 @@ class Repriced:
         graph = self.graph and prune(self.graph.keep(i for i, worst in enumerate(self.worst) if worst <= most))
         if graph is None:
             raise Infeasible(f"no program whose nodes add a squared error of at most {most:g} each covers the roots")
-        costs = [(float(sum(map(mul, prices, taken))),) for taken in graph.cost]
+        costs: list[Criteria] = [(float(sum(map(mul, prices, taken))),) for taken in graph.cost]
         best = solve(replace(graph, cost=costs), [], until, gap, self.leaves, known)
-        if best.cost >= known: return Answer((), best.bound)
-        return Answer(order(choose_nodes(self.problem, self.whole, self.names, best.nodes), self.problem.roots),
+        if best.cost >= known: return PricedProgram((), best.bound)
+        return PricedProgram(order(choose_nodes(self.problem, self.whole, self.names, best.nodes), self.problem.roots),
                       best.bound)

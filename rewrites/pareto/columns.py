@@ -23,7 +23,7 @@ DualPrice = tuple[float, float, float]                      # of a second, a byt
 Shared = Hashable                                           # what several parts may read (rewrites/lower/sharing.py)
 Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for it
 NO_LINKS: Links = MappingProxyType({})
-GAP = 1e-5                                                  # of a part's answer to a price, relative
+ANSWER_GAP = 1e-5                                           # of a part's answer to a price, relative
 PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
 
 
@@ -105,7 +105,7 @@ class PartProblem:
                  for column in (self.column(0, shape, price, most, links) for shape in shapes)
                  if self.worst(column) <= most]
         prices = *price, *(self.rent(content, price, links) for content in self.rents)
-        found = self.repriced.cheapest(prices, most, min(known, default=inf), time_limit, GAP)
+        found = self.repriced.cheapest(prices, most, min(known, default=inf), time_limit, ANSWER_GAP)
         return self.shape(found.nodes) if found.nodes else None, found.bound
 
     def worst(self, column: Column) -> float:
