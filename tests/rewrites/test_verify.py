@@ -47,13 +47,13 @@ rng = lambda: np.random.default_rng(0)
 
 # ---- what is right passes
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_laws_pass_every_level(seed):
-    assert verify_laws(EXACT_LAWS, seed) == {"laws": len(EXACT_LAWS), "draws": 2, "seed": seed}
-    assert verify_graphs(TEMPLATES, EXACT_LAWS, seed) == {"graphs": 3, "seed": seed}
+def test_the_laws_pass_every_level():
+    """With the seed that no run has; of others each law is drawn in test_laws.py."""
+    assert verify_laws(EXACT_LAWS, 1) == {"laws": len(EXACT_LAWS), "draws": 2, "seed": 1}
+    assert verify_graphs(TEMPLATES, EXACT_LAWS, 1) == {"graphs": 3, "seed": 1}
 
 
-@pytest.mark.parametrize("changed", [dict(num_attention_heads=1), dict(num_attention_heads=6), dict(type_vocab_size=7),
+@pytest.mark.parametrize("changed", [dict(num_attention_heads=1), dict(num_attention_heads=6, type_vocab_size=7),
                                      dict(hidden_size=40, num_attention_heads=5, intermediate_size=24)], ids=str)
 def test_graphs_of_other_sizes_pass(changed):
     for by_state in parts(model(**changed))[:2]:
@@ -172,7 +172,7 @@ ONLY_SEEDS = drops_any_scores, scales_by_any_row, a_column_is_level         # wh
 def test_a_wrong_law_is_found_in_a_graph_and_named(wrong):
     """In a model's graph, and in one that starts from the law's own left side: there even what no model needs."""
     laws = [*EXACT_LAWS, wrong]
-    in_model, in_seed = check_graph(TEMPLATES[2], laws), check_seeded([wrong], laws)[0]
+    in_model, in_seed = check_graph(TEMPLATES[2], laws, rounds=4), check_seeded([wrong], laws)[0]
     assert bool(in_model) == (wrong not in ONLY_SEEDS) and bool(in_seed) == (wrong is not promises_too_little)
     for disagreements in filter(None, [in_model, in_seed]):
         assert wrong.name in disagreements[0].laws and disagreements[0].difference > 1e-6
