@@ -172,7 +172,7 @@ ONLY_SEEDS = drops_any_scores, scales_by_any_row, a_column_is_level         # wh
 def test_a_wrong_law_is_found_in_a_graph_and_named(wrong):
     """In a model's graph, and in one that starts from the law's own left side: there even what no model needs."""
     laws = [*EXACT_LAWS, wrong]
-    in_model, in_seed = check_graph(TEMPLATES[2], laws, rounds=4), check_seeded([wrong], laws)[0]
+    in_model, in_seed = check_graph(TEMPLATES[2], laws), check_seeded([wrong], laws)[0]
     assert bool(in_model) == (wrong not in ONLY_SEEDS) and bool(in_seed) == (wrong is not promises_too_little)
     for disagreements in filter(None, [in_model, in_seed]):
         assert wrong.name in disagreements[0].laws and disagreements[0].difference > 1e-6
