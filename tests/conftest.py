@@ -81,9 +81,10 @@ def graphs_shared():
 
 @pytest.fixture
 def graphs_anew(monkeypatch):
-    """For what is about making them."""
-    from explored import anew
+    """For what is about making them, and programs of them."""
+    from explored import anew, extract
     monkeypatch.setattr("rewrites.graph.layers.Explorer.graph", anew)
+    monkeypatch.setattr("rewrites.compiler.search.extract", extract)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rewrites.lower.lower import KernelCall, Lowering
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Interpreted(Implementation):
     """A term of one graph; `arrays` are what it speaks of: the name of an attribute, and which array of a pattern's."""
 

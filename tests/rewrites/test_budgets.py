@@ -10,6 +10,7 @@ from opmatrix.algebra.oracles import dense
 from rewrites.compiler.search import SearchSpace, cheapest
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
 from rewrites.graph.borders import FULL
+from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import EXACT, Method
 from rewrites.pareto import budgets
@@ -17,6 +18,7 @@ from rewrites.pareto.budgets import Budgets, within
 
 OFFERED = (Method("half"), Method("csr", (("density", 0.45),)), Method("lowrank", (("rank", 4),)))
 OPERATOR = model(num_hidden_layers=1)
+LAWS = [find(EXACT_LAWS, name) for name in ("associate", "gain", "spread", "late_scale", "merge_shifts")]
 
 
 class Formats(Round):
@@ -27,7 +29,7 @@ class Formats(Round):
         return share * super().seconds(kernel, **size)
 
 
-def space(): return SearchSpace(OPERATOR, EXACT_LAWS, Formats(), RAGGED.extents())
+def space(): return SearchSpace(OPERATOR, LAWS, Formats(), RAGGED.extents())
 
 
 def offered(lowering, use):

@@ -119,7 +119,7 @@ def test_every_program_of_random_configs_is_right(seed):
     batch = Batch([rng.integers(0, config["vocab_size"], length) for length in lengths])
     operator = model(seed, **config)
     extents = batch.extents(patterns(operator))
-    for laws, fusion in (((), False), ((), True), (EXACT_LAWS, True), (EXACT_LAWS, False)):
+    for laws, fusion in (((), False), ((), True), (EXACT_LAWS, seed % 2 == 0)):
         program, _ = search(operator, laws, MACHINE, extents, fusion=fusion).program({})
         assert right(program, operator, batch), (config, len(laws), fusion)
 
@@ -131,7 +131,7 @@ def test_a_search_gives_the_same_again(graphs_anew):
 
 
 def test_layers_of_equal_structure_are_explored_once(graphs_anew):
-    few, many = (structures(num_hidden_layers=layers)[1]["exact"] for layers in (2, 5))
+    few, many = (structures(num_hidden_layers=layers)[1]["exact"] for layers in (2, 3))
     assert few.nodes == many.nodes and many.time > few.time
 
 
@@ -254,7 +254,7 @@ def test_the_chosen_point_meets_the_error(result): assert result.best.measured_e
 
 @pytest.mark.parametrize("number_type", ["float32", "bf16"])
 def test_no_program_stores_narrower_numbers(again, number_type):
-    found = again(error=0.5, number_type=number_type)
+    found = again(error=0.5, number_type=number_type, leave_out=standin.EVERY_LAW)
     formats = {constant.name for point in found.points for constant in point.program.constants.values()
                if hasattr(constant, "unpack")}
     assert min(map(width, formats)) >= NUMBER_TYPES[number_type] and found.number_type == number_type
@@ -273,19 +273,19 @@ def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, mon
     between = (smallest + exact.predicted_bytes) / 2
     with pytest.raises(Infeasible,
                        match=r"needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
-        again(error=1e-6, memory=between)
+        again(error=1e-6, memory=between, leave_out=standin.EVERY_LAW)
     needed, least = (float(found)
                      for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())
     assert between < 1e6 * needed <= 1.01 * exact.predicted_bytes and least > 1e-6
     with pytest.raises(Infeasible, match="the least error within the memory is none that any program has"):
-        again(error=0.9, memory=1000.0)
+        again(error=0.9, memory=1000.0, number_type="float32", leave_out=standin.EVERY_LAW)
 
 
 def test_memory_is_kept_to(again, result):
     sizes = sorted(point.program.stored_bytes + peak(point.program, result.workload.timed) for point in result.points)
     assert sizes[0] < sizes[-1]
     budget = (sizes[0] + sizes[-1]) / 2
-    found = again(error=0.9, memory=budget)
+    found = again(error=0.9, memory=budget, leave_out=standin.EVERY_LAW)
     assert found.best.measured_bytes <= budget
     assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= budget
 
@@ -330,7 +330,8 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known
     pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words)
                              for j, b in enumerate(words)))
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
-    given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
+    given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1,
+                 leave_out=standin.EVERY_LAW)
     asked = []
     monkeypatch.setattr("rewrites.run.allowed", lambda points, *budgets: asked.append(budgets) or
                         allowed(points, *budgets))

@@ -13,7 +13,7 @@ from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.term import formula
 
 EXAMPLES = int(os.environ.get("OPMATRIX_EXAMPLES", 0))
-many = settings(max_examples=EXAMPLES or 28, derandomize=not EXAMPLES, deadline=None, database=None,
+many = settings(max_examples=EXAMPLES or 12, derandomize=not EXAMPLES, deadline=None, database=None,
                 suppress_health_check=list(HealthCheck))
 # what rewriting alone makes
 MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit", "first_rows",

@@ -47,13 +47,13 @@ rng = lambda: np.random.default_rng(0)
 
 # ---- what is right passes
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_laws_pass_every_level(seed):
-    assert verify_laws(EXACT_LAWS, seed) == {"laws": len(EXACT_LAWS), "draws": 2, "seed": seed}
-    assert verify_graphs(TEMPLATES, EXACT_LAWS, seed) == {"graphs": 3, "seed": seed}
+def test_the_laws_pass_every_level():
+    """With the seed that no run has; of others each law is drawn in test_laws.py."""
+    assert verify_laws(EXACT_LAWS, 1) == {"laws": len(EXACT_LAWS), "draws": 2, "seed": 1}
+    assert verify_graphs(TEMPLATES, EXACT_LAWS, 1) == {"graphs": 3, "seed": 1}
 
 
-@pytest.mark.parametrize("changed", [dict(num_attention_heads=1), dict(num_attention_heads=6), dict(type_vocab_size=7),
+@pytest.mark.parametrize("changed", [dict(num_attention_heads=1), dict(num_attention_heads=6, type_vocab_size=7),
                                      dict(hidden_size=40, num_attention_heads=5, intermediate_size=24)], ids=str)
 def test_graphs_of_other_sizes_pass(changed):
     for by_state in parts(model(**changed))[:2]:
