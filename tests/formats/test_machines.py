@@ -103,7 +103,7 @@ def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
     found = {name: search(small, EXACT_LAWS, datasheet(name), Extents({"T": 40, WHOLE: 600})).time
-             for name in load_bundled()}
+             for name in ("H100", "A100", "TPUv5e")}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 
