@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
