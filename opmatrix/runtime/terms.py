@@ -13,7 +13,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import symbol
-from opmatrix.algebra.shapes import H, LiveSize, N, Shape, ShapeError, T, expression, find_spaces, space
+from opmatrix.algebra.shapes import H, Live, LiveSize, N, Shape, ShapeError, Space, T, expression, find_spaces, space
 from opmatrix.algebra.term import Operator, read
 from opmatrix.own.own_names import find_named, is_own_name
 from opmatrix.own.things import find_kind
@@ -120,8 +120,9 @@ def find_monoid(name: str) -> type[Monoid]:
 
 def bounded(size: object) -> None:
     """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
-    free = {*find_spaces(size), H, N}
-    if not 1 / WIDEST <= expression(size).subs(dict.fromkeys(free, 2)) <= WIDEST:
+    if isinstance(size, int | Live): number: LiveSize = size if isinstance(size, int) else 2  # mostly: without sympy
+    else: number = expression(size).subs(dict.fromkeys({*find_spaces(size), H, N}, 2))
+    if not 1 / WIDEST <= number <= WIDEST:
         raise ShapeError(f"{size!s:.80} is no size from 1 to {WIDEST:,}")
 
 
@@ -185,7 +186,8 @@ class BoundedShape:
 
 def count_size(size: LiveSize) -> int:
     """A size for so many rows."""
-    return size if isinstance(size, int) else int(expression(size).subs(dict.fromkeys(find_spaces(size), ASSUMED_ROWS)))
+    if isinstance(size, int | Space): return size if isinstance(size, int) else ASSUMED_ROWS
+    return int(expression(size).subs(dict.fromkeys(find_spaces(size), ASSUMED_ROWS)))
 
 
 def merging(over: type[Monoid], count: int) -> int:

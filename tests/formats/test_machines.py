@@ -37,10 +37,12 @@ def test_every_kernel_has_a_price_that_no_size_lowers(machine):
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_a_price_is_the_slowest_unit_and_its_expression(machine):
+    """Expressions, which take sympy long, of each kernel on one machine, of each machine for some kernels."""
     for kernel in PRICES.prices:
         parts = machine.roofline(kernel, **SIZES)
         assert machine.seconds(kernel, **SIZES) == max(parts.values()) and min(parts.values()) >= 0
         assert machine.between(kernel, **SIZES) == (machine.seconds(kernel, **SIZES), inf)
+    for kernel in [*PRICES.prices][MACHINES.index(machine)::len(MACHINES)]:
         from_last = replace(machine, memory=machine.memory[-1:])
         said = machine.expression(kernel)
         value = said.subs({symbol: SIZES[str(symbol)] for symbol in said.free_symbols})
@@ -103,7 +105,7 @@ def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
     found = {name: search(small, EXACT_LAWS, datasheet(name), Extents({"T": 40, WHOLE: 600})).time
-             for name in load_bundled()}
+             for name in ("H100", "A100", "TPUv5e")}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 

@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -26,28 +26,34 @@ OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring m
 def tree(path: Path) -> ast.Module: return ast.parse(path.read_text("utf-8"))
 
 
-def typed_only(body: list[ast.stmt]) -> set[int]:
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file: to walk its tree takes longer than to read what is looked for."""
+    return [*ast.walk(tree(path))]
+
+
+def typed_only(path: Path) -> set[int]:
     """Nodes that type checkers alone read."""
-    blocks = [node for each in body for node in ast.walk(each)
-              if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    blocks = [node for node in nodes(path) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     return {id(inner) for block in blocks for inner in ast.walk(block)}
 
 
-def sources(module: str) -> Iterator[tuple[str, str]]:
+def sources(module: str) -> list[tuple[str, str]]:
     """(module, name) of all that a module imports of ours, inside functions too; the name is "" for a whole module."""
-    path = MODULES[module]
+    path, found = MODULES[module], list[tuple[str, str]]()
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    unread = typed_only(tree(path).body)
-    for node in ast.walk(tree(path)):
+    unread = typed_only(path)
+    for node in nodes(path):
         if id(node) in unread: continue
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names if alias.name in MODULES)
+            found += [(alias.name, "") for alias in node.names if alias.name in MODULES]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[:len(package) - node.level + 1], node.module or ""] if node.level
                             else [node.module or ""]).rstrip(".")
             for alias in node.names:
-                if (inner := f"{base}.{alias.name}") in MODULES: yield inner, ""
-                elif base in MODULES: yield base, alias.name
+                if (inner := f"{base}.{alias.name}") in MODULES: found.append((inner, ""))
+                elif base in MODULES: found.append((base, alias.name))
+    return found
 
 
 @cache
@@ -155,14 +161,14 @@ def upward_changes(modules: Collection[str] = tuple(MODULES)) -> list[str]:
     for module in modules:
         path, own = MODULES[module], module.split(".")[0]
         foreign = {(name or source.split(".")[-1]) for source, name in sources(module) if source.split(".")[0] != own}
-        statements = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        statements = [node for node in nodes(path) if isinstance(node, ast.Import | ast.ImportFrom)]
         aliased = {alias.asname: alias.name for node in statements for alias in node.names if alias.asname}
         foreign |= {new for new, old in aliased.items() if old in foreign}
 
         def root(node: ast.expr) -> str:
             while isinstance(node, ast.Subscript | ast.Attribute): node = node.value
             return node.id if isinstance(node, ast.Name) else ""
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else \
                 [node.target] if isinstance(node, ast.AugAssign) else []
             hit = any(isinstance(each, ast.Subscript | ast.Attribute) and root(each) in foreign for each in targets) \
