@@ -118,11 +118,9 @@ def find_monoid(name: str) -> type[Monoid]:
 
 # ---- how large it is
 
-def bounded(size: object) -> None:
+def bounded(size: LiveSize) -> None:
     """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
-    if isinstance(size, int | Live): number: LiveSize = size if isinstance(size, int) else 2  # mostly: without sympy
-    else: number = expression(size).subs(dict.fromkeys({*find_spaces(size), H, N}, 2))
-    if not 1 / WIDEST <= number <= WIDEST:
+    if not 1 / WIDEST <= size_at(size, 2, H, N) <= WIDEST:
         raise ShapeError(f"{size!s:.80} is no size from 1 to {WIDEST:,}")
 
 
@@ -186,8 +184,15 @@ class BoundedShape:
 
 def count_size(size: LiveSize) -> int:
     """A size for so many rows."""
-    if isinstance(size, int | Space): return size if isinstance(size, int) else ASSUMED_ROWS
-    return int(expression(size).subs(dict.fromkeys(find_spaces(size), ASSUMED_ROWS)))
+    return int(size_at(size, ASSUMED_ROWS))
+
+
+def size_at(size: LiveSize, number: int, *others: Live) -> LiveSize:
+    """A size where every space has so many rows, and `others` are as many. Of whole numbers and of one live size sympy,
+    which takes most of the time, is not asked."""
+    if isinstance(size, int): return size
+    if isinstance(size, Space) or size in others: return number
+    return expression(size).subs(dict.fromkeys({*find_spaces(size), *others}, number))
 
 
 def merging(over: type[Monoid], count: int) -> int:

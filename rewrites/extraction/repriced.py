@@ -52,5 +52,5 @@ class Repriced:
         costs: list[Criteria] = [(float(sum(map(mul, prices, taken))),) for taken in graph.cost]
         best = solve(replace(graph, cost=costs), [], until, gap, self.leaves, known)
         if best.cost >= known: return PricedProgram((), best.bound)
-        return PricedProgram(order(choose_nodes(self.problem, self.whole, self.names, best.nodes), self.problem.roots),
-                      best.bound)
+        chosen = choose_nodes(self.problem, self.whole, self.names, best.nodes)
+        return PricedProgram(order(chosen, self.problem.roots), best.bound)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Interpreted(Implementation):
-    """A term of one graph; `arrays` are what it speaks of: the name of an attribute, and which array of a pattern's."""
+    """A term of one graph, known by identity; `arrays` are what it speaks of: the name of an attribute, and which array
+    of a pattern's."""
 
     arrays: tuple[tuple[str, int], ...] = ()
 

@@ -81,8 +81,9 @@ class PartProblem:
         """The problem, once it is known what parts share (`shared`): seconds, bytes of its own, squared error, and
         each thing that is shared."""
         def taken(node: Node) -> tuple[float, ...]:
-            of, _ = self.shared.get(node.cls, (None, 1.0))
-            return node.time, 0.0 if of is not None else node.memory, node.error, *(float(of == c) for c in self.rents)
+            content, _ = self.shared.get(node.cls, (None, 1.0))
+            own = node.memory if content is None else 0.0
+            return node.time, own, node.error, *(float(content == each) for each in self.rents)
         return Repriced(self.problem, [*map(taken, self.problem.nodes)], self.lowering.leaves)
 
     @cached_property

@@ -116,7 +116,7 @@ def test_two_layers_that_hardly_add_anything_are_left_out_and_no_program_is_chea
 
 
 def test_layers_run_side_by_side_where_the_second_does_not_see_what_the_first_adds():
-    """What costs no more without them is as good: where the second layer alone is no way."""
+    """Kept apart they cost the same here, so they run side by side where the second alone is no way."""
     offers = budgets(model := apart(), 1e-4)[0]
     free = searched(offers, 1e-4)
     offers.stages = [stage for stage in offers.stages if stage.span != (2, 2)]
