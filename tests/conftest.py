@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections import Counter
 from contextlib import suppress
 
 import numpy as np
@@ -23,21 +24,47 @@ sys.dont_write_bytecode = False
 gc.set_threshold(50_000, 10, 10)                            # as the command line has it
 
 
+def whole(config):
+    """Whether nobody named a file or a test."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
+def pytest_addoption(parser):
+    parser.addoption("--deep", action="store_true", help="run what is marked `deep`, too: who names a file or a test does")
+
+
+def pytest_configure(config):
+    """Processes that share the tests are told."""
+    config.option.deep |= not hasattr(config, "workerinput") and not whole(config)
+
+
 def pytest_sessionstart(session):
     """Before the processes of a whole run begin, kernels are compiled once, and not by each of them."""
-    whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if whole and session.config.getoption("numprocesses", None):
+    if whole(session.config) and session.config.getoption("numprocesses", None):
         with suppress(RuntimeError):                        # what cannot be compiled, tests say
             kernels.warm()
             kernels.warm(["attend_cached", "append_rows", "nibbled", "levels", "scaled_bytes", "rounded_levels",
                           "rounded_bytes"])                 # rare, but not in tests
 
 
-def pytest_collection_modifyitems(items):
-    """Modules that share what takes long come first, so that one process runs them and makes it once: the other
-    begins in the middle, and what either has left is taken from its end."""
+def pytest_collection_modifyitems(config, items):
+    """What is `deep` is left out, but for every n-th case where that is said. Modules that share what takes long come
+    first, so that one process runs them and makes it once: the other begins in the middle, and what either has left is
+    taken from its end."""
+    if not config.option.deep:
+        seen = Counter()
+        left = [item for item in items if (mark := item.get_closest_marker("deep")) and is_left(mark, item, seen)]
+        config.hook.pytest_deselected(items=left)
+        gone = {*left}
+        items[:] = [item for item in items if item not in gone]
     sharing = {item.path for item in items if SHARED.intersection(item.fixturenames)}
     items.sort(key=lambda item: item.path not in sharing)
+
+
+def is_left(mark, item, seen):
+    function = item.path, item.originalname
+    seen[function] += 1
+    return not mark.kwargs or (seen[function] - 1) % mark.kwargs["every"]
 
 
 def pytest_collection_finish():

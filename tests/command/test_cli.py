@@ -260,6 +260,7 @@ def test_without_an_error_or_a_law(command, optimized, tmp_path, laws_known):
     for phase in [*found["phases"]][1:]: assert f"{phase} " in ran.err
 
 
+@pytest.mark.deep
 def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, laws_known):
     model, lines, texts = *optimized[:2], ["the river", "", "banks of rivers runs dry"]
     refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt",
@@ -366,6 +367,7 @@ def test_a_directory_without_a_program(command, tmp_path):
 
 # ---- as a process
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("arguments, status", [
     (["laws"], 0), (["optimize", "absent"], 2), (["optimise"], 2)], ids=str)
 def test_exit_status(tmp_path, arguments, status):

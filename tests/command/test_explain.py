@@ -41,6 +41,7 @@ def told(saved):
         return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt", full=True)
 
 
+@pytest.mark.deep
 def test_before_and_after_are_programs(saved, told):
     place, found = saved
     steps = [str(step.kernel) for step in found.imported.program.steps]
@@ -161,6 +162,7 @@ def test_the_steps_of_the_chosen_program_are_kept_beside_it(saved, monkeypatch):
     assert len(short.splitlines()) < 70, "a screen or two"
 
 
+@pytest.mark.deep
 def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, monkeypatch):
     """From the model: the program is searched for again, and known by its hash."""
     result, places = optimized.result, [optimized.out / "front" / str(at) for at in range(len(optimized.result.points))]

@@ -98,6 +98,7 @@ def test_a_law_of_the_user_s_own_is_the_user_s(tmp_path):
         raise VerificationError(2, "a graph", "a is not b", laws=["associate"])
 
 
+@pytest.mark.deep
 def test_a_wrong_law_names_tensors_and_is_announced():
     templates = [part.template for by_state in parts(model())[1:2] for part in by_state.values()]
     announced = []
@@ -152,6 +153,7 @@ def test_a_full_output_is_a_line_and_no_fault(patched, monkeypatch, capfd, tmp_p
     with suppress(OSError): full.close()
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
 @pytest.mark.parametrize("redirected, status, words", [
     ("> /dev/full", 1, "opmatrix: what is printed: not written: No space left on device: make room there\n"),

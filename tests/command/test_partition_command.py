@@ -22,6 +22,7 @@ def said(tmp_path, monkeypatch, capsys):
     return command_runner("partition", monkeypatch, capsys)
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("line, words", [
     ("tiny.json --tp 8", r"mesh: tp has 8 ranks, and .* gives 6 heads: the nearest that divides is 6"),
     ("llama.json --tp 4", r"gives 6 heads in groups of 2: the nearest that divides is 2"),

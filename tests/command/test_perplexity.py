@@ -46,6 +46,7 @@ def defined(checkpoint, side, tokens=None):
     return np.mean(found), len(found), ids
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("side, chunk", [(16, 32), (16, 5), (7, 7), (7, 1)])
 def test_perplexity_is_its_definition(place, monkeypatch, side, chunk):
     monkeypatch.setattr(perplexity, "WINDOW", side)

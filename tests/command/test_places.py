@@ -73,6 +73,7 @@ def test_every_command_that_writes_is_here():
     assert len(CASES) >= 40
 
 
+@pytest.mark.deep(every=16)
 @pytest.mark.parametrize("name, output, read", CASES)
 def test_no_command_writes_over_what_it_reads(command, tmp_path, monkeypatch, name, output, read):  # noqa: F811
     """The same path; through a link to it and through a linked directory; a file within a directory that is read; what

@@ -36,6 +36,7 @@ def said(tmp_path, monkeypatch, capsys):
 ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("line, words", [
     (f"tiny.json {ASKED} --devices 17 --batch 32", r"--devices 17: no strategy divides them: .* are 16 and 18"),
     (f"tiny.json {ASKED} --devices 35 --batch 5", r"--batch 5: too small for 35 devices: 35 is the next"),

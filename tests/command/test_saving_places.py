@@ -137,6 +137,7 @@ def test_a_save_that_fails_at_any_line_leaves_what_was_there(tmp_path, exchangin
     assert outcomes == {True, False} and lines > 12
 
 
+@pytest.mark.deep(every=2)
 def test_a_save_that_is_killed_at_any_line_leaves_one_program_or_the_other(tmp_path, exchanging):
     """Killed: nothing is done any more. What was the user's is there, too; the next save goes on from there."""
     keep(place := laid(tmp_path / "place", "0"))
@@ -189,6 +190,7 @@ def test_parents_are_made_only_for_what_is_saved(program, tmp_path):
     assert Program.load(tmp_path / "a" / "b" / "place").hash == program.hash
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("arguments", [
     ["optimize", "minilm", "--out", "place"], ["doctor", "--json", "found.json"],
     ["evaluate", "minilm", "--pairs", "absent.csv", "--json", "found.json"],

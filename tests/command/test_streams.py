@@ -19,6 +19,7 @@ def test_letters_that_an_encoding_lacks(encoding, wanted):
     assert all(letter > 127 > instead for letter, instead in PLAIN_LETTERS.items())
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_a_command_on_such_a_terminal(encoding):
     ran = subprocess.run([sys.executable, "-m", "rewrites.cli", "laws", "--kind", "exact"], cwd=ROOT, timeout=60,

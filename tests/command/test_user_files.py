@@ -77,6 +77,7 @@ def piped(program, tmp_path, *arguments, **given):
     return ran.returncode, ran.stderr.decode()
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("source", ["/dev/stdin", "-", "<(cat lines.txt)"])
 def test_texts_from_a_pipe(program, tmp_path, source):
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
@@ -93,6 +94,7 @@ def test_texts_from_a_named_pipe(program, tmp_path):
     writer.join()
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("arguments, words", [
     (["/dev/zero"], "/dev/zero: it is a device"), (["-", "</dev/zero"], f"line 1: more than {MAX_LINE_BYTES:,} bytes"),
     (["-", "<&-"], "standard input: "), (["-", "</dev/null"], "standard input: no text")])

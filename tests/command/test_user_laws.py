@@ -100,6 +100,7 @@ def test_an_approximation_is_stored_in_any_format_that_holds_it(tmp_path):
         np.testing.assert_allclose(stored.unpack(), whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_they_take_part_in_a_run(command, tmp_path, monkeypatch):  # noqa: F811
     place = small(tmp_path / "model")
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
@@ -119,6 +120,7 @@ def test_they_take_part_in_a_run(command, tmp_path, monkeypatch):  # noqa: F811
     assert ran.status == 0 and "every one checked in float64" in ran.out, ran.err
 
 
+@pytest.mark.deep
 def test_an_approximation_of_ones_own_is_a_point_and_a_step(tmp_path):
     """A program that stores a weight by it is called after it, and so is the step that does."""
     largest, _ = load_laws(written(tmp_path, GOOD)).approximations

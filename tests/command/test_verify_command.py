@@ -50,12 +50,14 @@ def test_a_saved_program_holds(command, place):  # noqa: F811
         assert ("as the program says" in ran.out) == (not arguments)
 
 
+@pytest.mark.deep
 def test_what_optimize_saves_holds(command, optimized):  # noqa: F811
     for number in range(len(optimized.report["front"])):
         ran = command("verify", optimized.out / "front" / f"{number}")
         assert ran.status == 0 and " 0 FAILS" in ran.out and "as the program says" in ran.out, ran.out
 
 
+@pytest.mark.deep
 def test_without_the_model_its_checks_are_claims(command, copy, place):  # noqa: F811
     program = Program.load(copy)
     moved = program.replace(source="absent")
@@ -136,6 +138,7 @@ def speaking(tmp_path_factory):
     return home
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("which, options, verdicts", [
     ("exact", ["--text", "lines.txt"], ["holds", "holds", "holds"]),
     ("turned", ["--text", "lines.txt"], ["FAILS", "holds", "holds"]), ("exact", [], ["claimed", "claimed", "holds"])])

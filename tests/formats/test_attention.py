@@ -134,6 +134,7 @@ def masked(q, k, v, starts, scale, reach):
 REACHES = [(2 ** 40, 2 ** 40), (2 ** 40, 0), (0, 0), (3, 3), (7, 0), (200, 150), (-1, -1), (0, 2 ** 40)]
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("heads", [(1, 1, 1), (4, 2, 2), (6, 1, 1), (6, 3, 3), (1, 4, 4), (4, 4, 1)])
 def test_attention_of_masks_and_shared_heads(rng, heads, reach):

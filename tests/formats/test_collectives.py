@@ -146,6 +146,7 @@ def whole(devices, machine):
     return all(link.devices == inf or not (devices % link.devices and link.devices % devices) for link in machine)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("op", COLLECTIVES)
 @given(payload=st.floats(1, 1e12), stride=st.sampled_from([1, 2, 4, 8, 16, 64]))
 @settings(max_examples=25, deadline=None)

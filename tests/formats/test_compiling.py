@@ -135,6 +135,7 @@ CONSTANTS = sorted({pair for file in HOME.rglob("*.py") for pair in imported_by(
                     and isinstance(getattr(import_module(pair[0]), pair[1], None), int | float | tuple | dict)})
 
 
+@pytest.mark.deep(every=13)
 @pytest.mark.parametrize("module, name", CONSTANTS)
 def test_any_constant_that_kernels_have_from_elsewhere_changes_the_name(monkeypatch, module, name):
     using = [file for file in HOME.rglob("*.py") if (module, name) in {*imported_by(file)}]
@@ -219,6 +220,7 @@ def test_other_settings_have_other_names(cache, setting):
     assert key != cache[1] and avx == str(name == "OPT" and "+avx" in objects.FEATURES)
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("place", ["{}", "/proc/none"])
 def test_a_cache_that_cannot_be_written_to(tmp_path, place):
     (tmp_path / "kernels").write_text("in the way")
@@ -240,6 +242,7 @@ kernels.warm(["relu"])
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
 def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
     """Nothing half is left, and nothing half is called."""
@@ -249,6 +252,7 @@ def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
     assert [file.name for file in (tmp_path / "kernels").rglob("*") if file.is_file()] == [FILE]
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
 @pytest.mark.parametrize("place, theirs", [(FILE, lambda path: os.chown(path, 54321, -1)),
                                            ("kernels", lambda path: path.chmod(0o777))], ids=["square", "kernels"])
@@ -302,6 +306,7 @@ print(known, found.tobytes().hex())
     assert program.run(Batch([[3, 4, 5], [8], [9, 10, 11, 12]])).tobytes().hex() == found
 
 
+@pytest.mark.deep
 def test_what_cannot_be_compiled_says_why():
     with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"):
         provide([impossible])
@@ -311,6 +316,7 @@ def test_what_cannot_be_compiled_says_why():
     assert "local: a kernel of __main__ cannot be compiled" in here.stderr
 
 
+@pytest.mark.deep
 def test_a_kernel_must_be_declared_where_it_says(monkeypatch):
     def hidden(number): pass
     function = Function(hidden, 1, rare=True)

@@ -291,6 +291,7 @@ def survey(count):
     return told
 
 
+@pytest.mark.deep
 def test_nothing_damaged_brings_down_whoever_looks_at_it():
     """Each is refused in words, or laid out within bounds; there are many of both."""
     told = survey(6000)

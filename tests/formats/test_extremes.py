@@ -23,6 +23,7 @@ def rows(rng, kind, size, shape=(5, 100)):
     return np.clip(x * size, -HUGE, HUGE).astype(np.float32)
 
 
+@pytest.mark.deep(every=17)
 @pytest.mark.parametrize("kind", ["any", "equal", "one", "opposite", "zeros"])
 @pytest.mark.parametrize("name, options", ROUNDING, ids=str)
 def test_rounding_kernels_on_rows_of_any_size(rng, name, options, kind):

@@ -32,6 +32,7 @@ def normal(rng, *shape): return rng.standard_normal(shape, np.float32)
 
 # ---- declared once, checked by being declared
 
+@pytest.mark.deep(every=7)
 @pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
 def test_declared(F): F.check(np.random.default_rng(0))
 
@@ -226,6 +227,7 @@ PARTS = {"bias", "activation", "residual", "eps", "affine"}
 COMBINATIONS = [set(parts) for size in range(6) for parts in itertools.combinations(sorted(PARTS), size)]
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("rows", (1, 3, 70))
 @pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
 def test_epilogues(F, rows):
@@ -305,6 +307,7 @@ def smtx(path, rng):
     return W.T
 
 
+@pytest.mark.deep
 def test_patterns_of_pruned_transformers():
     rng, paths = np.random.default_rng(11), sorted(data("dlmc").glob("*.smtx.gz"))
     assert paths

@@ -51,6 +51,7 @@ def stored(F, W, chosen=0):
     except FormatError: return None
 
 
+@pytest.mark.deep(every=6)
 @every
 def test_a_single_number_and_sides_that_nothing_divides(F):
     """Whatever the options say, what can be stored multiplies; and something can, for every format."""
@@ -62,6 +63,7 @@ def test_a_single_number_and_sides_that_nothing_divides(F):
     assert (48, 65) in found and len(found) >= 3
 
 
+@pytest.mark.deep(every=7)
 @every
 @some
 @given(seeds, edges, edges, rows, kinds, st.integers(0, 9))
@@ -98,6 +100,7 @@ def test_a_picture_of_any_size(F, rng, n, p):
     assert (set("".join(lines)) == {" "}) == (not packed.unpack().any())
 
 
+@pytest.mark.deep(every=21)
 @every
 def test_more_inputs_and_outputs_than_two_bytes_name(F):
     rng = np.random.default_rng(1)
@@ -156,6 +159,7 @@ def test_words_about_the_arrays_that_are_wrong_are_refused(F):
         assert refused({other: value for other, value in meta.items() if other != name}, arrays)
 
 
+@pytest.mark.deep(every=6)
 @every
 @some
 @given(seeds, st.data())

@@ -12,6 +12,7 @@ from formats import FORMATS, Dense, Epilogue, kernels
 SAMPLE = 500
 
 
+@pytest.mark.deep
 def test_a_sample_of_all_arrays():
     """benchmarks/guards.py runs all of them."""
     sample = random.Random(20240517).sample([*guarded.cases()], SAMPLE)

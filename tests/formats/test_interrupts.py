@@ -225,6 +225,7 @@ def reserve_before_a_guard():
                                                                  else np.empty)(shape, kind)})
 
 
+@pytest.mark.deep
 @POSIX
 def test_every_launch_asks_once_how_many_threads_there_are():
     """Otherwise room is reserved for some workers and launched with more: here beside pages that nobody may touch."""
@@ -331,6 +332,7 @@ print("right")
 """
 
 
+@pytest.mark.deep
 @POSIX
 def test_a_process_ends_while_threads_run_programs(): assert child(ENDS).endswith("right\n")
 

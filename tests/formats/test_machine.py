@@ -46,6 +46,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("kernel", [*PRICES, *LAZY])
 def test_every_price_is_its_expression(kernel):
     for T in (1, 16, 17, 1000):
@@ -199,6 +200,7 @@ def test_a_file_gives_the_same_machine(tmp_path):
 def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("spoil, said", [
     (lambda text: text[:100], "no JSON"), (lambda text: "[]", "TypeError"),
     (lambda text: "", "no JSON"), (lambda text: spoiled(text, beads=3), "TypeError"),

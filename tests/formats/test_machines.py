@@ -25,6 +25,7 @@ PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32
 def at(**sizes): return SIZES | sizes
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_every_kernel_has_a_price_that_no_size_lowers(machine):
     for kernel in PRICES.prices:
@@ -35,6 +36,7 @@ def test_every_kernel_has_a_price_that_no_size_lowers(machine):
             assert steps == sorted(steps), (kernel, size)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_a_price_is_the_slowest_unit_and_its_expression(machine):
     """Expressions, which take sympy long, of each kernel on one machine, of each machine for some kernels."""
@@ -101,6 +103,7 @@ def test_units_are_apart():
     assert ascend.roofline("linear.nm", **SIZES)["matrix"] == 0
 
 
+@pytest.mark.deep
 def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS

@@ -48,6 +48,7 @@ def test_what_is_chosen_holds_the_matrix_and_costs_what_it_says():
             assert each.low < each.seconds < each.high and each.error == 0
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("error, inside, outside",
                          [(0.0, set(), {"bf16", "int8", "int4"}), (4e-3, {"bf16"}, {"int8", "int4"}),
                                                     (1.5e-2, {"bf16", "int8"}, {"int4"}),
@@ -59,6 +60,7 @@ def test_an_allowed_error_lets_number_types_in_and_is_kept(error, inside, outsid
     for each in found: assert deviation(each.pack(W), W) <= 1.1 * error + 1e-6
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("decay, error", [(0.93, 4e-3), (0.95, 2e-2), (0.97, 5e-2), (0.999, 0.3), (0.0, 1e-3)])
 def test_errors_are_of_the_whole_matrix_and_rank_is_the_least_that_will_do(decay, error):
     """Factors hold a sample with fewer columns than their rank, whatever the rest is."""

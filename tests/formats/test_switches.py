@@ -56,6 +56,7 @@ def test_the_command_line_refuses_them_too(command):
         )[-1].startswith(f"opmatrix: {VARIABLE}=-avx3: "), done.stderr
 
 
+@pytest.mark.deep
 def test_kernels_and_calibrations_have_other_keys():
     code = ("from formats.kernels.engine.objects import key; from formats.machine.model import machine_file; "
             "print(key(), machine_file().name)")

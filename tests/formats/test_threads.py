@@ -166,6 +166,7 @@ for name in {formats}: check(FORMATS[name], rng)
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("off, left", [pytest.param(off, left, id=off) for off, left in OFF.items()
                                        if {*left} <= {*FEATURES.split(",")} and (off != "amx" or MATRIX)])
 def test_a_processor_with_less(off, left):
@@ -195,6 +196,7 @@ check(FORMATS["half"], np.random.default_rng(0))
 """
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.skipif("+f16c" not in FEATURES.split(","),
                     reason="this processor has no instruction that could be missing")
 @pytest.mark.parametrize("settings", [{}, {"OPMATRIX_FEATURES": "-avx"}], ids=["with", "without"])

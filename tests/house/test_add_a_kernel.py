@@ -47,6 +47,7 @@ def test_three_files_are_enough(packages):
     assert not done.returncode, done.stderr
 
 
+@pytest.mark.deep
 def test_a_row_that_fills_no_vector_is_within_the_bound(packages):
     """And a fault of the vector code is seen by what the page ends with."""
     wrong = replaced(CODE, r"tanh_of\(numbers\)(?=, y \+ 4 \* \(c)", "numbers")
@@ -54,6 +55,7 @@ def test_a_row_that_fills_no_vector_is_within_the_bound(packages):
     assert done.returncode and "h1 = tanh_beside(x=h0): it is not what its kernel means (off " in last(done)
 
 
+@pytest.mark.deep
 def test_one_that_is_called_from_python_is_two_files(packages):
     called = KERNEL.replace("compiled.widen_tanh(x, out)", CALLED).replace("launches=True, ", "").replace(
         "partial(compiled.widen_tanh, x, numbers.room(len(x), 2 * x.shape[1]))",
@@ -64,11 +66,13 @@ def test_one_that_is_called_from_python_is_two_files(packages):
     assert not done.returncode, done.stderr
 
 
+@pytest.mark.deep
 def test_without_its_term_it_is_planned_as_a_term(packages):
     done = run(packages, CODE, KERNEL, use=USE.split("assert [step")[0] + "print([s.kernel for s in program.steps])\n")
     assert not done.returncode and "row_term" in done.stdout and "tanh_beside" not in done.stdout
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("part", ["run", "shape", "reference", "bound", "cost"])
 def test_a_reading_that_is_missing_is_one_line(packages, part):
     done = run(packages, CODE, KERNEL.replace(f"def {part}(", f"def no_{part}("), use=IMPORTED)
@@ -84,6 +88,7 @@ def test_a_price_that_is_missing_is_one_line(packages, before, after, said):
     assert last(done) == f"TypeError: kernel tanh_beside: {said}: declare it as those in opmatrix/runtime/kernels"
 
 
+@pytest.mark.deep
 def test_a_price_of_nobody_is_one_line(packages):
     done = run(packages, CODE, replaced(KERNEL, r'\("tanh_beside"', '("tanh_besides"'), LAW, use=USE)
     assert last(done).startswith("ValueError: no kernel 'tanh_besides' has a price; there are linear.dense, ")

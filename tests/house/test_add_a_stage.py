@@ -25,6 +25,7 @@ def used(place, *patches, use):
     return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=500, cwd=place)
 
 
+@pytest.mark.deep
 def test_three_files_are_enough(tmp_path):
     done = used(tmp_path, RECORD, CODE, LAW, use=USE)
     assert not done.returncode, done.stderr

@@ -36,11 +36,13 @@ def used(packages, record="", code="", use=USE):
         for file in re.findall(r"# (formats/\S+\.py)\n", record + code): shutil.copy(ROOT / file, packages / file)
 
 
+@pytest.mark.deep
 def test_two_blocks_are_enough(packages):
     done = used(packages, RECORD, CODE)
     assert not done.returncode, done.stderr
 
 
+@pytest.mark.deep
 def test_without_vector_code_it_is_planned_as_a_term(packages):
     plan, named = USE[:USE.index("np.testing")], "import opmatrix as om\nassert om.ACTIVATIONS['mish'] is mish\n"
     done = used(packages, RECORD.replace('vector="mish_of", ', ""), use=plan + named)

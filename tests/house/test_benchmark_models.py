@@ -56,6 +56,7 @@ def written(place):
     with (place / "out.csv").open(newline="") as file: return [*csv.DictReader(file)]
 
 
+@pytest.mark.deep
 def test_opmatrix_alone(place):
     done = run(place, "--workloads", "2x6,file,padded", "--engines", "opmatrix")
     assert not done.returncode, done.stderr
@@ -68,6 +69,7 @@ def test_opmatrix_alone(place):
             and "opmatrix (" in done.stdout)
 
 
+@pytest.mark.deep
 def test_a_peer_runs_the_same_model(place):
     """Also where it is fed padded batches, in another order."""
     for package in ("torch", "transformers", "onnx", "onnxruntime"):

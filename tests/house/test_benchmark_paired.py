@@ -266,6 +266,7 @@ def run(repository, monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.deep
 def test_a_planted_change_is_seen(repository, run, capsys):
     file = repository / "opmatrix" / "program.py"
     before = file.read_text()

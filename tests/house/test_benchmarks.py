@@ -238,6 +238,7 @@ def test_two_techniques_against_each_alone():
     assert found[-1].value == pytest.approx(2.0)
 
 
+@pytest.mark.deep
 def test_families_are_tried_at_several_sizes():
     """All that transformers has, openPangu under its own name, and Pangu-alpha; tests/opmatrix/test_expert_models.py
     holds the others to plain numpy."""

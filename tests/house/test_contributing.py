@@ -63,6 +63,7 @@ def test_what_there_is_lies_where_it_says(what):
     assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
 
 
+@pytest.mark.deep(every=9)
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in TESTED], ids=lambda page: page.stem)
 def test_a_recipe_runs(page, tmp_path):
     """In a process of its own, from a file as a user has it."""

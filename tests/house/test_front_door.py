@@ -105,6 +105,7 @@ def test_the_examples_of_its_help_are_what_happens():
     assert runner.summarize(verbose=False).attempted >= 5 and not runner.failures
 
 
+@pytest.mark.deep
 def test_a_first_program_from_its_help_alone(tmp_path, monkeypatch, laws_known):
     """Its first five lines, with a small model in place of minilm and with fewer rounds of measuring."""
     program = re.search(r"\n\n((?:    .*\n){5})\n", om.__doc__)[1].replace("    ", "", 1).replace("\n    ", "\n")

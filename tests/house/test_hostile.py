@@ -17,6 +17,7 @@ DOCUMENT = {"a": [1, 2.5, "x", {"b": None}], "term": '[["value",0],["heads",[],[
 def outcomes(): return [*judged(SEED, 0, FILES)]
 
 
+@pytest.mark.deep
 def test_every_file_is_refused_in_words_or_safe(outcomes):
     assert len(outcomes) == FILES
     assert not [each for each in outcomes if each.outcome in BAD]

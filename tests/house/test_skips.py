@@ -42,6 +42,7 @@ def test_three_reasons_are_excused_and_an_expected_failure_is_no_skip(tmp_path):
     for at, each in enumerate(why): assert f"excused  test_one.py::test_{at}: Skipped: {each}" in said
 
 
+@pytest.mark.deep(every=2)
 @PROCESSES
 def test_any_other_skip_fails(tmp_path, processes):
     write(tmp_path, **SKIPS, other="def test_other(): pass")
@@ -51,6 +52,7 @@ def test_any_other_skip_fails(tmp_path, processes):
     assert said.count("not today") >= len(SKIPS)
 
 
+@pytest.mark.deep(every=2)
 @PROCESSES
 def test_what_needs_peers_waits_where_it_is_run_later(tmp_path, processes):
     """Those of all workers: a file where all of it waits, otherwise the tests."""
@@ -66,6 +68,7 @@ def test_failures_stay_failures(tmp_path):
     assert session(tmp_path)[0] == 1
 
 
+@pytest.mark.deep
 def test_a_test_that_hangs_ends_its_process(tmp_path):
     """With the stacks of all threads, by what pyproject.toml says; the session fails."""
     write(tmp_path, one="import threading\ndef test_it(): threading.Event().wait()")

@@ -102,6 +102,7 @@ def test_a_mask_lasts_as_long_as_what_replays_it(rng):
     assert all(each() is None for each in held)
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("round", range(2))
 def test_threads_that_record_and_trace_with_masks(round, rng, monkeypatch):
     """A program that nobody ran before, by some threads at once, while one traces it, where nothing is remembered: each

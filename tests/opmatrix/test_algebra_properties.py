@@ -117,6 +117,7 @@ def test_derived_properties_hold(seed, p, name):
 
 
 # not of 5 columns of a head
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("name", sorted(PROPERTIES.keys() - {"splits", "stacked", "column", "level"}))
 def test_random_terms_do_have_each_property_and_not(name):
     """So the test before this one is not empty; and what is not claimed is mostly not so."""

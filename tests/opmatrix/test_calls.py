@@ -53,6 +53,7 @@ def grown(call, given, count):
 
 # ---- memory
 
+@pytest.mark.deep
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell how much is resident")
 @pytest.mark.parametrize("layer, count", [(fused_layer, 10_000), (unfused_layer, 300)],
                          ids=["recorded", "step by step"])
@@ -60,12 +61,14 @@ def test_thousands_of_calls_leave_memory_flat(layer, count):
     assert grown(program(layer=layer).run, batches(40, longest=6), count) < FLAT
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell how much is resident")
 def test_more_sizes_than_a_program_remembers_leave_memory_flat():
     sizes = [[[5] * 60] * (rows // 60) + [[7] * (rows % 60 + 1)] for rows in range(300)]
     assert grown(program().run, sizes, 2 * len(sizes)) < 4 * FLAT
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell how much is resident")
 def test_programs_that_are_gone_leave_nothing():
     one = batches(1)
@@ -75,6 +78,7 @@ def test_programs_that_are_gone_leave_nothing():
 
 # ---- threads
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("pack", PACKED)
 def test_threads_that_share_a_new_program_get_what_one_gets(pack):
     """Nobody called it before, so threads find nothing prepared, and prepare it for one another."""
@@ -123,6 +127,7 @@ def digest(program):
     return told.hexdigest()
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("pack", PACKED)
 def test_the_same_bits_from_run_to_run(pack, tmp_path):
     """In this process, of the program read again, and, of one kind of numbers, in two others."""

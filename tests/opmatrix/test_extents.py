@@ -84,6 +84,7 @@ def test_what_lacks_is_named():
     with pytest.raises(ValueError, match="'gaussian' of 'gaussian' is no pattern"): pairs["gaussian"]
 
 
+@pytest.mark.deep
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10 ** 6), st.lists(st.integers(1, 60), min_size=1, max_size=4))
 def test_symbols_make_a_formula(seed, lengths):

@@ -64,6 +64,7 @@ def test_what_only_trained_a_model_is_left_alone(tmp_path, family, architecture)
     assert np.array_equal(found, vectors(write(tmp_path / "plain", family, None, [])))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("family, architecture", cases(ANSWERING))
 def test_a_model_that_answers_by_a_head_is_not_embedded(tmp_path, family, architecture):
     """Its rows are those of the model, and of its files."""

@@ -98,6 +98,7 @@ def test_parameters_are_those_of_the_published_code(counts):
     assert counts == COUNTED | BY_HAND
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("name", ACTIVATED)
 def test_a_row_reads_what_its_routers_choose(name):
     assert activated(few_positions(known.configuration(name))) == ACTIVATED[name]
@@ -166,6 +167,7 @@ def test_a_name_that_there_is_not(name, meant):
 def run(*words): app(["optimize", *words], standalone_mode=False)
 
 
+@pytest.mark.deep
 def test_a_name_stands_for_its_configuration(tmp_path, monkeypatch, capsys):
     """What is stored, four bytes for each parameter, is in the table: nothing was fetched or read."""
     monkeypatch.chdir(tmp_path)

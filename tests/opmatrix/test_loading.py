@@ -192,6 +192,7 @@ for directory in sys.argv[1:]:
 """
 
 
+@pytest.mark.deep
 def test_a_file_that_changes_may_change_numbers_but_not_what_is_read(tmp_path):
     """Whatever is written over the weights of a loaded program, it runs to its end, in every format."""
     for name, F in FORMATS.items():

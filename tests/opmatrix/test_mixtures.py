@@ -45,6 +45,7 @@ def held(found, x, gate, up, beside, down, k, activation="silu", residual=None, 
     return abs(found - exact) <= bound(KERNELS["experts"], given)
 
 
+@pytest.mark.deep(every=17)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("name", ["array", *STACKABLE])
 def test_it_is_what_it_means(rng, name, sizes):
@@ -78,6 +79,7 @@ def test_its_bound_sees_a_lost_input(rng, name):
     assert not held(wrong, x, routed, up, beside, down, 2).all()
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("name", ["array", *STACKABLE])
 def test_the_same_bits_alone_in_a_batch_and_on_other_threads(rng, name):
     T, E, k = 300, 8, 2

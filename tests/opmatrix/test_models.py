@@ -164,6 +164,7 @@ def test_every_family_builds_from_what_it_promises():
         assert list(tensors(config)) == asked and len(set(asked)) == len(asked)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("act", ["gelu", "relu", "gelu_new"])
 def test_bert_is_transformers_bert(act):
     torch = pytest.importorskip("torch", reason="needs peers: torch, transformers")

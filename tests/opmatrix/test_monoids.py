@@ -45,6 +45,7 @@ def both(A, x, batch=None):
     return d
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("monoid", (*MONOIDS, minplus), ids=lambda m: m.__name__)
 def test_any_split_of_the_sum_agrees(monoid, rng):
     for _ in range(3):

@@ -100,6 +100,7 @@ def check_alike(live, plain, sizes):
             if isinstance(mine, LiveNumber): assert isclose(mine.expression.subs(sizes), its[0], rel_tol=1e-14)
 
 
+@pytest.mark.deep(every=9)
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=3, deadline=None)
 @given(sizes=numbers())
@@ -116,6 +117,7 @@ def test_a_model_of_names_has_the_shapes_of_any_numbers(case, sizes):
         at(said, sizes))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_of_names_is_one_node_and_reads_back_from_its_text(case):
     model = promised(CASES[case])

@@ -54,6 +54,7 @@ def test_one_rank_is_the_model():
     for config in FAMILIES.values(): holds(compared(made(config), Mesh.of()))
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_strategy(name):
     """Of as many ranks as divide neither heads, columns, rows, sequences nor layers, where groups of heads allow it."""
@@ -64,6 +65,7 @@ def test_each_strategy(name):
         holds(compared(term, Mesh.of(x=(2 if few else 4, name)), 5, 11))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("name", ["tensor", "sequence-vocabulary", "ulysses", "ring", "keys", "vocabulary", "zero3"])
 @pytest.mark.parametrize("ranks", [5, 8])
 def test_many_ranks(name, ranks):
@@ -72,6 +74,7 @@ def test_many_ranks(name, ranks):
     holds(compared(term, Mesh.of(x=(ranks, name)), 9, 15))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 @pytest.mark.parametrize("name", ["tensor", "sequence"])
 def test_shared_key_heads(name, ranks):
@@ -81,6 +84,7 @@ def test_shared_key_heads(name, ranks):
         holds(compared(made(LLAMA, num_key_value_heads=shared, num_hidden_layers=1), Mesh.of(x=(ranks, name)), 2, 7))
 
 
+@pytest.mark.deep(every=13)
 @pytest.mark.parametrize("part", range(0, len(PAIRS), CHUNK))
 def test_pairs_of_strategies(part):
     for at in range(part, min(part + CHUNK, len(PAIRS))):
@@ -90,6 +94,7 @@ def test_pairs_of_strategies(part):
         holds(compared(term, fitted(term, axes, 4, 7), 4, 7))
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("part", range(0, TRIED, CHUNK))
 def test_triples_of_strategies(part):
     for at in range(part, part + CHUNK):
@@ -100,6 +105,7 @@ def test_triples_of_strategies(part):
         holds(compared(term, fitted(term, axes, 2, 7), 2, 7))
 
 
+@pytest.mark.deep(every=8)
 @pytest.mark.parametrize("part", range(0, DRAWN, CHUNK))
 def test_random_shapes(part):
     for seed in range(part, part + CHUNK):

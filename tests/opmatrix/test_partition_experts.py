@@ -73,6 +73,7 @@ def off(term, plan):
     return float(np.abs(run(plan, Feed(ids)).value - wanted).max() / np.abs(wanted).max())
 
 
+@pytest.mark.deep(every=8)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_meshes(seed):
     rng = np.random.default_rng(seed)

@@ -98,6 +98,7 @@ def test_a_configuration_is_partitioned_at_the_front_door():
 LAYERS, QUARTERS = ("n_layer", "num_layers", "num_hidden_layers"), om.Mesh.of(tp=(4, "tensor-vocabulary"))
 
 
+@pytest.mark.deep(every=9)
 @pytest.mark.parametrize("name", known.names())
 def test_every_known_model_is_partitioned(name):
     """Each rank of four has a quarter of what is cut, experts too, and more than that in all. Two layers are like

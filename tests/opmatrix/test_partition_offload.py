@@ -26,6 +26,7 @@ MESHES = {
 }
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("offload", [0, 3])
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=[*MESHES])
 def test_counts_are_those_of_formulas(mesh, offload):

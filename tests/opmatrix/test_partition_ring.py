@@ -43,6 +43,7 @@ def weights_flops(tokens, shared):
     return [SEQUENCES * len(block) * each for block in blocks_of(tokens)]
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("shared", [6, 2])
 @pytest.mark.parametrize("tokens", [12, 15])
 @pytest.mark.parametrize("mask", SEES)

@@ -96,6 +96,7 @@ def mlp(F, options, rng):
     return Program(steps, {"E": table, "U": up, "D": down, "b": bias, "g": gain}, "z")
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name, options",
                          [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 132)])
@@ -107,6 +108,7 @@ def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
         verify_steps(program, [SENTENCES])
 
 
+@pytest.mark.deep(every=7)
 @pytest.mark.parametrize("name", ROUNDING)
 def test_no_input_of_a_deep_product_may_be_lost(rng, name):
     """Each of 1,536 that the weight keeps in turn, by what a step's check allows."""
@@ -117,6 +119,7 @@ def test_no_input_of_a_deep_product_may_be_lost(rng, name):
     assert sum(seen) >= 0.975 * len(seen) > 300
 
 
+@pytest.mark.deep(every=7)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("name", FORMATS)
 def test_zeros_in_place_of_a_very_deep_product_are_seen(monkeypatch, name, rows):

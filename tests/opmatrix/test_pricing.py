@@ -28,6 +28,7 @@ def listed(*first):
     return json.loads(done.stdout)
 
 
+@pytest.mark.deep
 def test_a_calibration_has_the_same_cases_whatever_is_imported():
     alone = listed()
     assert len(alone[1]) > 30 and alone[3] == ["begin_run"] and len(alone[4]) > 40

@@ -103,6 +103,7 @@ EVERY_KIND = [
     om.formula(lambda x: om.product(x @ x.T, om.product(x @ x.T, x, over="mean"), over="max") * (x @ x.T @ x))]
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("term", EVERY_KIND, ids=lambda term: repr(term)[:60])
 def test_a_term_reads_back(term):
     assert read_back(term) is term

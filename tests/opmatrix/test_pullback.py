@@ -43,6 +43,7 @@ def along(make, arrays, name, batch, g, step=1e-5):
     return (at(step) - at(-step)) / (2 * step), way
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_differences_whatever_is_kept(name):
     """Every array of a model, along a random direction; every policy gives the numbers of every other."""

@@ -47,6 +47,7 @@ def test_a_share_of_a_large_vocabulary(rng):
             assert set(kept.tolist()) == set(order[:len(kept)].tolist())
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("how, kept", [({}, [0, 1, 2, 3, 4]), (dict(top_k=3), [0, 2, 4]), (dict(top_p=0.6), [2, 4]),
                                        (dict(top_k=3, top_p=0.95), [0, 2, 4]), (dict(top_k=1), [4])])
 def test_tokens_are_drawn_as_often_as_they_are_likely(how, kept):

@@ -118,6 +118,7 @@ def narrowly(lowering, use):
     return (Method("int8"),) if len(plain := plainly(lowering, use)) > 1 else plain
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("methods", (plainly, narrowly))
 @pytest.mark.parametrize("way, batch", (("together", next(iter(RAGGED))), ("apart", EVEN)))
 def test_the_search_prices_what_runs(methods, way, batch):

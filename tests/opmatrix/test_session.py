@@ -142,6 +142,7 @@ def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws,
     if exact and not laws: assert relative(new, dense(model(), whole)[whole.starts[1:] - 1]) < 1e-12
 
 
+@pytest.mark.deep
 def test_optimize_takes_a_step(tmp_path, savings_known):
     """Found, verified and measured on a step of sequences that have rows already; saved, and run by a session."""
     outputs = cached_model(model(layers=1))
@@ -331,6 +332,7 @@ def test_an_append_is_its_term():
 
 # ---- what it takes
 
+@pytest.mark.deep
 def test_a_thousand_steps_leave_memory_flat():
     """The same caches, where they were; no page is lost; what Python and numpy hold does not grow."""
     import gc

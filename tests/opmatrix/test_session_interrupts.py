@@ -173,6 +173,7 @@ def check_each(name, exact, chosen, apart=1):
         at += apart
 
 
+@pytest.mark.deep(every=10)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_interrupted_has_happened_or_has_not(name):
     """At each line of sessions and their pages, the copying of a fork's page among them."""
@@ -186,6 +187,7 @@ def test_a_step_that_is_interrupted_below():
     assert without > 10 and within
 
 
+@pytest.mark.deep
 def test_an_exact_step_that_is_interrupted():
     """Whose caches are replaced."""
     without, within = check_each("step of a copy", True, LINES.__contains__)

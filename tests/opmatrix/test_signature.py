@@ -168,6 +168,7 @@ def two():
     return {"pooled": rows @ Pooling().operator(), "hidden": rows.children[0], "rows": rows}
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("laws", [(), EXACT_LAWS], ids=["fused", "laws"])
 def test_several_outputs_are_one_program(laws, tmp_path):
     """What they share is computed once: as many products as of one output alone."""
@@ -207,6 +208,7 @@ def test_outputs_that_are_one_value_are_one_array(count, others):
     for name, value in names.items(): assert (found[name] == float(value[1:])).all()
 
 
+@pytest.mark.deep
 def test_optimize_states_the_worst_output(laws_known):
     model = two()
     result = optimize(model, workload=RAGGED, machine=standin.machine(), rounds=3, error=0.05)

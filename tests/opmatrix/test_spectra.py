@@ -98,6 +98,7 @@ def test_the_elbow_is_where_two_lines_meet():
     assert elbow(np.concatenate([np.linspace(10, 1, 4), np.linspace(0.9, 0, 10)])) == 3
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("exponent", [2.0, 3.5])
 @pytest.mark.parametrize("cutoff, least", [(1.0, 90), (None, 85)])
 def test_power_law_samples_give_their_exponent_within_the_stated_error(exponent, cutoff, least):
@@ -345,6 +346,7 @@ def test_bars_fall_with_the_values_on_a_logarithmic_scale():
     assert draw.parse_weight_name("embeddings.weight") == (None, "embeddings")
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("figure", [lambda path: draw.spectrum_figure(layers(), path),
                                     lambda path: draw.front_figure(POINTS, path, chosen=1, baseline=POINTS[0]),
                                     lambda path: draw.front_figure(POINTS[:1], path)],

@@ -52,6 +52,7 @@ def test_every_eigensolver_finds_the_largest_of_a_symmetric_matrix(solver):
 def test_every_eigensolver_finds_complex_pairs(solver): alike(eigenvalues(rotating(), 6, solver), true(rotating(), 6))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("shape", [(70, 110), (110, 70)], ids=str)
 @pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "lobpcg", "unite", "random"])
 def test_every_solver_finds_singular_values_of_matrices_and_operators(solver, shape):

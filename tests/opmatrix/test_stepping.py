@@ -74,6 +74,7 @@ CASES = {"copied keys": (SHARED, dict(t=(4, "sequence-vocabulary")), 1), "ring":
          "micro-batches, ZeRO-3": (SHARED, dict(p=(2, "pipeline"), z=(3, "zero3")), 1)}
 
 
+@pytest.mark.deep(every=8)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_one_rank(name, one_rank):
     config, axes, micro_batches = CASES[name]

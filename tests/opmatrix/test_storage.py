@@ -49,6 +49,7 @@ def saved(program, tmp_path):
     return tmp_path / "small.opmatrix"
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("layer", [fused_layer, unfused_layer])
 def test_bit_for_bit(tmp_path, format, layer):
@@ -373,6 +374,7 @@ def places(value, path=()):
     for key, entry in entries: yield from [(*path, key), *places(entry, (*path, key))]
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("value", [None, True, -1, 2.5, 10**30, "x", "gelu", [], {}, [1, 2], {"a": 1}], ids=repr)
 def test_no_other_error_escapes(saved, program, value):
     """Whatever takes the place of any entry of program.json, the program is the same or refused in one line."""

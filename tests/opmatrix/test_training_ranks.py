@@ -19,6 +19,7 @@ STRATEGIES = [dict(x=(3, "data")), dict(x=(2, "zero2")), dict(x=(2, "tensor")), 
               dict(d=(2, "zero1"), x=(2, "tensor-vocabulary")), dict(d=(2, "data"), x=(2, "sequence"))]
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("axes", STRATEGIES, ids=str)
 def test_gradients_and_counts_of_every_strategy(axes):
     """A family for each, with a policy for each."""

@@ -54,6 +54,7 @@ CASES = {
     "a window": (table(), dict(where=sequence & om.window(3)))}
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_term_becomes_attention_with_a_bias(case):
     """Imported, fused and searched it has no step that is read, equals float64, and all checks hold."""

@@ -64,6 +64,7 @@ def ends():
     return within(space(), offered, error=0.0), within(space(), offered, weights=(1e-9, 1, 0)), within(space(), offered)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("error, room", [(0.02, 1.0), (0.06, 0.5), (None, 0.25), (0.05, None)])
 def test_nothing_within_the_budgets_is_cheaper(error, room, ends):
     memory = None if room is None else ends[1].memory + room * (ends[0].memory - ends[1].memory)
@@ -94,6 +95,7 @@ def test_a_budget_that_nothing_meets(ends):
         within(space(), offered, memory=0.5 * ends[1].memory)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_prices_may_end_before_they_settle(rounds, ends, monkeypatch):
     """However often columns are priced out, a solution is of all columns there are; what is found keeps the budgets,

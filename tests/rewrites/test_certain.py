@@ -55,6 +55,7 @@ def weights(rows, cols, seed=0): return weight(np.random.default_rng(seed).norma
 def test_declared(each, seed): each.check(np.random.default_rng(seed))
 
 
+@pytest.mark.deep(every=3)
 @EACH
 def test_every_law_proves_itself(each):
     for one, other in zip(*each.sides(), strict=True): assert PROVER.prove(one, other) and prove(one, other)
@@ -235,6 +236,7 @@ def test_what_is_not_told_is_not_decided():
     assert around(0.1).low < 0.1 < around(0.1).high and around(1e12).low == 1e12 == around(1e12).high
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("over", [each for each in monoids.MONOIDS if each.width is not None], ids=lambda m: m.__name__)
 def test_a_term_lies_in_its_intervals(over):
     """Over every monoid, with masks and ties."""

@@ -108,6 +108,7 @@ def test_equal_layers_are_derived_once():
     assert said == wording.spell_out(first, EXACT_LAWS) or "layer" in said
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("config", [{"hidden_act": "relu"}, {"is_decoder": True}], ids=str)
 def test_other_models(config):
     operator = model(num_hidden_layers=1, **config)
@@ -121,6 +122,7 @@ def test_other_models(config):
             assert derivation.end is goal and derivation.check(EXACT_LAWS) < 1e-12
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_program_of_a_class_is_reached_from_any_other(seed):
     """Not only from the import, and not only to what is cheap."""

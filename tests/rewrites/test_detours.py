@@ -145,6 +145,7 @@ def test_what_may_stand_for_layers(pre_norm, kinds):
     assert substitute_blocks(groups, []) is reduce(matmul, [factor for group in groups for factor in group])
 
 
+@pytest.mark.deep
 def test_a_run_states_what_it_left_out(monkeypatch, tmp_path):
     """The program is verified against the model without the layers, its error against the one that was asked for."""
     standin.know_laws(monkeypatch)

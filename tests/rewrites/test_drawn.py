@@ -64,6 +64,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(drawn, "machine", standin.machine)
 
 
+@pytest.mark.deep(every=10)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_operators_are_right_or_refused(seed, quick, monkeypatch):
     """What laws save is asked of two."""
@@ -166,6 +167,7 @@ def test_a_layer_of_a_graph(quick, laws_known):
     whole(layer, batch, 0.02)
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("sentences, error", [([[3]], 0.02), ([[3], [4], [3], [0]], 0.0)], ids=["one", "several"])
 def test_sentences_of_one_token(sentences, error, quick, laws_known):
     """Each is a row, which sees itself alone."""
@@ -181,11 +183,13 @@ def test_rows_of_zeros_at_real_width(quick, laws_known):
     whole(weight(table) @ weight(rng.normal(size=(384, 384)) / 20) @ relu, Batch([[0], [1, 2, 0], range(40)]), 0.02)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("model", [ENTERING, ENTERING @ heads(2) @ heads(2).T, ENTERING @ (I + gelu),
                                    {"same": ENTERING, "other": ENTERING @ relu}], ids=str)
 def test_models_without_arrays(model, quick, laws_known): whole(model, BATCH)
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("order", [1, -1])
 def test_one_output_of_tokens_and_one_of_an_input(order, quick, laws_known):
     """Whichever is first."""
@@ -218,6 +222,7 @@ def test_a_table_that_one_step_gathers_from_twice(quick, laws_known):
     whole(model, Batch([range(40), range(20)]), 0.05)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("made", ["product", "blocks", "leaf"])
 def test_a_table_in_panels_is_what_products_of_its_transpose_read(made, quick, laws_known):
     """A leaf, which both may share; one that is made of several leaves is stored for itself."""
@@ -237,6 +242,7 @@ def test_a_table_in_panels_is_what_products_of_its_transpose_read(made, quick, l
     whole(table @ relu @ table.T, Batch([rng.integers(0, 50, 9)] * 3), 0.05)
 
 
+@pytest.mark.deep
 def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_known):
     """Its leaf has inputs in fours, it has three."""
     rng = np.random.default_rng(3)
@@ -244,6 +250,7 @@ def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_k
     whole(model, Batch([range(40)], inputs={"x": rng.normal(size=(40, 3)).astype(np.float32)}), 0.3)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("model", [
     weight(TABLE) @ formula(lambda x: product(x @ x.T, x, over=largest, where=causal)),
     weight(TABLE) @ formula(lambda x: product(x @ x.T, x, where=mask(np.tri(6)) & sequence)),

@@ -349,6 +349,7 @@ def explored():
     explorer.graphs["itself"], explorer.graphs["engine"] = explorer, engine(())
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("makes", [explored, lambda: prove(I, I @ I) and prover.cache_clear()], ids=["search", "prove"])
 def test_an_engine_that_another_thread_collects_is_dropped_by_its_own(makes, unraised):
     """Without a word on standard error, by the next one at the latest."""

@@ -38,11 +38,13 @@ EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)
 
 # ---- every law alone
 
+@pytest.mark.deep(every=3)
 @EACH
 @pytest.mark.parametrize("seed", range(3))
 def test_declared(each, seed): each.check(np.random.default_rng(seed))
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("each", [law for law in LAWS if "relu" not in law.name
                                   and all(sort.name != "entrywise" for sort in law.variables.values())],
                                   ids=lambda law: law.name)
@@ -94,6 +96,7 @@ def over(term, by):
     return term.kind(*(over(child, by) for child in term.children), *term.attributes)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("each", [law for law in LAWS if law.when and law.when != SORTED], ids=lambda law: law.name)
 def test_the_graph_refuses_what_does_not_fit(each):
     before, other = each.sides()[0][0], misfit(each)
@@ -181,6 +184,7 @@ def sizes(*terms):
 def test_what_is_equal_is_not_refuted(one, other): assert refute(one, other, draws=5) is None
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("each", [*LAWS, *EXACT_LAWS], ids=lambda law: law.name)
 def test_no_law_is_refuted(each):
     assert not any(refute(one, other) for one, other in zip(*each.sides(), strict=True))
@@ -296,6 +300,7 @@ def random_term(rng, depth, leaves):
         case 7: return product(row(part(), part()), below(part(), part()))
 
 
+@pytest.mark.deep
 def test_proved_is_equal():
     """Random terms of the same leaves, as symbols for the proof and as numbers."""
     x, found = np.random.default_rng(0).normal(size=(sum(ROWS), INPUT)), 0

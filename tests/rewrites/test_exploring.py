@@ -64,6 +64,7 @@ def test_members_of_a_class(found):
     assert f"c{found.view.result}" in str(found.members()) and found.members("c0")[0].cls == 0
 
 
+@pytest.mark.deep
 def test_a_law_that_is_left_out(found):
     """The program without it costs no less, and the change says what it did."""
     less = found.without("associate")

@@ -57,6 +57,7 @@ def differing(terms):
     return wrong, counts
 
 
+@pytest.mark.deep
 def test_every_fact_is_the_property_on_random_terms(everything):
     total = {name: 0 for name in PROPERTIES}
     for seed in range(TERMS // TOGETHER):

@@ -116,10 +116,12 @@ def test_the_reading_is_plain_numpy(case):
     assert np.abs(found - wanted).max() < 1e-10 * np.abs(wanted).max()
 
 
+@pytest.mark.deep(every=11)
 @pytest.mark.parametrize("case", VERIFIED)
 def test_its_programs_are_the_reading(case): verified(model(case)[1])
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom"])
 def test_programs_of_the_last_row_score_what_comes_next(case):
     """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of

@@ -113,6 +113,7 @@ def test_figures_are_compared_with_those_of_the_exact_program(text, found, exact
     assert Goal.parsed(text).kept(found, exact) is kept
 
 
+@pytest.mark.deep
 def test_the_answer_keeps_the_perplexity(tmp_path, lines, laws_known):
     """Of lines that nothing was fitted to or chosen by; the certificate says so, and a program that foresees them worse
     is no answer."""

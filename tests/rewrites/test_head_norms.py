@@ -32,6 +32,7 @@ def model(rng, norm, apart):
     return weight(Data(rng.normal(size=(WIDE, WIDE)))) @ formula(mix)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("apart", [False, True], ids=["alike", "apart"])
 @pytest.mark.parametrize("norm", [rmsnorm, layernorm], ids=["rms", "layer"])

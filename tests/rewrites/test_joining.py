@@ -93,6 +93,7 @@ CASES = {
     "a bias of queries": dict(biases="q", norms=False)}
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("changed", CASES.values(), ids=CASES)
 def test_queries_keys_and_values_are_one_product(rng, changed):
     """And a gate with what it multiplies; joined or apart, the program is the model."""
@@ -113,6 +114,7 @@ READ = {name: changed for name, changed in CASES.items() if "g" not in changed}
                                                             # behind attention
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("relation", ["last", "first"])
 @pytest.mark.parametrize("changed", READ.values(), ids=READ)
 def test_keys_and_values_are_one_product_where_few_queries_are_read(rng, changed, relation):
@@ -134,6 +136,7 @@ def test_what_calls_are_cheap_for_stays_apart(rng):
     assert (10, 24) not in products(made) and products(made).count((10, 12)) == 2
 
 
+@pytest.mark.deep
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([(4, 2), (3, 3), (6, 1), (2, 1)]), st.sampled_from([2, 4, 6]), st.booleans(), st.booleans(),
        st.sampled_from(["", "q", "qk", "qkv", "kv", "g"]), st.booleans(), st.integers(0, 2**32 - 1))

@@ -80,6 +80,7 @@ def test_what_a_batch_alone_gives_is_not_made_longer(rng):
     assert lengths_of([program], [Batch([[1]], relations={"r": np.eye(1)})]) == ()
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("number_type, form, pooled", [("bf16", "int8", False), ("float32", "dense", True),
                                                        ("float32", "csr", False), ("bf16", "bf16", True)])
 def test_right_kernels_pass(rng, number_type, form, pooled):
@@ -99,6 +100,7 @@ def test_a_key_lost_by_long_sentences_alone_is_found(rng):
 DECODER = {"attention": [False], "linear": [False], "pointwise": [False], "rotate": [False], "embed": [False]}
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("fault", [*wrong_kernels.drawn(np.random.default_rng(6), 16, 200, DECODER)], ids=str)
 def test_a_fault_of_a_decoder_beyond_a_threshold_is_found(rng, fault):
     with fault.planted():
@@ -110,6 +112,7 @@ def test_a_fault_of_a_decoder_beyond_a_threshold_is_found(rng, fault):
 KINDS = {"attention": [False, True], "linear": [False], "pool": [False], "embed": [False]}
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("fault", [*wrong_kernels.drawn(np.random.default_rng(5), 24, 200, KINDS)],
                          ids=str)
 def test_a_fault_beyond_a_threshold_is_found(rng, fault):
@@ -188,6 +191,7 @@ def test_rows_that_are_multiplied_together_are_looked_at_as_many_as_come(rng, ro
             verify_lengths(program, batches_at(lengths, SENTENCES), steps)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("kernel, left, beyond, longest", [
     *((kernel, 1, 192, 200) for kernel in ("linear", "attention", "pointwise", "embed", "rotate")),
     ("linear", 3, 130, 200), ("attention", 6, 1000, 1040)])
@@ -205,6 +209,7 @@ def test_rows_that_a_tile_leaves_over_are_looked_at(rng, kernel, left, beyond, l
             verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program]))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("kernel", ["embed", "attention", "pool"])
 @pytest.mark.parametrize("lengths", [((1,), (150,), (150,) * 3), ((1,), (1400,), (1, 1400))], ids=["few", "long"])
 def test_a_fault_in_long_sentences_behind_another_is_found(rng, kernel, lengths):

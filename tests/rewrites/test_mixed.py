@@ -70,6 +70,7 @@ def test_seconds_are_weighed_by_shares(monkeypatch):
                                                              0) == {"rows": [4.0]}
 
 
+@pytest.mark.deep
 def test_a_workload_of_shares_is_optimized_and_kept(tmp_path, laws_known):
     found = run.optimize(model(), workload=[(0.75, "1x3"), (0.25, Batch([[1, 2, 3], [4, 5]]))],
                          machine=standin.machine(), rounds=2, leave_out=standin.EVERY_LAW)

@@ -31,6 +31,7 @@ def all_kernel_mutants(): return [*kernel_mutants(EVERY[::32])]
 
 # ---- mutants are made of every law, in every way
 
+@pytest.mark.deep
 def test_every_law_has_mutants_of_every_kind_that_fits_it():
     assert len(all_mutants()) >= 300 and {each.kind for each in all_mutants()} == KINDS
     assert {each.original.name for each in all_mutants()} == {each.name for each in EXACT_LAWS}
@@ -59,6 +60,7 @@ def test_what_is_no_rule_is_no_mutant():
 
 # ---- every one is caught or equal
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
     """Every tenth; benchmarks/mutants.py judges all."""
@@ -68,6 +70,7 @@ def test_every_mutant_of_a_law_is_caught_or_equal(part):
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("part", range(2))
 def test_every_mutant_of_a_kernel_is_caught_or_equal(part):
     verdicts = [judge(each) for each in all_kernel_mutants()[part * 5::40]]
@@ -75,6 +78,7 @@ def test_every_mutant_of_a_kernel_is_caught_or_equal(part):
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
 
 
+@pytest.mark.deep(every=18)
 @seeds
 @pytest.mark.parametrize("implementation", EVERY[::13], ids=lambda each: each.name)
 def test_a_kernel_is_its_term_alone_and_in_a_graph(implementation, seed):
@@ -85,6 +89,7 @@ def test_a_kernel_is_its_term_alone_and_in_a_graph(implementation, seed):
 
 # ---- what proves them equal
 
+@pytest.mark.deep(every=4)
 @seeds
 @pytest.mark.parametrize("axiom", AXIOMS, ids=lambda each: each.name)
 def test_axioms(axiom, seed):
@@ -114,6 +119,7 @@ def differs(each, seed):
     except TypeError: return False
 
 
+@pytest.mark.deep(every=20)
 @pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda each: each.name)
 def test_most_laws_follow_from_the_axioms(each):
     """What is proved is true: of the mutants that fail, none."""

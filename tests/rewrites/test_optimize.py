@@ -68,6 +68,7 @@ def right(program, operator, batch=BATCH):
 
 # ---- the exact search
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("config", [{}, MINILM], ids=["small", "minilm"])
 def test_laws_and_fusion_only_help(config):
     operator, found = structures(**config)
@@ -107,6 +108,7 @@ def test_every_state_of_a_border_gives_a_right_program(state):
     assert right(chosen.program({})[0], operator)
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_every_program_of_random_configs_is_right(seed):
     rng = np.random.default_rng(seed)
@@ -130,6 +132,7 @@ def test_a_search_gives_the_same_again(graphs_anew):
     assert again.hash == found["exact"].program({})[0].hash
 
 
+@pytest.mark.deep
 def test_layers_of_equal_structure_are_explored_once(graphs_anew):
     few, many = (structures(num_hidden_layers=layers)[1]["exact"] for layers in (2, 3))
     assert few.nodes == many.nodes and many.time > few.time
@@ -141,6 +144,7 @@ def test_an_unknown_law_is_named():
 
 # ---- representations that hold a weight exactly
 
+@pytest.mark.deep
 def test_layers_pruned_differently_are_stored_sparse_and_are_right():
     """They are different problems, unlike layers of equal structure."""
     rng = np.random.default_rng(5)
@@ -198,6 +202,7 @@ def test_nothing_is_proposed_in_narrower_numbers(number_type):
                      if form.proposed and name != "dense" and width(name) >= NUMBER_TYPES[number_type]}
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("number_type, expected", [("float32", False), ("bf16", True), ("int8", True)])
 def test_a_half_model_is_stored_half_where_that_is_allowed(number_type, expected):
     operator = model(change=lambda name, array: array.astype(np.float16).astype(np.float32), num_hidden_layers=1)
@@ -252,6 +257,7 @@ def test_every_point_says_what_it_stores(result):
 def test_the_chosen_point_meets_the_error(result): assert result.best.measured_error <= 0.2 and result.best.verified
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("number_type", ["float32", "bf16"])
 def test_no_program_stores_narrower_numbers(again, number_type):
     found = again(error=0.5, number_type=number_type, leave_out=standin.EVERY_LAW)
@@ -290,6 +296,7 @@ def test_memory_is_kept_to(again, result):
     assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= budget
 
 
+@pytest.mark.deep
 def test_a_run_gives_the_same_programs_again(again, result, graphs_anew):
     found = again()
     assert [p.name for p in found.points] == [p.name for p in result.points]
@@ -322,6 +329,7 @@ def test_pairs_are_read_before_anything_else():
     with pytest.raises(InputError, match=r"absent\.csv"): optimize("absent", pairs="absent.csv")
 
 
+@pytest.mark.deep
 def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known):
     """Every point is judged by pairs of sentences; the answer keeps the exact program's correlation up to the drop."""
     checkpoints.write(tmp_path / "model")

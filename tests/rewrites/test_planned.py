@@ -32,6 +32,7 @@ LARGE = SMALL | dict(vocab_size=32000, max_position_embeddings=4096, hidden_size
                      num_attention_heads=64, num_key_value_heads=8, head_dim=128)
 
 
+@pytest.mark.deep(every=8)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_plan_is_the_program_with_numbers(seed):
     """The same steps, seconds and bytes as that of random weights, which have no special numbers."""
@@ -104,6 +105,7 @@ print(plan.stored, plan.peak, plan.time, int(said["VmHWM"].split()[0]) * 1024)""
     assert 512 * 32000 * 4 < peak < 1e9 and 2 * 512 * weights / 2e15 < seconds < 60
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("changed", [{}, dict(num_hidden_layers=5), dict(num_key_value_heads=4, head="tied"),
                                      dict(head="none", bias=True)],
                          ids=str)

@@ -41,6 +41,7 @@ def program(operator, kind="exact", batch=RAGGED):
     return (*found.program({}), found)
 
 
+@pytest.mark.deep(every=24)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("modes, normalise",
                          [*(((mode,), True) for mode in MODES), (("mean",), False), (("mean", "max"), True)], ids=str)
@@ -78,6 +79,7 @@ def test_sentences_in_groups_are_as_if_alone():
     assert made.peak_bytes(batch) > 0
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])
 def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
     """Where kernels have a row a sequence, a script is for a power of two of them: it writes the rows of those that
@@ -95,6 +97,7 @@ def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
 
 # ---- one token that is read
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])
 def test_behind_the_last_attention_there_are_only_rows_that_are_read(mode):
     made, emitter, found = program(ROWS_ONLY @ Pooling((mode,)).operator())
@@ -163,6 +166,7 @@ def test_a_relation_that_does_not_fit_is_said(batch, words):
     with pytest.raises(ValueError, match=words): made.run(batch)
 
 
+@pytest.mark.deep
 def test_a_pick_that_has_no_single_entry_is_said():
     made = program(ROWS_ONLY @ pick(relation("seen", "T", "T")),
                    batch=Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]}))[0]
@@ -172,6 +176,7 @@ def test_a_pick_that_has_no_single_entry_is_said():
         made.run(Batch([[3, 4, 5]], relations={"seen": np.diag([1, 0, 1])}))
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_another_order_keep_their_positions(kind):
     """Attention and rotations of kernels take row i for token i: before a pick they are computed of all rows, behind it
@@ -190,6 +195,7 @@ def test_rows_in_another_order_keep_their_positions(kind):
             program(ROWS_ONLY @ swapped @ gelu @ behind, kind, batch)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_another_space_are_picked(kind):
     """A node for some of the tokens, one of them twice."""
@@ -208,6 +214,7 @@ def test_what_no_kernel_computes_of_sequences_is_read():
     assert relative(made.run(RAGGED), dense(term, RAGGED)) < 1e-5
 
 
+@pytest.mark.deep
 def test_a_layer_of_a_graph_is_optimized(savings_known):
     """The batch with its relation stands for all, as nobody draws another; columns side by side stay so at shrunken
     sizes."""

@@ -15,6 +15,7 @@ ENDS = {"every row": lambda rows: rows, "pooled": lambda rows: rows @ Pooling().
         "last": lambda rows: rows @ pick("last")}
 
 
+@pytest.mark.deep(every=36)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("seed", range(4))

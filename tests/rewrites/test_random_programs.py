@@ -38,6 +38,7 @@ def grown(step, seed):
 STEPS = (*dict.fromkeys(PLAIN), *OTHERS)
 
 
+@pytest.mark.deep
 def test_every_kind_and_monoid_is_drawn():
     """A new one is missing here until the strategy knows it: entrywise kinds and monoids are drawn by themselves."""
     nodes = [node for step in STEPS for seed in range(80) for node in grown(step, seed).walk()]
@@ -46,6 +47,7 @@ def test_every_kind_and_monoid_is_drawn():
     assert {each.__name__ for each in MONOIDS} - drawn == set()
 
 
+@pytest.mark.deep(every=19)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_alone(step):
     rng = np.random.default_rng(0)

@@ -53,6 +53,7 @@ def off(term, found, x):
     return np.linalg.norm(found.value.reshape(wanted.shape) - wanted) / np.linalg.norm(wanted)
 
 
+@pytest.mark.deep(every=9)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ranks_are_as_near_as_a_program_of_the_whole_model(name, mesh):
@@ -103,6 +104,7 @@ CUT = {
     "keys are gathered": ("gpt2", 1, Mesh.of(cp=(2, "gathered")), {"product", "mul"})}
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("case", CUT)
 def test_rows_and_vocabularies_that_are_cut(case):
     """Positions are those of a rank's own rows; attention between other rows than a rank has is interpreted."""

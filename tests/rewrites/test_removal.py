@@ -279,6 +279,7 @@ def run_of(tmp_path_factory):
     return result, place
 
 
+@pytest.mark.deep
 def test_units_that_are_there_twice_go_for_nothing(run_of):
     """The run composes what is removed with number types, and its stated error is of the model that was asked for."""
     result, place = run_of

@@ -126,6 +126,7 @@ def layer():
     return operator, exact, lambda names: search_without(opened, names, exact)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("names", [["spread"], ["associate", "stack_columns"], ["scale_scores"]], ids=str)
 def test_a_graph_that_a_law_never_changed_is_kept(layer, names):
     """To the program, from graphs that are all made anew and from those that are not."""
@@ -137,6 +138,7 @@ def test_a_graph_that_a_law_never_changed_is_kept(layer, names):
     assert same == [each.graph.fired.keys().isdisjoint(names) for each in exact.lowerings]
 
 
+@pytest.mark.deep
 def test_laws_of_one_entry_save_only_together(layer):
     """Leaving out any of them costs what leaving out all does, and so what leaving out two does."""
     _, exact, lacking = layer
@@ -256,6 +258,7 @@ def uncovered():
             "kind": program(searched.model() @ over(weight(np.ones((24, 1))), concat))}
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("clock", [True, False], ids=["measured", "predicted"])
 @pytest.mark.parametrize("kind", ["no", "composed", "kind"])
 def test_steps_that_read_terms_are_counted_and_told(uncovered, clock, kind, monkeypatch):

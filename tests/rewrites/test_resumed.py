@@ -20,6 +20,7 @@ CASES = {"bert": (lambda: searched.model(), RAGGED), "llama": (lambda: model("ll
          "mistral": (lambda: model("mistral")[1], TOKENS), "qwen3": (lambda: model("qwen3")[1], TOKENS)}
 
 
+@pytest.mark.deep(every=8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["imported", "exact"])
 def test_what_is_resumed_is_a_run(rng, case, kind):
@@ -40,6 +41,7 @@ def test_what_is_resumed_is_a_run(rng, case, kind):
         assert not np.array_equal(wanted, program.run(batch))
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("case", CASES)
 def test_methods_that_are_tried_side_by_side_give_what_each_gives_alone(rng, monkeypatch, case):
     made, batch = CASES[case]
@@ -59,6 +61,7 @@ def test_methods_that_are_tried_side_by_side_give_what_each_gives_alone(rng, mon
             np.testing.assert_allclose(rows, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.deep(every=12)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["half", "bf16", "int8"])
 def test_of_a_table_the_rows_that_are_chosen_are_stored_otherwise(case, name):

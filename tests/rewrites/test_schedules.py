@@ -55,6 +55,7 @@ def test_without_a_stage_it_is_the_fused_import(start):
     assert start.bytes == start.program.stored_bytes + start.program.peak_bytes(RAGGED)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("stage, laws", [
     (fold_scale, ["scale_scores"]), (drop_key_bias, ["split_keys", "shift_scores"]), (fold_norm, ["associate"]),
     (join_qkv, ["join_bias", "value_bias"])], ids=lambda each: getattr(each, "name", ""))
@@ -118,6 +119,7 @@ STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"),
           (bf16(), "bf16"), (int8(), "int8")]
 
 
+@pytest.mark.deep(every=7)
 @pytest.mark.parametrize("stage, form", STORES, ids=[form for _, form in STORES])
 def test_an_approximation_states_its_error_and_keeps_it(joined, stage, form):
     made = joined | stage
@@ -167,6 +169,7 @@ def test_an_approximation_of_ones_own(joined):
 
 # ---- tiles
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("keys", [1, 3, 64])
 def test_attention_over_tiles_of_keys(joined, keys):
     made = joined | tile(keys)
@@ -178,6 +181,7 @@ def test_attention_over_tiles_of_keys(joined, keys):
     assert (keys == 64) == np.array_equal(run, other)           # a sentence has 15 tokens: other tiles round otherwise
 
 
+@pytest.mark.deep
 def test_tiles_and_approximations(joined):
     made = joined | tile(4) | prune(0.5)
     assert made.program.hash != (joined | prune(0.5)).program.hash and made.verify()["steps"] < 1e-9
@@ -206,6 +210,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.deep(every=9)
 @pytest.mark.parametrize("build, words", [(build, words) for build, *words in REFUSED],
                          ids=[words[0][:20] for _, *words in REFUSED])
 def test_what_does_not_apply_says_where_and_why(joined, build, words):

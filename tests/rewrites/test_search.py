@@ -45,6 +45,7 @@ def test_any_batch(kind):
         assert relative(program.run(batch), dense(OPERATOR, batch)) < 1e-6
 
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("part", range(6))
 def test_any_law_that_fired_may_be_left_out(part, wanted):
     exact = found()[1]["exact"][0]
@@ -99,6 +100,7 @@ def test_laws_and_fusion_only_help():
     assert times == sorted(times, reverse=True) and len(set(times)) == 3
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("case, law", [("gpt2", "value_bias"), ("pangu-alpha", "value_bias"),
                                        ("qwen2", "value_bias"), ("qwen2", "repeat_shift")])
 def test_no_law_is_in_the_way(case, law):
@@ -171,6 +173,7 @@ def test_the_cheapest_chain_of_states():
 
 # ---- what has no kernel
 
+@pytest.mark.deep(every=6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", [everyone, sequence & (mask(np.eye(15)) | mask(np.tri(15)) & mask(np.tri(15).T))],
                          ids=("everyone", "three masks"))
@@ -184,6 +187,7 @@ def test_patterns_that_attention_does_not_know_have_a_kernel_written(where, kind
     assert relative(program.run(RAGGED), dense(operator, RAGGED)) < 1e-6
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("changed", [{"is_decoder": True}, {"hidden_act": "relu"}], ids=str)
 def test_masks_and_activations_are_those_of_the_model(changed):
     operator = model(**changed)

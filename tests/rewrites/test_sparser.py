@@ -124,6 +124,7 @@ def test_nothing_is_tried_where_it_saves_nothing_or_texts_are_too_short_to_say_w
         assert not tried.measure_errors(0.5) and f"what fewer keys change in {LONG}: give --text" in tried.unmeasurable
 
 
+@pytest.mark.deep
 def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_path):
     """In the layer that looks near by, not in the other one. The program is verified against the model with the
     pattern, saved, loaded and named; within next to no error attention sees all keys."""

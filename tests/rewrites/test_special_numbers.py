@@ -67,6 +67,7 @@ def fault(model):
     return relative(program(model, FUSED).run(RAGGED), dense(model, RAGGED))
 
 
+@pytest.mark.deep(every=21)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_special_numbers_in_a_tensor(name):
     for what, made in special(name).items():

@@ -64,6 +64,7 @@ RNG = np.random.default_rng(0)
 
 # ---- all of them
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("each", EQUATIONS, ids=lambda each: each.name)
 def test_four_pieces(each): hold(each, 4)
 

@@ -21,6 +21,7 @@ DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)),
          "power law": lambda rng, n: rng.pareto(5, n) + 1}
 
 
+@pytest.mark.deep(every=5)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("count", [MIN_SENTENCES, 50, 200, PLENTY])
 def test_at_most_one_in_a_hundred_exceeds_the_worst_whatever_is_drawn(name, count):

@@ -119,6 +119,7 @@ def test_steps_that_gather_what_they_cannot_are_refused(turned, form, said):
 
 # ---- exact programs
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_one_layout_is_stored_once_where_it_is_as_fast(positions, tmp_path):
     operator = model(positions=positions)
@@ -135,6 +136,7 @@ def test_one_layout_is_stored_once_where_it_is_as_fast(positions, tmp_path):
     verify_exact(program, operator, [BATCH], imported, unrounded(found, emitter), [wanted])
 
 
+@pytest.mark.deep
 def test_two_layouts_count_as_two(tmp_path):
     """Where gathering from panels takes longer than bytes are worth, and where the head has a table of its own."""
     for operator, machine in ((model(), Stages(1e-7)), (model(head="own"), Stages())):
@@ -172,6 +174,7 @@ def laid(own, gathered, multiplied):
     return methods
 
 
+@pytest.mark.deep
 def test_the_search_for_bytes_alone_takes_one_layout():
     """Of programs of equal time, all pairs of layouts tried, none has fewer tables; a bias more or less is a smaller
     part of what a program costs than solvers tell apart."""
@@ -204,12 +207,14 @@ def test_memory_is_what_makes_one_layout_pay(space, tmp_path):
     assert one.gap < 2e-3
 
 
+@pytest.mark.deep
 def test_what_a_path_costs_has_the_bytes_that_its_parts_share(space):
     """Where bytes alone count, a program costs those that it stores."""
     found = within(space, Representable(), weights=(0, 1, 0))
     assert found.cost == pytest.approx(found.memory, rel=1e-12) and found.bound == pytest.approx(found.memory, rel=1e-3)
 
 
+@pytest.mark.deep
 def test_bounds_hold_for_every_pair_of_layouts(space):
     """No program of any layouts is below the bound that was proved within its bytes."""
     own, found = Representable(), []

@@ -137,11 +137,13 @@ def verified(operator, batch):
     return {kind: program for kind, (program, _) in programs.items()}
 
 
+@pytest.mark.deep(every=14)
 @pytest.mark.parametrize("changed", [*CHOICES[:-4:3], *CHOICES[-4:]], ids=str)
 def test_its_programs_are_the_model(changed):
     verified(model(BASE | changed)[0], RAGGED)
 
 
+@pytest.mark.deep(every=23)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [True, False])
 def test_programs_with_every_activation(activation, gated):
@@ -149,6 +151,7 @@ def test_programs_with_every_activation(activation, gated):
     for program in programs.values(): assert "interpret" not in [step.kernel for step in program.steps]
 
 
+@pytest.mark.deep(every=12)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_transformers(seed):
     rng = np.random.default_rng(1000 + seed)

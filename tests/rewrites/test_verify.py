@@ -53,6 +53,7 @@ def test_the_laws_pass_every_level():
     assert verify_graphs(TEMPLATES, EXACT_LAWS, 1) == {"graphs": 3, "seed": 1}
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("changed", [dict(num_attention_heads=1), dict(num_attention_heads=6, type_vocab_size=7),
                                      dict(hidden_size=40, num_attention_heads=5, intermediate_size=24)], ids=str)
 def test_graphs_of_other_sizes_pass(changed):
@@ -159,6 +160,7 @@ def shrunken_a_little(monkeypatch):
     monkeypatch.setattr("rewrites.verify.shrink.MAX_GRAPHS", 10)
 
 
+@pytest.mark.deep(every=13)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda each: each.name)
 def test_a_wrong_law_fails_alone(wrong, shrunken_a_little):
     assert not wrong.holds(rng())
@@ -168,6 +170,7 @@ def test_a_wrong_law_fails_alone(wrong, shrunken_a_little):
 ONLY_SEEDS = drops_any_scores, scales_by_any_row, a_column_is_level         # what they say of a BERT happens to be true
 
 
+@pytest.mark.deep(every=18)
 @pytest.mark.parametrize("wrong", [*WRONG, *SLY], ids=lambda each: each.name)
 def test_a_wrong_law_is_found_in_a_graph_and_named(wrong):
     """In a model's graph, and in one that starts from the law's own left side: there even what no model needs."""
@@ -182,6 +185,7 @@ def test_a_wrong_law_is_found_in_a_graph_and_named(wrong):
 def not_shrunken(monkeypatch): monkeypatch.setattr("rewrites.verify.shrink.SHRINK_SECONDS", 0)
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("wrong", SLY, ids=lambda each: each.name)
 def test_some_wrong_laws_are_found_in_graphs_alone(wrong, not_shrunken):
     wrong.check(rng())                                       # level 1 sees nothing
@@ -215,6 +219,7 @@ def drops_nothing(x: value[n], c: constant[n], A: matrix[n, p]):
     return (x + c) @ A, x @ A + c @ A
 
 
+@pytest.mark.deep(every=2)
 @pytest.mark.parametrize("wrong", [honest_when_asked, counts_heads_twice], ids=lambda each: each.name)
 def test_a_reproducer_fails_while_the_law_is_wrong(wrong):
     with pytest.raises(VerificationError, match="To see it again") as caught:
@@ -254,6 +259,7 @@ by_rows = weight([[1.0, 2.0, 3.0], [0.5, -1.0, 1.0]])
 
 # ---- level 2: planted facts and kernels
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("rule, said", [
     ("(rule ((= e (K_gelu))) ((linear e)) :ruleset facts)", "gelu is not linear"),
     ("(rule ((= e (K_compose a f)) (act a) (entrywise f)) ((constant e)) :ruleset facts)", "is not constant"),
@@ -268,6 +274,7 @@ def test_a_wrong_fact_is_found(monkeypatch, rule, said):
     assert any(said in str(each) for each in found_)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("name, body", [
     ("linear_bias_activate", lambda x, weight, bias, activation: x @ weight @ activation + bias),
     ("linear_bias_residual_norm_affine", lambda x, weight, bias, residual, eps, gain, shift: (

@@ -16,6 +16,7 @@ EACH = {CASES[case][0]: case for case in reversed(CASES)}    # the first case of
 SAVINGS = "distilbert", "qwen3"                              # of an encoder's kind of layer, and of a gated one
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("family", EACH)
 def test_a_layer_is_optimised_with_all_that_is_verified(family, monkeypatch):
     """What each law saves, a dozen searches, is asked of two families: of none is it what the program is."""
