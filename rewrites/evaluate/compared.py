@@ -48,14 +48,27 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
     that its rows went; how many the model would have sent elsewhere is the last that is given. Raises VerificationError
     for a program that is `exact` where rounding does not explain one."""
     near = in_threads(plan_groups(programs, model, verify, state is verify, exact))
-    far = near if state is verify else [look() for look in plan_groups(programs, {}, state, True)]
+    far = near if state is verify else run_groups(programs, state)
     offs = [{name: Change.joined(look.offs[at][name] for look in near).relative for name in near[0].offs[at]}
             for at in range(len(programs))]
     before, *after = map(np.concatenate, zip(*(look.vectors for look in far if look.vectors), strict=True))
-    changes = zip(*(look.changes for look in far), strict=True)
+    changes = changes_of(far)
     flips = [reduce(add, (look.flips[at] for look in near)) for at in range(len(programs))]
-    return offs, [Compared(Change.joined(kept), change_cosines(before, each))
-                  for kept, each in zip(changes, after, strict=True)], flips
+    return offs, [Compared(change, change_cosines(before, each))
+                  for change, each in zip(changes, after, strict=True)], flips
+
+
+def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
+    """How far each program but the first is from that one on the whole of a batch, relative."""
+    return [change.relative for change in changes_of(run_groups(programs, batch))]
+
+
+def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
+    return [look() for look in plan_groups(programs, {}, batch, True)]
+
+
+def changes_of(looks: Sequence[Changes]) -> list[Change]:
+    return [Change.joined(kept) for kept in zip(*(look.changes for look in looks), strict=True)]
 
 
 def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,

@@ -165,5 +165,5 @@ class Budgeted:
         path = self.master.integer(0.5)
         others = [each for each in (path, self.best, self.master.rounded(dual)) if each]
         for tried in (path, *(self.master.reassign_methods(each, 0.5) for each in others)):
-            if self.master.cost(tried) < self.master.cost(self.best):
+            if self.master.cost(tried, self.master.preferred) < self.master.cost(self.best, self.master.preferred):
                 self.best = tried

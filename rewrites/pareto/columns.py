@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from rewrites.compiler.search import TIE
 from rewrites.extraction import Extraction, Infeasible, Node, Problem, Repriced, order
 from rewrites.graph.borders import FULL
 from rewrites.lower.lower import Lowering, Stored, Use
@@ -254,18 +255,24 @@ class Master:
         needed[0] = -1.0
         return csr_array((signs, (rows, cols)), shape=(len(self.rows), len(self.columns) + self.beside)), needed
 
-    def costs(self) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def preferred(self) -> DualPrice:
+        """What programs are chosen by: of those that cost the same, the one that takes fewer bytes. Bounds are of the
+        weights alone."""
+        return self.weights[0], self.weights[1] + TIE, self.weights[2]
+
+    def costs(self, weights: DualPrice) -> tuple[np.ndarray, np.ndarray]:
         """What each column costs and spends of each budget, in units of the whole; over a budget there is a penalty."""
         spent = np.array([column.spent for column in self.columns])
         shares = np.array([spent[:, criterion] / (limit or 1.0) for criterion, limit in self.limits.items()])
         extra, held = len(self.limits), np.array([*self.sizes.values()])
         taken = np.array([held * (criterion == 1) / (limit or 1.0) for criterion, limit in self.limits.items()])
-        return (np.r_[spent @ self.weights / self.scale, held * self.weights[1] / self.scale, np.full(extra, PENALTY)],
+        return (np.r_[spent @ weights / self.scale, held * weights[1] / self.scale, np.full(extra, PENALTY)],
                 np.hstack([shares.reshape(extra, len(self.columns)), taken.reshape(extra, len(held)), -np.eye(extra)]))
 
     def relax(self) -> Dual:
         from scipy.optimize import linprog
-        cost, spent = self.costs()
+        cost, spent = self.costs(self.weights)
         flow, needed = self.flow()
         most: csr_array | None = spent if self.limits else None
         ends = np.ones(len(spent)) if self.limits else None
@@ -294,7 +301,7 @@ class Master:
     def integer(self, time_limit: float) -> list[Column] | None:
         """The cheapest path within the budgets over the columns there are; none where there is none."""
         from scipy.optimize import LinearConstraint
-        cost, spent = self.costs()
+        cost, spent = self.costs(self.preferred)
         flow, needed = self.flow()
         whole = np.r_[np.ones(len(self.columns)), np.zeros(self.beside)]
         most = np.r_[np.ones(len(self.columns) + len(self.sizes)), np.zeros(len(self.limits))]
@@ -336,7 +343,7 @@ class Master:
         there = frozenset().union(*(stage.given(column.shape) for stage, column in zip(stages, path, strict=True)))
         least = np.r_[np.zeros(len(offers)), [float(content in there) for content in self.sizes]]
         whole = np.r_[np.ones(len(offers)), np.zeros(len(self.sizes))]
-        cost = spent @ self.weights / self.scale
+        cost = spent @ self.preferred / self.scale
         if (shares := solve_whole(cost, rules, whole, (least, 1), time_limit)) is None: return None
         taken = [offer for offer, share in zip(offers, shares, strict=False) if share > 0.5]
         return [stage.made(column.stage, column.shape, tuple(each.method for each in taken if each.at == at))
@@ -347,14 +354,14 @@ class Master:
         from scipy.optimize import LinearConstraint
         return [LinearConstraint(self.linked(readers, spare), -np.inf, 0.0)] if self.links else []
 
-    def cost(self, path: Sequence[Column] | None) -> float:
+    def cost(self, path: Sequence[Column] | None, weights: DualPrice | None = None) -> float:
         """What a path costs; infinite where it is over a budget."""
         if path is None:
             return inf
         spent = np.sum([column.spent for column in path], axis=0)
         spent[1] += sum(self.sizes[content] for content in frozenset().union(*(column.shared for column in path)))
         within = all(spent[criterion] <= limit * (1 + 1e-9) for criterion, limit in self.limits.items())
-        return float(spent @ self.weights) if within else inf
+        return float(spent @ (weights or self.weights)) if within else inf
 
 
 class Offer(NamedTuple):

@@ -12,7 +12,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from rewrites.compiler.substitutions import part_factors, substitute_blocks
-from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare
+from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare, compare_given
 from rewrites.opened import Searched
 from rewrites.pareto.proposals import Choices
 from rewrites.report.points import Point
@@ -51,8 +51,10 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
     for an exact program that is not."""
     exact, imported, workload = searched.exact, searched.programs["imported"], searched.workload
     model = {name: searched.opened.outputs[name] for name in exact.outputs}
-    (base, *offs), changes, flips = compare([imported, *(point.program for point in points)], model, workload.verify,
-                                            workload.state, [True, *(not point.methods for point in points)])
+    programs = [imported, *(point.program for point in points)]
+    (base, *offs), changes, flips = compare(programs, model, workload.verify, workload.state,
+                                            [True, *(not point.methods for point in points)])
+    given = compare_given(programs, workload.given) if workload.given else [0.0] * len(points)
     allowed = {name: ROUNDING * off for name, off in base.items()}
     for point, off in zip(points, offs, strict=True):
         if point.methods: continue
@@ -64,10 +66,10 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
                                     output=over[0], relative=off[over[0]], imported=base[over[0]], times=ROUNDING)
     rounding, rows = next(iter(allowed.values())), int(exact.starts(workload.verify)[-1])
 
-    def state(point: Point, off: dict[str, float], change: Compared, parted: Flips) -> Point:
+    def state(point: Point, off: dict[str, float], change: Compared, parted: Flips, theirs: float) -> Point:
         measured = max(off.values())
         own = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
-        checked = max(measured, difference(own.found[0], own.wanted[0]))
+        checked = max(measured, difference(own.found[0], own.wanted[0]), theirs + rounding)
         stated = Stated.of(*change, rounding, checked + EQUAL)               # as near as two float64 readings are
         return replace(
             point, predicted_error=float(np.hypot(point.predicted_error, rounding)), measured_error=measured,
@@ -75,7 +77,8 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
             stated=stated, stated_error=stated.error,
             checks={"error": {"relative": measured, "stated": stated.error, "rows": rows, "like": workload.like,
                               **stated.described(), **describe_routing(parted)}})
-    return next(iter(base.values())), [state(*each) for each in zip(points, offs, changes, flips[1:], strict=True)]
+    return next(iter(base.values())), [state(*each)
+                                       for each in zip(points, offs, changes, flips[1:], given, strict=True)]
 
 
 def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> list[Point]:

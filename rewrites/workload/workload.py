@@ -127,6 +127,8 @@ class Workload:
     mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most
                                                             # rows
     generation: Generation | None = None                    # a request; `timed` is then its prompts
+    given: Batch | None = None                              # somebody's, of which no less is stated than is seen: rows
+                                                            # drawn beside it have other shares of its tokens
 
     @property
     def shares(self) -> tuple[tuple[float, Batch], ...]:
@@ -255,7 +257,7 @@ class Workload:
         half, judged = some(sentences // 2), some(sentences)
         probe, verify, fit = (next(each.pieces(2 * FIT)) for each in (half, judged, some(sentences)))
         said = f"{len(lengths)} sequences of random tokens"
-        return cls(timed, fit, half, probe, judged, verify, said, "random tokens")
+        return cls(timed, fit, half, probe, judged, verify, said, "random tokens", given=next(timed.pieces(STATE)))
 
 
 def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:

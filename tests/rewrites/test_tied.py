@@ -18,7 +18,7 @@ from opmatrix.models import build
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Limits
 from rewrites.compiler.planned import planned
-from rewrites.compiler.search import TIE, SearchSpace, search
+from rewrites.compiler.search import SearchSpace, search
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Use
 from rewrites.lower.representations import Representable
@@ -236,7 +236,7 @@ def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path
     fit, probe = (Batch([rng.integers(0, WORDS, 12) for _ in range(4)]) for _ in range(2))
     choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe,
                               Limits(error=0.5, narrowest=8))
-    narrow = choices.choose(0.5, 500_000, (1, TIE, 0))       # one table in half has 384,000 bytes, in bytes 204,544
+    narrow = choices.choose(0.5, 500_000)                   # one table in half has 384,000 bytes, in bytes 204,544
     found = choices.program(narrow, {})
     own = choices.sources[found]
     table, head = tables(found)
