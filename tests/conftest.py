@@ -30,7 +30,8 @@ def whole(config):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--deep", action="store_true", help="run what is marked `deep`, too: who names a file or a test does")
+    parser.addoption("--deep", action="store_true",
+                     help="run what is marked `deep`, too: who names a file or a test does")
 
 
 def pytest_configure(config):

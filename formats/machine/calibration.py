@@ -20,7 +20,7 @@ from formats.machine.model import FROM_PYTHON, WAYS, Machine, Rates, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import fit_correction
 from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
-from formats.machine.quiet import Watch, timed
+from formats.machine.quiet import Pace, Watch, timed
 from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside
 from formats.machine.threads import threads
 
@@ -278,15 +278,18 @@ def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: N
     if not names: return Machine({}, **here(), ways={way: Rates({}, catalogue=catalogue) for way in WAYS if clock()},
                                  catalogue=catalogue)
     if whole: kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
-    firsts: list[float] = []
+    firsts, pace = list[float](), Pace()
+    pace.sample()
     # of what is never recorded Python is the most, and calls differ on a quiet machine, too
     rates = by_calls(catalogue, names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
+    pace.sample()
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     inside_plan = INSIDE_FULL if full else INSIDE
     ways = {way: in_runs(catalogue, way, progress, inside_plan, names) if whole else Rates({}, catalogue=catalogue)
             for way in WAYS if clock()}
     cold = max(0.0, quantile(firsts, 0.5)) if firsts else 0.0
-    return Machine(**vars(rates) | {"cold": cold}, **here(), ways=ways, busy=watch.seen())
+    pace.sample()
+    return Machine(**vars(rates) | {"cold": cold}, **here(), ways=ways, busy=watch.seen(), pace=pace.seconds)
 
 
 def by_calls(catalogue: Catalogue, names: Collection[str], plan: Effort, numbers: Numbers,
@@ -344,10 +347,12 @@ def calibrate_more(catalogue: Catalogue, names: Collection[str], way: str = FROM
                    progress: Callable[..., None] = lambda *_: None) -> Machine:
     """The rates of these kernels in one way, in a few seconds: of what nobody asked for when a calibration was
     taken."""
-    watch = Watch()
+    watch, pace, ways = Watch(), Pace(), dict[str, Rates]()
+    pace.sample()
     if way != FROM_PYTHON:
-        ways = {way: in_runs(catalogue, way, progress, INSIDE, names)}
-        return Machine({}, **here(), ways=ways, busy=watch.seen(), catalogue=catalogue)
-    seconds = MORE * (1 + len(formats_of(catalogue, names)) / 4)
-    rates = by_calls(catalogue, names, QUICK, Numbers(), progress, seconds, watch)
-    return Machine(**vars(rates), **here(), busy=watch.seen())
+        ways, rates = {way: in_runs(catalogue, way, progress, INSIDE, names)}, Rates({}, catalogue=catalogue)
+    else:
+        seconds = MORE * (1 + len(formats_of(catalogue, names)) / 4)
+        rates = by_calls(catalogue, names, QUICK, Numbers(), progress, seconds, watch)
+    pace.sample()
+    return Machine(**vars(rates), **here(), ways=ways, busy=watch.seen(), pace=pace.seconds)

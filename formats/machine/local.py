@@ -11,7 +11,7 @@ from formats.machine.calibration import calibrate, calibrate_more
 from formats.machine.model import FROM_PYTHON, Machine, NotThisMachine, UnknownPrice, digested, identity, machine_file
 from formats.machine.peaks import Progress
 from formats.machine.prices import Catalogue
-from formats.machine.quiet import probe
+from formats.machine.quiet import drift, probe
 
 T = TypeVar("T")
 
@@ -60,13 +60,14 @@ def find_others() -> str:
 
 def load_or_measure(file: Path, catalogue: Catalogue, measure: Callable[..., Machine], progress: Progress,
                     wanted: Collection[str] = (), way: str = FROM_PYTHON) -> Machine:
-    """The machine in a file, with rates of these kernels in this way, or else measured and kept there. A machine
-    without rates is not kept: it was begun for kernels that are all measured when they are first asked for."""
+    """The machine in a file, with rates of these kernels in this way, at the pace that it has now; or else measured and
+    kept there. A machine without rates is not kept: it was begun for kernels that are all measured when they are first
+    asked for."""
     if os.path.lexists(file):
         try: machine = Machine.load(file, catalogue, wanted, way)
         except NotThisMachine as error: say(f"measured again: {error}")
         else:
-            if not machine.busy or find_others(): return machine
+            if not machine.busy or find_others(): return machine.slowed(drift(machine.pace))
             say("measured again: prices that were measured while the machine was busy, as it is quiet now")
     machine = measure(progress=progress)
     if machine.coefficients or wanted: machine.save(file)

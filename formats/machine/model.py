@@ -72,6 +72,13 @@ class Rates:
         """The rates in which those of this kernel stand."""
         return self
 
+    def slowed(self, factor: float) -> Self:
+        """The rates where everything takes so many times as long."""
+        longer: dict[str, Any] = {
+            name: {kernel: [factor * a for a in each] for kernel, each in getattr(self, name).items()}
+            for name in ("coefficients", "one_row", "far", "few")}
+        return replace(self, **longer, start=factor * self.start, cold=factor * self.cold)
+
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of one call."""
         if (own := self.holding(kernel)) is not self: return own.seconds(kernel, **sizes)
@@ -141,7 +148,8 @@ def read_rates(given: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]
 class Machine(Rates):
     """The rates of calls from Python, on all threads, of weights that lie where the call before left them. `ways` are
     those of kernels inside a run (WAYS). `busy`: what was seen of others while it was measured
-    (formats/machine/quiet.py), nothing on a quiet machine."""
+    (formats/machine/quiet.py), nothing on a quiet machine. `pace`: seconds of what says how fast the machine was then
+    (formats/machine/quiet.py), 0 where nobody looked."""
 
     name: str = ""
     threads: int = 1
@@ -149,6 +157,7 @@ class Machine(Rates):
     features: int = FEATURES_VERSION
     ways: dict[str, Rates] = field(default_factory=dict)
     busy: str = ""
+    pace: float = 0.0
 
     def save(self, file: Path) -> bool:
         """Kept whole or not at all; whether it could be, which is said where it could not."""
@@ -167,6 +176,7 @@ class Machine(Rates):
             wrong += [way for way in found.ways if way not in WAYS]
             if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()):
                 wrong.append("a busy machine")
+            if not (is_finite(found.pace) and 0 <= found.pace < 1): wrong.append("a pace")
             here = found.identity == identity() and found.features == FEATURES_VERSION
         except InputError as error: raise NotThisMachine(str(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -174,6 +184,9 @@ class Machine(Rates):
         if wrong: raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
         if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
+
+    def slowed(self, factor: float) -> Self:
+        return replace(super().slowed(factor), ways={way: each.slowed(factor) for way, each in self.ways.items()})
 
     def holding(self, kernel: str, way: str = FROM_PYTHON) -> Rates:
         """The rates in which those of this kernel stand, called from Python or inside a run; of one that is never

@@ -1,19 +1,25 @@
 """What a busy machine is, declared once: the signs of it, and from what value on each counts. A `Watch` looks at what
-others did since it was made. Nothing is measured for it but what was to be measured anyway."""
+others did since it was made: nothing is measured for it but what was to be measured anyway. And how fast the machine
+is: a host that gives more or less of itself an hour later changes all prices by about one factor."""
 import atexit
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import NamedTuple
+
+import numpy as np
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
 TICKS = 40                                                # of the clock of /proc/stat, 10 ms each: fewer say too little
 MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
+PACE_SHAPES = (128, 512), (1, 2048)                         # rows, sides of a weight: one in the caches, one in memory
+PACE_SECONDS = 0.2                                          # of looking how fast the machine is now
+STEADY = 0.1                                                # a factor nearer to 1 says nothing: timings vary by so much
 
 
 class Sign(NamedTuple):
@@ -162,3 +168,45 @@ def watched() -> Watch:
                   file=sys.stderr)
     atexit.register(last)
     return watch
+
+
+class Pace:
+    """How fast the machine is: seconds of two products, which are timed in turns at every `sample`."""
+
+    def __init__(self) -> None:
+        from formats import FORMATS
+        self.calls: list[Callable[[], object]] = [
+            partial(FORMATS["dense"].pack(np.ones((side, side), np.float32)).matmul, np.ones((rows, side), np.float32),
+                    out=np.empty((rows, side), np.float32)) for rows, side in PACE_SHAPES]
+        self.taken: list[list[float]] = [[] for _ in self.calls]
+        for call in self.calls: call()
+
+    def sample(self, seconds: float = PACE_SECONDS / 4) -> None:
+        """Each of them again and again within so many seconds, once at least."""
+        end = time.perf_counter() + seconds
+        while True:
+            for call, taken in zip(self.calls, self.taken, strict=True):
+                start = time.perf_counter()
+                call()
+                taken.append(time.perf_counter() - start)
+            if time.perf_counter() >= end: return
+
+    @property
+    def seconds(self) -> float:
+        """The mean of both; as of a calibration's calls the lower quartile of all samples counts."""
+        return geometric_mean(sorted(taken)[len(taken) // 4] for taken in self.taken)
+
+
+@cache
+def pace_now() -> float:
+    """Seconds that say how fast this machine is now, looked for once a process."""
+    found = Pace()
+    found.sample(PACE_SECONDS)
+    return found.seconds
+
+
+def drift(then: float) -> float:
+    """What prices that were measured at some pace are to be multiplied by now; 1 where the difference says nothing, or
+    nobody knows that pace."""
+    factor = pace_now() / then if then else 1.0
+    return factor if abs(factor - 1) > STEADY else 1.0

@@ -239,6 +239,7 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, busy=["load"]), "a busy machine"),
     (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
     (lambda text: spoiled(text, busy="load" * 1000), "a busy machine"),
+    *((lambda text, pace=pace: spoiled(text, pace=pace), "a pace") for pace in ("1", -0.1, 2.0, True, None)),
     (lambda text: text.replace("2e-11,", ""), "no prices of")])
 def test_foreign_and_damaged_files_are_measured_again(cache, monkeypatch, caplog, spoil, said):
     known().save(file := cache / "machine.json")
