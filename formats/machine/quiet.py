@@ -141,7 +141,7 @@ def warn_busy(seen: str, means: str, calibrated: Sequence[str]) -> list[str]:
     seen of others meanwhile, and of what was seen when the prices were measured. None on a quiet machine."""
     said = [f"{seen}: {means}"] * bool(seen)
     if calibrated:
-        said.append(f"when it was calibrated, {calibrated[0]}: predicted times are too long, and less certain")
+        said.append(f"when it was calibrated, {calibrated[0]}: predicted times are less certain")
     return [f"busy machine: {'; '.join(said)}"] * bool(said)
 
 
