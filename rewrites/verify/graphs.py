@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sympy import Symbol
 
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import symbol, weight
 from opmatrix.algebra.shapes import Shape, T, brief
 from opmatrix.algebra.term import PROPERTIES, Operator
@@ -260,13 +261,21 @@ def draw_inputs(template: Template, rng: np.random.Generator, lengths: Sequence[
 def draw_relations(template: Template, rng: np.random.Generator,
                    lengths: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """The relations that a template names and not every batch gives, drawn: one entry a row, more where none is picked
-    by. A space that has no size of its own has as many rows as there are tokens."""
+    by, and in every place where a monoid keeps several: fewer leave it infinities, of which no sum is anything. A space
+    that has no size of its own has as many rows as there are tokens."""
+    share = 1.0 if any(map(keeps_several, template.values.values())) else 0.3
     picks = {template.values[e.attributes[0]] for e in template.entries if e.kind == "pick"}
 
     def drawn(each: Relation) -> NDArray[np.float64]:
         rows, cols = (len(lengths) if space == "S" else sum(lengths) for space in (each.rows, each.cols))
         found = np.eye(cols)[rng.integers(0, cols, rows)]
-        return found if each in picks else found + rng.normal(size=found.shape) * (rng.random(found.shape) < 0.3)
+        return found if each in picks else found + rng.normal(size=found.shape) * (rng.random(found.shape) < share)
     spoken = {value.relation if isinstance(value, Pattern) else value for value in template.values.values()}
     named = sorted((each for each in spoken if isinstance(each, Relation) and each.name not in GIVEN), key=str)
     return {each.name: drawn(each) for each in named}
+
+
+def keeps_several(value: object) -> bool:
+    """Whether this is a monoid to which a single entry is infinite beside that entry, as the three largest are."""
+    return (isinstance(value, type) and issubclass(value, Monoid)
+            and not np.isfinite(np.asarray(value.lift(*(1.0, 1.0, 0.0)[:2 + value.indexed]), float)).all())

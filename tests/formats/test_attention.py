@@ -71,6 +71,16 @@ def test_attention_over_a_long_sequence(rng):
     within(out[some], *attended(q[some], k, v, 0.35))
 
 
+@pytest.mark.parametrize("columns", [2, 16, 40, 64])
+def test_what_recurs_is_added_up_as_nearly_as_what_does_not(rng, columns):
+    """Few tokens, again and again: roundings of one long sum would all point one way, and grow with the keys."""
+    T, many = 3000, 2
+    q, k, v = (numbers(rng, 5, many, columns)[rng.permutation(np.arange(T) % 5)] for _ in range(3))
+    out = kernels.attention(q, k, v, np.array([0, T]), room(T, many, columns), 0.3)
+    want = attended(q, k, v, 0.3)[0]
+    assert np.linalg.norm(out - want) <= 3e-6 * np.linalg.norm(want)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 110), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 40), st.integers(1, 70),
        st.sampled_from([1, 3, 50, 256]), st.integers(0, 2**32 - 1))

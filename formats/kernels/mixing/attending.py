@@ -89,9 +89,9 @@ def scored(none, k, along, turned, depth, s, bias):
 
 @njit(**HELPER)
 def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
-    """Rows of outputs: what is there times fades, unless fresh, plus p v; then times shares. p is (keys, queries)."""
-    sums, others, pairs = (none if fresh else times_rows(fetch(none, o, step, lanes), fades), none, keys // 2
-                           if count_vectors(none) <= FEW_VECTORS else 0)
+    """Rows of outputs: what is there times fades, unless fresh, plus p v; then times shares. p is (keys, queries). A
+    tile of keys is added up for itself: one sum of all keys would round as often as there are keys."""
+    sums, others, pairs = none, none, keys // 2 if count_vectors(none) <= FEW_VECTORS else 0
     for _ in range(pairs):
         sums, others = add_outer(sums, p, 4, v, lanes), add_outer(others, p + LINE, 4, v + across, lanes)
         p += 2 * LINE
@@ -100,7 +100,9 @@ def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
         sums = add_outer(sums, p, 4, v, lanes)
         p += LINE
         v += across
-    store_tile(times_rows(plus(sums, others) if count_vectors(none) <= FEW_VECTORS else sums, shares), o, step, lanes)
+    if count_vectors(none) <= FEW_VECTORS: sums = plus(sums, others)
+    if not fresh: sums = plus(times_rows(fetch(none, o, step, lanes), fades), sums)
+    store_tile(times_rows(sums, shares), o, step, lanes)
 
 
 @njit(**HELPER)
