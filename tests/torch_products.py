@@ -75,7 +75,7 @@ def csr(packed: Any, device: str) -> Product:
     """Compressed rows of W.T; short indices are widened, all else is shared."""
     torch = torch_here(device)
     idx = packed.idx if packed.idx.dtype == np.uint32 else packed.idx.astype(np.uint32)
-    parts = (as_tensor(part).to(device) for part in (packed.ptr, idx, packed.val))
+    parts = (as_tensor(part).to(device).contiguous() for part in (packed.ptr, idx, packed.val))
     w = torch.sparse_csr_tensor(*parts, size=packed.shape[::-1], check_invariants=True)
     return lambda x: (w @ x.T).T
 

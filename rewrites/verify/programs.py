@@ -29,6 +29,7 @@ from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
+SMALLEST = 2.0 ** -149                                       # of float32 but 0: nothing smaller is told apart
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
 class StepsVerified(TypedDict):
     count: int
@@ -209,7 +210,7 @@ class Meant(NamedTuple):
         if chosen: arguments, batch = chosen
         exact = widen_arguments(call.kernel, arguments, batch)
         numbers = call.kernel.reference(exact)
-        allowed = np.broadcast_to(bound(call.kernel, arguments, exact), numbers.shape)
+        allowed = np.broadcast_to(bound(call.kernel, arguments, exact) + SMALLEST, numbers.shape)
         return cls(numbers, allowed, rows if chosen else None)
 
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
