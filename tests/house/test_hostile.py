@@ -23,6 +23,7 @@ def test_every_file_is_refused_in_words_or_safe(outcomes):
     assert not [each for each in outcomes if each.outcome in BAD]
 
 
+@pytest.mark.deep
 def test_mutations_are_of_every_kind_and_most_are_damage(outcomes):
     rows = table(outcomes)
     assert len(rows) > 20 and all(files >= FILES // len(rows) - 1 for _, files, *_ in rows)

@@ -94,6 +94,7 @@ def test_its_python_runs(name, tmp_path, monkeypatch):
 
 SHELL = [block for text in TEXTS.values() for how, block in FENCED.findall(text) if not how.startswith("python")]
 LINES = sorted({line for block in SHELL for line in block.splitlines() if re.search(r"(^|&& |\| )opmatrix ", line)})
+DEAR = r"explain .*--(full|json)|optimize .*--machine|plan mixtral"         # they take seconds: of each kind others stay
 COMMANDS = typer.main.get_command(app).commands
 PAIRS = 'the bank,a bank,4.5\n"the river, dry",river,3.0\na,of,0.25\nruns,the river runs,3.0\n'
 TEXT = "the bird the\ncat 12 the\nthe fish the\n12 3 dog\n"
@@ -138,7 +139,8 @@ def test_a_command_is_as_the_command_line_has_it(line):
     with COMMANDS[name].make_context(name, words) as context: assert context.command is COMMANDS[name]
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [pytest.param(line, marks=pytest.mark.deep) if re.search(DEAR, line) else line
+                                  for line in LINES])
 def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeypatch, capsys):
     """On small models and a machine that nobody measured. A search is the one that tests share: all that a line asks
     for is opened and checked, and its result is saved and printed. Laws are verified already (test_verify.py), what

@@ -53,7 +53,7 @@ def plain_nats(family, text, side):
     return total / count
 
 
-@pytest.mark.deep(every=3)
+@pytest.mark.deep
 @pytest.mark.parametrize("family", MODELS)
 def test_a_trained_model_foresees_text_as_plain_numpy_does(family, text):
     """Far better than 5.55 nats, which is to know nothing of a byte; and what was written down after training."""

@@ -60,7 +60,7 @@ def test_what_is_no_rule_is_no_mutant():
 
 # ---- every one is caught or equal
 
-@pytest.mark.deep(every=4)
+@pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
     """Every tenth; benchmarks/mutants.py judges all."""
@@ -70,7 +70,7 @@ def test_every_mutant_of_a_law_is_caught_or_equal(part):
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
 
 
-@pytest.mark.deep(every=2)
+@pytest.mark.deep
 @pytest.mark.parametrize("part", range(2))
 def test_every_mutant_of_a_kernel_is_caught_or_equal(part):
     verdicts = [judge(each) for each in all_kernel_mutants()[part * 5::40]]

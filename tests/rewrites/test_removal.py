@@ -300,6 +300,7 @@ def test_units_that_are_there_twice_go_for_nothing(run_of):
     assert f"{left} of 64 units left, off by" in told and "every one checked" in told
 
 
+@pytest.mark.deep
 def test_what_judges_is_not_calibrated_with(run_of):
     result, place = run_of
     from rewrites.workload.workload import calibration
