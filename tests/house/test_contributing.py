@@ -118,6 +118,6 @@ def test_no_format_is_forgotten():
 def test_commands_are_those_of_ci():
     commands = [line.split("#")[0].split() for line in re.search(r"```\n(.*?)```", TEXT, re.S)[1].splitlines()]
     ci = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert len(commands) == 3 and commands[0][0] == "pip" and "'.[test]'" in commands[0] and "'.[test]'" in ci
-    assert commands[1] == ["pytest"] and commands[2] == ["ruff", "check", ".", "&&",
-                                                         "mypy"] and "ruff check . && mypy" in ci
+    assert len(commands) == 4 and commands[0][0] == "pip" and "'.[test]'" in commands[0] and "'.[test]'" in ci
+    assert commands[1:3] == [["pytest"], ["pytest", "--deep"]]
+    assert commands[3] == ["ruff", "check", ".", "&&", "mypy"] and "ruff check . && mypy" in ci

@@ -96,5 +96,6 @@ def test_what_no_file_may_cause_is_refused(tmp_path):
     assert len(watch.caught) == 3 and not any(tmp_path.iterdir())
 
 
+@pytest.mark.deep
 def test_a_row_for_each_kind(outcomes):
     assert json.dumps(table(outcomes[:2])) and table(outcomes[:2])[-1][:2] == ("all", 2)

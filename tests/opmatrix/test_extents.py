@@ -102,6 +102,7 @@ def test_symbols_make_a_formula(seed, lengths):
     assert formula.free_symbols and formula.subs({symbols[key]: numbers[key] for key in numbers}) == plain
 
 
+@pytest.mark.deep
 def test_causal_attention_costs_less_than_full():
     config = random_config(np.random.default_rng(3)) | dict(mask="sequence & causal", max_position_embeddings=512)
     costs = {}

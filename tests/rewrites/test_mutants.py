@@ -119,7 +119,7 @@ def differs(each, seed):
     except TypeError: return False
 
 
-@pytest.mark.deep(every=20)
+@pytest.mark.deep
 @pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda each: each.name)
 def test_most_laws_follow_from_the_axioms(each):
     """What is proved is true: of the mutants that fail, none."""
@@ -137,6 +137,7 @@ def test_a_survivor_is_one():
     assert judge(Mutant(again, again, "term", "none")).survived
 
 
+@pytest.mark.deep
 def test_a_mutant_of_a_guard_that_is_about_storage_says_so():
     stored = next(each for each in all_kernel_mutants() if each.change == "x need not be act")
     assert judge(stored).equal == TRIED

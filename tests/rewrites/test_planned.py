@@ -86,6 +86,7 @@ def test_configurations_of_the_command(tmp_path, capsys):
         with pytest.raises(InputError, match=said): planned(file, datasheet("H100"))
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_70_billion_weights_take_less_than_a_gigabyte():
     """Searched, priced, planned and printed in a process of its own, whose memory is looked at."""

@@ -79,7 +79,7 @@ def test_sentences_in_groups_are_as_if_alone():
     assert made.peak_bytes(batch) > 0
 
 
-@pytest.mark.deep(every=2)
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])
 def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
     """Where kernels have a row a sequence, a script is for a power of two of them: it writes the rows of those that

@@ -45,7 +45,7 @@ def test_any_batch(kind):
         assert relative(program.run(batch), dense(OPERATOR, batch)) < 1e-6
 
 
-@pytest.mark.deep(every=6)
+@pytest.mark.deep
 @pytest.mark.parametrize("part", range(6))
 def test_any_law_that_fired_may_be_left_out(part, wanted):
     exact = found()[1]["exact"][0]

@@ -119,6 +119,7 @@ def held(template, small):
             if isinstance(a, int): assert b == small.get(a, a), (str(term)[:80], a, b)
 
 
+@pytest.mark.deep
 def test_sizes_that_are_tied_shrink_together():
     """Heads and columns, sums, cuts, grouped keys, turning columns with a rest, the k largest, all at real widths."""
     left = 0

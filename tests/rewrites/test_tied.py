@@ -119,7 +119,7 @@ def test_steps_that_gather_what_they_cannot_are_refused(turned, form, said):
 
 # ---- exact programs
 
-@pytest.mark.deep(every=2)
+@pytest.mark.deep
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_one_layout_is_stored_once_where_it_is_as_fast(positions, tmp_path):
     operator = model(positions=positions)

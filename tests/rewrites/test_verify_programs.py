@@ -6,6 +6,7 @@ import pytest
 from searched import RAGGED, found, relative, structure
 
 from formats import CSR, Dense, kernels
+from opmatrix.algebra.operators import given, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
@@ -106,6 +107,16 @@ def test_a_kernel_that_is_only_a_little_off_is_found(monkeypatch):
         return found_
     monkeypatch.setattr(Dense, "matmul", matmul)
     with pytest.raises(VerificationError, match=r"= linear.*not what its kernel means"): verify_steps(program, [RAGGED])
+
+
+def test_what_float32_does_not_tell_from_nothing_is_no_fault(rng):
+    """A product times factors, all of them numbers like any other, that is below its smallest number."""
+    x, W, r = (rng.normal(size=shape) * 2.0 ** -50 for shape in ((7, 12), (12, 3), (7, 3)))
+    batch = Batch([[0]] * 7, inputs={"x": x.astype(np.float32), "r": r.astype(np.float32)})
+    term = given("x", 12, "T") @ weight(W) * given("r", 3, "T")
+    program = structure(term, batch=batch).program({})[0]
+    assert 0 < abs(program.exact(batch)).max() < 2 ** -145
+    verify_steps(program, [batch])
 
 
 def test_a_number_that_is_none_is_found(monkeypatch):

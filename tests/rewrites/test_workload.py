@@ -128,7 +128,7 @@ def test_in_python_a_workload_is_a_file_or_a_batch(model, tmp_path):
     with pytest.raises(InputError, match="no tokenizer"): open_arguments(I, "texts.txt", None, None)
 
 
-@pytest.mark.deep(every=2)
+@pytest.mark.deep
 @pytest.mark.parametrize("lines, joined", [(4 * LONG, True), (LONG // 8, False)], ids=["enough text", "too little"])
 def test_lines_are_joined_where_what_is_timed_is_long(lines, joined, tmp_path):
     """Consecutive ones, to texts as long, in parts that share none; where they are too few, errors are of lines."""
