@@ -18,7 +18,8 @@ TICKS = 40                                                # of the clock of /pro
 MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
 PACE_SHAPES = (128, 512), (1, 2048)                         # rows, sides of a weight: one in the caches, one in memory
-PACE_SECONDS = 0.2                                          # of looking how fast the machine is now
+PACE_SECONDS, PACE_EVERY = 0.2, 0.1                         # of looking how fast the machine is now; seconds between
+                                                            # two looks while prices are measured
 STEADY = 0.1                                                # a factor nearer to 1 says nothing: timings vary by so much
 
 
@@ -171,7 +172,7 @@ def watched() -> Watch:
 
 
 class Pace:
-    """How fast the machine is: seconds of two products, which are timed in turns at every `sample`."""
+    """How fast the machine is: seconds of two products, which are timed in turns."""
 
     def __init__(self) -> None:
         from formats import FORMATS
@@ -180,8 +181,9 @@ class Pace:
                     out=np.empty((rows, side), np.float32)) for rows, side in PACE_SHAPES]
         self.taken: list[list[float]] = [[] for _ in self.calls]
         for call in self.calls: call()
+        self.sample()
 
-    def sample(self, seconds: float = PACE_SECONDS / 4) -> None:
+    def sample(self, seconds: float = 0.0) -> None:
         """Each of them again and again within so many seconds, once at least."""
         end = time.perf_counter() + seconds
         while True:
@@ -189,12 +191,21 @@ class Pace:
                 start = time.perf_counter()
                 call()
                 taken.append(time.perf_counter() - start)
-            if time.perf_counter() >= end: return
+            self.last = time.perf_counter()
+            if self.last >= end: return
+
+    def beside(self, progress: Callable[..., None]) -> Callable[..., None]:
+        """A progress at whose calls they are timed once more, but not too often: what disturbs the calibration that
+        tells it disturbs them, too. While kernels are compiled it tells words alone, and nothing is timed."""
+        def told(*done: object) -> None:
+            if len(done) > 1 and time.perf_counter() > self.last + PACE_EVERY: self.sample()
+            progress(*done)
+        return told
 
     @property
     def seconds(self) -> float:
-        """The mean of both; as of a calibration's calls the lower quartile of all samples counts."""
-        return geometric_mean(sorted(taken)[len(taken) // 4] for taken in self.taken)
+        """The mean of both medians."""
+        return geometric_mean(map(median, self.taken))
 
 
 @cache
