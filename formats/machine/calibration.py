@@ -279,14 +279,16 @@ def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: N
                                  catalogue=catalogue)
     if whole: kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     firsts, pace = list[float](), Pace()
-    progress = pace.beside(progress)
+    pace.sample()
     # of what is never recorded Python is the most, and calls differ on a quiet machine, too
     rates = by_calls(catalogue, names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
+    pace.sample()
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     inside_plan = INSIDE_FULL if full else INSIDE
     ways = {way: in_runs(catalogue, way, progress, inside_plan, names) if whole else Rates({}, catalogue=catalogue)
             for way in WAYS if clock()}
     cold = max(0.0, quantile(firsts, 0.5)) if firsts else 0.0
+    pace.sample()
     return Machine(**vars(rates) | {"cold": cold}, **here(), ways=ways, busy=watch.seen(), pace=pace.seconds)
 
 
@@ -346,10 +348,11 @@ def calibrate_more(catalogue: Catalogue, names: Collection[str], way: str = FROM
     """The rates of these kernels in one way, in a few seconds: of what nobody asked for when a calibration was
     taken."""
     watch, pace, ways = Watch(), Pace(), dict[str, Rates]()
-    progress = pace.beside(progress)
+    pace.sample()
     if way != FROM_PYTHON:
         ways, rates = {way: in_runs(catalogue, way, progress, INSIDE, names)}, Rates({}, catalogue=catalogue)
     else:
         seconds = MORE * (1 + len(formats_of(catalogue, names)) / 4)
         rates = by_calls(catalogue, names, QUICK, Numbers(), progress, seconds, watch)
+    pace.sample()
     return Machine(**vars(rates), **here(), ways=ways, busy=watch.seen(), pace=pace.seconds)

@@ -18,8 +18,7 @@ TICKS = 40                                                # of the clock of /pro
 MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
 PACE_SHAPES = (128, 512), (1, 2048)                         # rows, sides of a weight: one in the caches, one in memory
-PACE_SECONDS, PACE_EVERY = 0.2, 0.1                         # of looking how fast the machine is now; seconds between
-                                                            # two looks while prices are measured
+PACE_SECONDS = 0.2                                          # of looking how fast the machine is now
 STEADY = 0.1                                                # a factor nearer to 1 says nothing: timings vary by so much
 
 
@@ -172,7 +171,7 @@ def watched() -> Watch:
 
 
 class Pace:
-    """How fast the machine is: seconds of two products, which are timed in turns."""
+    """How fast the machine is: seconds of two products, which are timed in turns at every `sample`."""
 
     def __init__(self) -> None:
         from formats import FORMATS
@@ -181,9 +180,8 @@ class Pace:
                     out=np.empty((rows, side), np.float32)) for rows, side in PACE_SHAPES]
         self.taken: list[list[float]] = [[] for _ in self.calls]
         for call in self.calls: call()
-        self.sample()
 
-    def sample(self, seconds: float = 0.0) -> None:
+    def sample(self, seconds: float = PACE_SECONDS / 4) -> None:
         """Each of them again and again within so many seconds, once at least."""
         end = time.perf_counter() + seconds
         while True:
@@ -191,21 +189,12 @@ class Pace:
                 start = time.perf_counter()
                 call()
                 taken.append(time.perf_counter() - start)
-            self.last = time.perf_counter()
-            if self.last >= end: return
-
-    def beside(self, progress: Callable[..., None]) -> Callable[..., None]:
-        """A progress at whose calls they are timed once more, but not too often: what disturbs the calibration that
-        tells it disturbs them, too. While kernels are compiled it tells words alone, and nothing is timed."""
-        def told(*done: object) -> None:
-            if len(done) > 1 and time.perf_counter() > self.last + PACE_EVERY: self.sample()
-            progress(*done)
-        return told
+            if time.perf_counter() >= end: return
 
     @property
     def seconds(self) -> float:
-        """The mean of both medians."""
-        return geometric_mean(map(median, self.taken))
+        """The mean of both; as of a calibration's calls the lower quartile of all samples counts."""
+        return geometric_mean(sorted(taken)[len(taken) // 4] for taken in self.taken)
 
 
 @cache
