@@ -277,5 +277,7 @@ def draw_relations(template: Template, rng: np.random.Generator,
 
 def keeps_several(value: object) -> bool:
     """Whether this is a monoid to which a single entry is infinite beside that entry, as the three largest are."""
-    return (isinstance(value, type) and issubclass(value, Monoid)
-            and not np.isfinite(np.asarray(value.lift(*(1.0, 1.0, 0.0)[:2 + value.indexed]), float)).all())
+    if not (isinstance(value, type) and issubclass(value, Monoid)): return False
+    score, factor, index = np.array([1.0, 1.0, 0.0])        # of numpy, which divides by 0 without an error
+    with np.errstate(all="ignore"): lifted = value.lift(score, factor, *[index] * value.indexed)
+    return not np.isfinite(np.asarray(lifted, float)).all()

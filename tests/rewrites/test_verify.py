@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from searched import model
 
+from opmatrix.algebra import monoids
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
 from opmatrix.algebra.operators import over as overall
+from opmatrix.relations import Relation
 from rewrites.graph.layers import parts
+from rewrites.graph.template import Template
 from rewrites.kinds import by_head
 from rewrites.law import (
     SIMPLIFY,
@@ -37,6 +40,7 @@ from rewrites.verify import (
     check_graph,
     check_seeded,
     check_term,
+    graphs,
     verify_graphs,
     verify_laws,
 )
@@ -289,3 +293,14 @@ def test_a_kernel_that_means_something_else_is_found(monkeypatch, name, body):
     monkeypatch.setitem(vars(right), "body", body)
     found_ = check_graph(TEMPLATES[1], () if name == "attention_scaled" else EXACT_LAWS)
     assert found_ and {each.kernel for each in found_} == {name} and name in str(found_[0])
+
+
+@pytest.mark.parametrize("kept, several", [(monoids.topk(3), True), (monoids.topk(1), False), (monoids.max, False),
+                                           (monoids.softmax, False), ("a word", False)], ids=str)
+def test_relations_are_drawn_whole_where_a_monoid_keeps_several_entries(kept, several):
+    """Where there are fewer, what is kept beside them is infinite, and no law of sums holds."""
+    assert graphs.keeps_several(kept) == several
+    near = Relation("near", "T", "T")
+    template = Template("", {"kept": kept, "near": near}, ())
+    drawn = graphs.draw_relations(template, np.random.default_rng(0), (3, 4, 5))["near"]
+    assert drawn.shape == (12, 12) and (drawn != 0).all() == several and (drawn != 0).any(1).all()
