@@ -68,7 +68,7 @@ def slope_of_silu(u: Reals) -> Any:
     return y * (1 + u * (1 - y))
 
 
-def share_of(u: Reals, share: Reals) -> Any:
+def damp(u: Reals, share: Reals) -> Any:
     """u times what is left of it: of minus infinity nothing, as in the limit."""
     return np.where(u == -np.inf, 0.0, u) * share
 
@@ -78,7 +78,7 @@ def share_of(u: Reals, share: Reals) -> Any:
 def gelu(u: Reals) -> Any:
     """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
     from scipy.special import erf
-    return share_of(u, 0.5 * (1 + erf(u / 2 ** 0.5)))
+    return damp(u, 0.5 * (1 + erf(u / 2 ** 0.5)))
 
 
 @activation(1.13, 12, vector="gelu_tanh_of", called=(
@@ -86,14 +86,14 @@ def gelu(u: Reals) -> Any:
             derivative=slope_of_gelu_tanh)
 def gelu_tanh(u: Reals) -> Any:
     """gelu's approximation by a tanh, which some checkpoints were trained with."""
-    return share_of(u, 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u))))
+    return damp(u, 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u))))
 
 
 @activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True,
             derivative=slope_of_silu)
 def silu(u: Reals) -> Any:
     """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
-    return share_of(u, 0.5 * (1 + np.tanh(u / 2)))
+    return damp(u, 0.5 * (1 + np.tanh(u / 2)))
 
 
 @activation(1.0, 1, vector="relu_of", called=("relu",), positively_homogeneous=True, maps_zero_to_zero=True,

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
-import numpy as np
-
 LOUD = 0.05                                                 # of the processors' time, taken by others
 TICKS = 40                                                # of the clock of /proc/stat, 10 ms each: fewer say too little
 MIN_RUNS = 4                                                # repeated timings have no quartiles
@@ -171,25 +169,21 @@ def watched() -> Watch:
 
 
 class Pace:
-    """How fast the machine is: seconds of two products, which are timed in turns at every `sample`."""
+    """How fast the machine is: seconds of two products, timed at every `sample` as the calls of a calibration are."""
 
     def __init__(self) -> None:
+        import numpy as np
+
         from formats import FORMATS
         self.calls: list[Callable[[], object]] = [
             partial(FORMATS["dense"].pack(np.ones((side, side), np.float32)).matmul, np.ones((rows, side), np.float32),
                     out=np.empty((rows, side), np.float32)) for rows, side in PACE_SHAPES]
         self.taken: list[list[float]] = [[] for _ in self.calls]
-        for call in self.calls: call()
 
     def sample(self, seconds: float = PACE_SECONDS / 4) -> None:
-        """Each of them again and again within so many seconds, once at least."""
-        end = time.perf_counter() + seconds
-        while True:
-            for call, taken in zip(self.calls, self.taken, strict=True):
-                start = time.perf_counter()
-                call()
-                taken.append(time.perf_counter() - start)
-            if time.perf_counter() >= end: return
+        """Both again and again within so many seconds, once at least."""
+        for call, taken in zip(self.calls, self.taken, strict=True):
+            taken += timed(call, seconds / len(self.calls), 1, sys.maxsize)
 
     @property
     def seconds(self) -> float:

@@ -46,7 +46,6 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("kernel", [*PRICES, *LAZY])
 def test_every_price_is_its_expression(kernel):
     for T in (1, 16, 17, 1000):

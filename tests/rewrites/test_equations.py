@@ -184,7 +184,6 @@ def sizes(*terms):
 def test_what_is_equal_is_not_refuted(one, other): assert refute(one, other, draws=5) is None
 
 
-@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("each", [*LAWS, *EXACT_LAWS], ids=lambda law: law.name)
 def test_no_law_is_refuted(each):
     assert not any(refute(one, other) for one, other in zip(*each.sides(), strict=True))

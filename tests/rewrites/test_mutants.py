@@ -89,7 +89,6 @@ def test_a_kernel_is_its_term_alone_and_in_a_graph(implementation, seed):
 
 # ---- what proves them equal
 
-@pytest.mark.deep(every=4)
 @seeds
 @pytest.mark.parametrize("axiom", AXIOMS, ids=lambda each: each.name)
 def test_axioms(axiom, seed):
