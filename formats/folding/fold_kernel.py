@@ -8,9 +8,10 @@ import numpy as np
 
 from formats.core.arrays import readable, separate, writable
 from formats.folding.entries_text import ROWS_OF_ITEM, EntriesText, WindowText
+from formats.folding.fold_order import compared
 from formats.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan
 from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
-from formats.folding.fold_text import FoldText, abreast, count_pairs
+from formats.folding.fold_text import FoldText, count_pairs
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
@@ -141,8 +142,9 @@ class FoldKernel:
             once, wide = (-(-p // by) * 16 for by in (16 * self.written.many, 16))
             simple, slow = (once * a + wide * b for a, b in zip(*step.work, strict=True))
             return FoldCounts(simple, slow, (plan.right.cols + plan.cols) * plan.heads)
-        chunks, many = -(-p // CHUNK_COLUMNS), abreast(len(step.by_factor), p)
+        chunks, many = -(-p // CHUNK_COLUMNS), self.written.many
         own, each = step.work
+        if self.written.told: each = each[0] - compared(step), each[1]      # a minimum of numbers is one instruction
         simple, slow = count_work(plan.score)
         for leaf in plan.leaves:
             if leaf.kind != "pairs" or leaf.inner is None: continue

@@ -11,6 +11,8 @@ from formats.kernels.mixing.heads import turn_keys as turn_keys
 from formats.kernels.simd.arithmetic import fused as fused
 from formats.kernels.simd.arithmetic import larger as larger
 from formats.kernels.simd.arithmetic import smaller as smaller
+from formats.kernels.simd.arithmetic import sum_lanes
+from formats.rowwise.row_lanes import INFINITY
 from formats.rowwise.row_lanes import both as both
 from formats.rowwise.row_lanes import cut as cut
 from formats.rowwise.row_lanes import either as either
@@ -97,3 +99,36 @@ def keys_seen(c, query, key, keys):
     """From which to which of a tile's keys some of 16 queries see; with a mask all, as its lines say whom."""
     if c.ptr: return i8(0), i8(keys)
     return max(0, query - c.behind - key), min(keys, query + 16 + c.ahead - key)
+
+
+@njit(**HELPER)
+def clear_numbers(at, count):
+    """Zeros: fewer than 16 numbers."""
+    keep(in_all_lanes(f4(0)), at, count)
+
+
+@njit(**HELPER)
+def all_finite(at, rows, columns, across):
+    """Whether all numbers of an array are: each is 0 times 0. Four rows at a time, the last ones more than once."""
+    a, b, c, d = (in_all_lanes(f4(0)), in_all_lanes(f4(0)), in_all_lanes(f4(0)), in_all_lanes(f4(0)))
+    for j in range(0, columns, 16):
+        lanes = min(16, columns - j)
+        for i in range(0, rows, 4):
+            a = fused(get(at + i * across + 4 * j, lanes), f4(0), a)
+            b = fused(get(at + min(i + 1, rows - 1) * across + 4 * j, lanes), f4(0), b)
+            c = fused(get(at + min(i + 2, rows - 1) * across + 4 * j, lanes), f4(0), c)
+            d = fused(get(at + min(i + 3, rows - 1) * across + 4 * j, lanes), f4(0), d)
+    return sum_lanes(a + b + (c + d)) == f4(0)
+
+
+@njit(**HELPER)
+def within_infinity(at, rows, columns, across):
+    """(whether all numbers of an array are above -inf, whether all are below inf); bytes between rows."""
+    if all_finite(at, rows, columns, across): return True, True
+    above, below = in_all_lanes(f4(0)), in_all_lanes(f4(0))
+    for i in range(rows):
+        for j in range(0, columns, 16):
+            x = get(at + i * across + 4 * j, min(16, columns - j))
+            above, below = above + less(-INFINITY, x), below + less(x, INFINITY)
+    all = f4(rows * ((columns + 15) // 16 * 16))
+    return sum_lanes(above) == all, sum_lanes(below) == all

@@ -6,21 +6,24 @@ stay in registers while a tile passes by. Sizes above 8 are words of the record.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from formats.folding.fold_order import told_by
 from formats.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, MergeStep, ScoreLeaf
 from formats.folding.fold_sizes import CHUNK_COLUMNS, SCORE_BYTES, UNIT_SIDE
+from formats.kernels.simd.vectors import MANY_REGISTERS
 from formats.rowwise.scalars import NumberGraph, StandIn
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
+ORDERED_CARRIERS = 8 if MANY_REGISTERS else 4               # where a merge is so short that it waits for the last one
 MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
 SCORED_KEYS = 4                                             # keys whose scores are merged at a time
 FIXED_WORDS = ("out out_row out_head starts S heads chunks keys behind ahead ptr idx edge bits room apart "
                "p").split()
 
 
-def abreast(carriers: int, most: int) -> int:
-    """How many columns are merged at a time, where each has so many carriers."""
-    return max(1, min(ABREAST_CARRIERS // max(carriers, 1), most))
+def abreast(carriers: int, columns: int, most: int = ABREAST_CARRIERS) -> int:
+    """How many columns are merged at a time, where each has so many carriers: a power of two, as `most` is."""
+    return max(1, min(most // max(carriers, 1), 1 << (columns - 1).bit_length()))
 
 
 @dataclass
@@ -34,7 +37,9 @@ class FoldText(VectorText):
     def __post_init__(self) -> None:
         plan = self.plan
         self.step = MergeStep(plan.folding, plan.sole)
+        self.told = told_by(self.step)
         self.columns = min(plan.right.cols, CHUNK_COLUMNS)
+        self.many = self.columns_abreast(True, bool(self.told))
         self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
         self.line = self.size(self.across)
         self.begin()
@@ -71,6 +76,14 @@ class FoldText(VectorText):
         self.put("if low < 0: return")
         self.put(f"rows, p = min({UNIT_SIDE}, length - low), {self.columns_word()}")
         self.put("wide = (rows + 15) // 16 * 64")
+        self.begin_scores()
+        self.begin_carriers()
+        if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
+        else: self.put(f"at, last = 0, (c.keys + {UNIT_SIDE - 1}) // {UNIT_SIDE}")
+
+    def begin_scores(self) -> None:
+        """Operands of scores of which rows are the queries' are turned; lines for scores."""
+        plan = self.plan
         for number, leaf in enumerate(plan.leaves):
             match leaf.kind:
                 case "pairs":
@@ -87,23 +100,27 @@ class FoldText(VectorText):
         elif plan.fixed: self.write_fixed()
         elif self.lone_leaf() is None: self.reserve("scores", UNIT_SIDE * SCORE_BYTES)
         if plan.masked: self.reserve("seen", UNIT_SIDE * SCORE_BYTES)
+
+    def begin_carriers(self) -> None:
+        """Carriers of nothing, for as many columns as are merged at a time; numbers behind the last column are 0."""
+        step, units = self.step, self.plan.folding.unit
+        columns = -(-self.columns // self.many) * self.many
         self.reserve("packed", UNIT_SIDE * self.across)
-        for k in range(len(self.step.stored)): self.reserve(f"handed{k}", UNIT_SIDE * SCORE_BYTES)
-        units = plan.folding.unit
-        for k in range(len(units)):
-            own = k in self.step.by_score
-            self.reserve(f"held{k}", SCORE_BYTES if own else self.columns * SCORE_BYTES)
-        def clear() -> None:
-            for k in self.step.by_score: self.put(f"keep({self.unit_vector(units[k])}, held{k} + g, None)")
-        if self.step.by_score: self.vectors(clear)
-        def clear_columns() -> None:
-            for k in self.step.by_factor:
-                self.put(f"keep({self.unit_vector(units[k])}, held{k} + n * {SCORE_BYTES} + g, None)")
-        if self.step.by_factor: self.within("for n in range(p):", lambda: self.vectors(clear_columns))
-        lines = -(-self.columns * plan.folding.width // 16) * 16
-        if self.plain_part() is None: self.reserve("found", lines * SCORE_BYTES)
-        if plan.masked: self.put("at, last = tiles_seen(c, low, rows, length)")
-        else: self.put(f"at, last = 0, (c.keys + {UNIT_SIDE - 1}) // {UNIT_SIDE}")
+        for k in range(len(step.stored)): self.reserve(f"handed{k}", UNIT_SIDE * SCORE_BYTES)
+        for k in range(len(units)): self.reserve(f"held{k}", (1 if k in step.by_score else columns) * SCORE_BYTES)
+        def clear(places: Sequence[int], at: str) -> Callable[[], None]:
+            def lines() -> None:
+                for k in places: self.put(f"keep({self.unit_vector(units[k])}, held{k} + {at}g, None)")
+            return lambda: self.vectors(lines)
+        if step.by_score: clear(step.by_score, "")()
+        if step.by_factor:
+            self.put(f"across = (p + {self.many - 1}) // {self.many} * {self.many}")
+            self.within("for n in range(across):", clear(step.by_factor, f"n * {SCORE_BYTES} + "))
+            self.within(f"for j in range({UNIT_SIDE}):",
+                        lambda: self.put(f"clear_numbers(packed + {self.line} * j + 4 * p, across - p)"))
+        if self.plain_part() is None:
+            self.reserve("found", -(-self.columns * self.plan.folding.width // 16) * 16 * SCORE_BYTES)
+        if self.told: self.put("fine = True")
 
     def turn_rows(self, operand: FoldOperand, first: str, count: str, lines: str) -> None:
         """Columns of the rows of the queries, as lines."""
@@ -139,13 +156,30 @@ class FoldText(VectorText):
             row = "4 * " + (self.size(right.cols) if right.kind == OF_ARRAY else f"c.{right.word}_row")
             source = "key" if right.kind == OF_ARRAY else "base"
             self.put(f"copy_rows({self.address(right, source, 'part')}, {row}, keys, p, packed, {self.line})")
+            if self.told: self.write_told(self.told)
             self.parted(self.write_by_factor)
+
+    def write_told(self, told: str) -> None:
+        """Whether nothing that is compared is NaN, in this tile and those before."""
+        self.put(f"above, below = within_infinity(packed, keys, p, {self.line})")
+        if self.step.score in self.step.handed and not self.plan.fixed:
+            self.put(f"higher, lower = within_infinity({self.score_lines()}, keys, rows, {SCORE_BYTES})")
+            self.put("above, below = above and higher, below and lower")
+        self.put(f"fine = fine and ({told})")
 
     def parted(self, body: Callable[[bool], None]) -> None:
         """A body for tiles of which all is seen, and where there is a mask another for the others."""
-        if not self.plan.masked: return body(True)
-        self.within("if whole:", lambda: body(True))
+        if not self.plan.masked: return self.ordered_first(body)
+        self.within("if whole:", lambda: self.ordered_first(body))
         return self.within("else:", lambda: body(False))
+
+    def ordered_first(self, body: Callable[[bool], None]) -> None:
+        """A body for tiles in which nothing that is compared is NaN, where that is told, and another for the others."""
+        if not self.told: return body(True)
+        self.ordered = True
+        self.within("if fine:", lambda: body(True))
+        self.ordered = False
+        return self.within("else:", lambda: body(True))
 
     def write_leaf(self, number: int, leaf: ScoreLeaf) -> None:
         """Lines of what scores are made of."""
@@ -194,6 +228,10 @@ class FoldText(VectorText):
         lined = found.op == "input" and self.plan.leaves[int(found.value)].kind in ("pairs", "row")
         return int(found.value) if lined else None
 
+    def score_lines(self) -> str:
+        """Where scores lie."""
+        return "scores" if (lone := self.lone_leaf()) is None else f"line{lone}"
+
     def leaf_vector(self, number: int) -> str:
         """What a leaf is at key j, for 16 queries."""
         leaf = self.plan.leaves[number]
@@ -220,13 +258,16 @@ class FoldText(VectorText):
         step, held = self.step, {id(self.step.carriers[k]): name for k, name in carriers.items()}
         needed = {id(each) for each in NumberGraph(0, tuple(wanted)).walk()}
         if id(step.score) in needed and step.score.op == "input":
-            lone = self.lone_leaf()
-            lines = "scores" if lone is None else f"line{lone}"
             held[id(step.score)] = ("score" if self.plan.fixed
-                                    else self.name(f"get({lines} + {SCORE_BYTES} * j + g, None)"))
+                                    else self.name(f"get({self.score_lines()} + {SCORE_BYTES} * j + g, None)"))
         if id(step.index) in needed:
             held[id(step.index)] = self.name("in_all_lanes(f4(base + j))")
         return held
+
+    def columns_abreast(self, whole: bool, ordered: bool) -> int:
+        """How many columns are merged at a time."""
+        most = (ORDERED_CARRIERS if ordered else ABREAST_CARRIERS) if whole else MASKED_COLUMNS
+        return abreast(len(self.step.by_factor), self.plan.right.cols, most)
 
     def select(self, found: str, before: str, whole: bool) -> str:
         """What is merged, where it is seen."""
@@ -264,32 +305,31 @@ class FoldText(VectorText):
     def write_by_factor(self, whole: bool) -> None:
         """Carriers of a few columns, while the tile passes by."""
         step = self.step
-        many = min(abreast(len(step.by_factor), self.plan.right.cols), ABREAST_CARRIERS if whole else MASKED_COLUMNS)
+        many = self.columns_abreast(whole, self.ordered)
         names = [[f"a{n}_{k}" for k in step.by_factor] for n in range(many)]
 
         def keys() -> None:
             self.read_mask(whole)
+            self.put(f"y = packed + {self.line} * j + 4 * n")
             shared = self.inputs({}, [each for each in step.handed if each is step.score or each is step.index])
             for k, node in enumerate(step.stored):
                 shared[id(node)] = self.name(f"get(handed{k} + {SCORE_BYTES} * j + g, None)")
             for n in range(many):
                 held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
-                held[id(step.factor)] = self.name(f"one_number(packed + {self.line} * j + 4 * m{n})")
+                held[id(step.factor)] = self.name(f"one_number(y + {4 * n})")
                 made = [*map(self.vector, self.emit([step.merged[k] for k in step.by_factor], held))]
                 self.assign(names[n], [self.select(found, name, whole)
                                        for found, name in zip(made, names[n], strict=True)])
 
         def group() -> None:
+            for k in step.by_factor: self.put(f"h{k} = held{k} + {SCORE_BYTES} * n + g")
             for n in range(many):
-                for k in step.by_factor: self.put(f"a{n}_{k} = get(held{k} + {SCORE_BYTES} * m{n} + g, None)")
+                for k in step.by_factor: self.put(f"a{n}_{k} = get(h{k} + {SCORE_BYTES * n}, None)")
             self.within(self.every_key(), keys)
             for n in range(many):
-                for k in step.by_factor: self.put(f"keep(a{n}_{k}, held{k} + {SCORE_BYTES} * m{n} + g, None)")
+                for k in step.by_factor: self.put(f"keep(a{n}_{k}, h{k} + {SCORE_BYTES * n}, None)")
 
-        def columns() -> None:
-            for n in range(many): self.put(f"m{n} = " + ("n" if n == 0 else f"min(n + {n}, p - 1)"))
-            self.vectors(group)
-        self.within(f"for n in range(0, p, {many}):", columns)
+        self.within(f"for n in range(0, p, {many}):", lambda: self.vectors(group))
 
     # ---- behind the tiles
 

@@ -9,6 +9,7 @@ from formats.rowwise.scalars import NumberGraph, StandIn
 
 IN_TEXT = 8                                                 # sizes up to it stand in the text
 OPERATORS = "+", "-", "*", "/"
+EXTREMES = {"largest_of": "larger", "smallest_of": "smaller"}   # of anything; of what the second of is not NaN
 
 
 @dataclass
@@ -19,6 +20,7 @@ class VectorText:
     literals: dict[str, str] = field(default_factory=dict, kw_only=True)
     indent: int = field(default=3, kw_only=True)
     count: int = field(default=0, kw_only=True)
+    ordered: bool = field(default=False, kw_only=True)      # no number that is compared is NaN
 
     def put(self, line: str) -> None: self.lines.append("    " * self.indent + line)
 
@@ -42,9 +44,8 @@ class VectorText:
         code = SCALAR_OPERATIONS[op].code
         if all(each.startswith("K") for each in args): args = [f"in_all_lanes({args[0]})", *args[1:]]
         if code in OPERATORS: return self.name(f"{args[0]} {code} {args[1]}")
-        if code in ("largest_of", "smallest_of") and args[0].startswith("K"): args = args[::-1]
-        if code in ("largest_of", "smallest_of") and args[1].startswith("K"):
-            code = {"largest_of": "larger", "smallest_of": "smaller"}[code]
+        if code in EXTREMES and args[0].startswith("K"): args = args[::-1]
+        if code in EXTREMES and (self.ordered or args[1].startswith("K")): code = EXTREMES[code]
         return self.name(f"{code}({', '.join(args)})")
 
     def graph(self, graph: NumberGraph, inputs: list[str]) -> list[str]:

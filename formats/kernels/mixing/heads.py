@@ -16,6 +16,7 @@ from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.products.gemm import gemm, multiply
+from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import exponentials, largest
 from formats.kernels.simd.vectors import turn
 from formats.machine.threads import threads
@@ -67,9 +68,11 @@ def part(c, item):
 @njit(**HELPER)
 def copy_rows(source, step, rows, columns, target, across):
     """target (rows, columns) = source; bytes between rows."""
+    full = columns // 16 * 16
     for i in range(rows):
-        row, copy = floats(source + i * step, columns), floats(target + i * across, columns)
-        for j in range(columns): copy[j] = row[j]
+        row, copy = source + i * step, target + i * across
+        for j in range(0, full, 16): keep(get(row + 4 * j, None), copy + 4 * j, None)
+        if full < columns: keep(get(row + 4 * full, columns - full), copy + 4 * full, columns - full)
 
 
 @njit(**HELPER)

@@ -1,0 +1,56 @@
+"""Where nothing that a merge compares can be NaN: a minimum is one instruction there, and five where it has to say of
+NaN that it is none. What numbers may be is told by kinds: finite, infinite, NaN; each operation is asked at numbers of
+all kinds of its arguments, among them the largest, the smallest and 0, where kinds change."""
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.folding.fold_plan import MergeStep
+from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.rowwise.scalars import NumberGraph, StandIn
+
+f4 = np.float32
+Float32s = NDArray[np.float32]
+LARGEST, SMALLEST = np.finfo(f4).max, f4(2.0 ** -149)
+FINITE = np.array([sign * size for sign in (-1, 1) for size in (0, SMALLEST, 1, LARGEST)], f4)
+ABOVE, BELOW = np.array([*FINITE, np.inf], f4), np.array([*FINITE, -np.inf], f4)
+NUMBERS = np.array([*ABOVE, -np.inf], f4)
+ALL = np.array([*NUMBERS, np.nan], f4)
+COMPARED = "minimum", "maximum"
+TOLD = {"above": ABOVE, "below": BELOW, "above and below": FINITE}          # of a tile, in the words of texts
+
+
+def all_kinds(found: Float32s) -> Float32s:
+    """Numbers of all the kinds that are among these."""
+    return ALL[np.isin(ALL, found) | np.isnan(ALL) & np.isnan(found).any() | np.isfinite(ALL) & np.isfinite(found).any()]
+
+
+def keeps_order(step: MergeStep, pair: Float32s) -> bool:
+    """Whether a merge of carriers that are numbers, with a score and a factor of these kinds, compares no NaN and makes
+    none. What is handed over from scores alone may be anything."""
+    held: dict[int, Float32s] = {id(node): ALL for node in step.stored}
+    held |= {id(step.carriers[k]): NUMBERS for k in step.by_factor}
+    held |= {id(step.score): pair, id(step.factor): pair, id(step.index): FINITE}
+    compares: list[Float32s] = []
+
+    def kinds(node: StandIn) -> Float32s:
+        if node.op == "literal": return all_kinds(np.array([node.value], f4))
+        if id(node) not in held:
+            args = np.meshgrid(*map(kinds, node.args))
+            if node.op in COMPARED: compares.extend(args)
+            held[id(node)] = all_kinds(np.asarray(SCALAR_OPERATIONS[node.op].exact(*args), f4))
+        return held[id(node)]
+    with np.errstate(all="ignore"): made = [kinds(step.merged[k]) for k in step.by_factor]
+    return not any(np.isnan(each).any() for each in (*made, *compares))
+
+
+def compared(step: MergeStep) -> int:
+    """How many of the operations on a factor compare."""
+    nodes = NumberGraph(0, tuple(step.merged[k] for k in step.by_factor)).walk()
+    return sum(node.op in COMPARED and step.needs(node, step.by_factor) for node in nodes)
+
+
+def told_by(step: MergeStep) -> str | None:
+    """What has to be so of a tile's scores and factors, in the words of its text; None where nothing is compared, or
+    nothing suffices."""
+    words = [word for word, pair in TOLD.items() if compared(step) and keeps_order(step, pair)]
+    return " or ".join(words[:2]) or None
