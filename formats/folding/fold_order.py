@@ -21,15 +21,16 @@ TOLD = {"above": ABOVE, "below": BELOW, "above and below": FINITE}          # of
 
 def all_kinds(found: Float32s) -> Float32s:
     """Numbers of all the kinds that are among these."""
-    return ALL[np.isin(ALL, found) | np.isnan(ALL) & np.isnan(found).any() | np.isfinite(ALL) & np.isfinite(found).any()]
+    none, finite = np.isnan(ALL) & np.isnan(found).any(), np.isfinite(ALL) & np.isfinite(found).any()
+    return ALL[np.isin(ALL, found) | none | finite]
 
 
-def keeps_order(step: MergeStep, pair: Float32s) -> bool:
+def keeps_order(step: MergeStep, score: Float32s, factor: Float32s) -> bool:
     """Whether a merge of carriers that are numbers, with a score and a factor of these kinds, compares no NaN and makes
     none. What is handed over from scores alone may be anything."""
     held: dict[int, Float32s] = {id(node): ALL for node in step.stored}
     held |= {id(step.carriers[k]): NUMBERS for k in step.by_factor}
-    held |= {id(step.score): pair, id(step.factor): pair, id(step.index): FINITE}
+    held |= {id(step.score): score, id(step.factor): factor, id(step.index): FINITE}
     compares: list[Float32s] = []
 
     def kinds(node: StandIn) -> Float32s:
@@ -49,8 +50,9 @@ def compared(step: MergeStep) -> int:
     return sum(node.op in COMPARED and step.needs(node, step.by_factor) for node in nodes)
 
 
-def told_by(step: MergeStep) -> str | None:
-    """What has to be so of a tile's scores and factors, in the words of its text; None where nothing is compared, or
-    nothing suffices."""
-    words = [word for word, pair in TOLD.items() if compared(step) and keeps_order(step, pair)]
+def told_by(step: MergeStep, scored: bool) -> str | None:
+    """What has to be so of a tile's factors, and of its scores where these are looked at, in the words of its text.
+    None where nothing is compared, or nothing suffices."""
+    if not compared(step): return None
+    words = [word for word, kinds in TOLD.items() if keeps_order(step, kinds if scored else ALL, kinds)]
     return " or ".join(words[:2]) or None

@@ -37,7 +37,8 @@ class FoldText(VectorText):
     def __post_init__(self) -> None:
         plan = self.plan
         self.step = MergeStep(plan.folding, plan.sole)
-        self.told = told_by(self.step)
+        self.scored = not plan.fixed and any(each is self.step.score for each in self.step.handed)
+        self.told = told_by(self.step, self.scored)
         self.columns = min(plan.right.cols, CHUNK_COLUMNS)
         self.many = self.columns_abreast(True, bool(self.told))
         self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
@@ -162,7 +163,7 @@ class FoldText(VectorText):
     def write_told(self, told: str) -> None:
         """Whether nothing that is compared is NaN, in this tile and those before."""
         self.put(f"above, below = within_infinity(packed, keys, p, {self.line})")
-        if self.step.score in self.step.handed and not self.plan.fixed:
+        if self.scored:
             self.put(f"higher, lower = within_infinity({self.score_lines()}, keys, rows, {SCORE_BYTES})")
             self.put("above, below = above and higher, below and lower")
         self.put(f"fine = fine and ({told})")
