@@ -32,7 +32,8 @@ TINY, ZERO, ONE, TWO, HALF, INFINITY = f4(2 ** -126), f4(0), f4(1), f4(2), f4(0.
 E2, E3, E4, E5, E6 = (f4(c) for c in (4.999999341e-1, 1.666652011e-1, 4.166839419e-2, 8.368780387e-3, 1.381446806e-3))
 # (2^r - 1) / r on |r| <= 1 / 2
 B1, B2, B3, B4, B5 = (f4(c) for c in (6.931470037e-1, 2.402224690e-1, 5.550710857e-2, 9.671293199e-3, 1.326955506e-3))
-MIN_EXPONENT, ROUNDER = f4(-127), f4(1.5 * 2 ** 23 + 127)    # a sum with the second is whole: n + 127 in its low bits
+MIN_EXPONENT, NO_SHARE = f4(-127), f4(-100)                  # of 2: of what is 0, and where a share becomes 0
+ROUNDER = f4(1.5 * 2 ** 23 + 127)                            # a sum with it is whole: n + 127 in its low bits
 VANISHING = f4(-88)
 # 1 + e^u is kept times 2^-40, so that u may be as large as makes x / (1 + e^u) vanish
 SCALE, SCALED_ROUNDER, HIGH, LOW = f4(2 ** -40), f4(1.5 * 2 ** 23 + 127 - 40), f4(110), f4(-50)
@@ -71,10 +72,11 @@ def exp(x):
 
 @njit(forceinline=True, **HELPER)
 def exp2(x):
-    """2^x for x <= 126 within 2 units in the last place; 0 at -127 and below (between -126 and there, 0 or
-    denormal)."""
-    whole = larger(x, MIN_EXPONENT) + ROUNDER                # the sum rounds x to a whole number, in its low bits
-    r = larger(x, MIN_EXPONENT) - (whole - ROUNDER)
+    """2^x for x <= 126 within 2 units in the last place; 0 below -100: no share of a sum from 1 on, and what is made of
+    it would be denormal, which takes a hundred times as long."""
+    x = below(x, NO_SHARE, MIN_EXPONENT, x)
+    whole = x + ROUNDER                                      # the sum rounds x to a whole number, in its low bits
+    r = x - (whole - ROUNDER)
     p = ((((r * B5 + B4) * r + B3) * r + B2) * r + B1) * r + ONE
     return p * low_bits_as_power(whole)
 
