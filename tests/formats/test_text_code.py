@@ -46,6 +46,21 @@ def test_whole_numbers_loops_and_tests_are_pythons():
             assert (found == wanted).all(), (text, item, worker)
 
 
+def test_numbers_are_compared_as_they_are():
+    """Not by their whole parts; what is none is only unequal."""
+    tests = "a < b", "a <= b", "a > b", "a >= b", "a == b", "a != b"
+    lines = [f"    if {test}: out[{k}] = 1" for k, test in enumerate(tests)]
+    kernel = TextKernel("\n".join(["def compared_of_text(item, worker, arguments):",
+                                   "    given, out = floats(arguments, 2), longs(item, 6)", "    a, b = given[0], given[1]",
+                                   *lines, ""]), fold_lanes.__name__)
+    provide([kernel])
+    for pair in [(0.25, 0.5), (0.5, 0.25), (0.5, 0.5), (np.nan, 0.5), (np.inf, np.inf), (-0.0, 0.0)]:
+        a, b = given = np.array(pair, np.float32)
+        found = np.zeros(6, np.int64)
+        kernel.call(found.ctypes.data, 0, given.ctypes.data)
+        assert found.tolist() == [a < b, a <= b, a > b, a >= b, a == b, a != b], pair
+
+
 def test_what_texts_do_not_say_is_refused_by_what_it_says():
     kernel = TextKernel("def refused(item, worker, arguments):\n    a = [item]\n", fold_lanes.__name__)
     with pytest.raises(RuntimeError, match=r"\[item\]: no text of a kernel says this"): provide([kernel])

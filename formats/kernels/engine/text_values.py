@@ -71,8 +71,7 @@ class ValueWriter(ABC):
                 found = self.value(operand)
                 return self.binary(ast.Sub(), 0, found) if isinstance(found, Computed) else -found
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                a, b = (self.as_kind(self.value(each), types.int64).value for each in (left, right))
-                return Computed(types.boolean, self.build.icmp_signed(COMPARED[type(op)], a, b))
+                return self.compared(COMPARED[type(op)], self.known(self.value(left)), self.known(self.value(right)))
             case ast.BoolOp(op=op, values=[first, *rest]):
                 then = ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
                 if isinstance(op, ast.Or): return self.either(first, ast.Constant(True), then)
@@ -133,6 +132,14 @@ class ValueWriter(ABC):
         x, y = (self.as_kind(each, types.int64).value for each in (a, b))
         if isinstance(op, ast.FloorDiv | ast.Mod): return Computed(types.int64, self.divided(op, x, y))
         return Computed(types.int64, getattr(self.build, ON_WORDS[type(op)])(x, y))
+
+    def compared(self, op: str, one: Computed, other: Computed) -> Computed:
+        """Whether it is so of two numbers; of what is none only != is."""
+        kind = NUMBER if NUMBER in (one.kind, other.kind) else types.int64
+        a, b = (self.as_kind(each, kind).value for each in (one, other))
+        if kind == types.int64: return Computed(types.boolean, self.build.icmp_signed(op, a, b))
+        test = self.build.fcmp_unordered if op == "!=" else self.build.fcmp_ordered
+        return Computed(types.boolean, test(op, a, b))
 
     def divided(self, op: ast.operator, x: Any, y: Any) -> Any:
         """x // y or x % y, rounded down, as Python does."""
