@@ -20,6 +20,7 @@ FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
+WRITTEN_BY = "formats.kernels.engine.text_code"
 HOME = __package__.rpartition(".")[0]                        # the package of all kernels
 # what most others need
 COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"
@@ -28,6 +29,11 @@ UNFORKED = RLock()                                      # held for moments that 
 # what a walk does without, see together
 MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)
 T = TypeVar("T")
+
+
+def digest_code(said: str) -> str:
+    """What code is known by: what it says, and what makes code of that."""
+    return hashlib.blake2b(f"{sources(WRITTEN_BY)} {said}".encode(), digest_size=8).hexdigest()
 
 
 class Function:
@@ -71,8 +77,8 @@ class Function:
         if (module := self.body.__module__) == "__main__":
             raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can "
                                "be imported")
-        if module.startswith(f"{HOME}."): return f"{self.name}-{sources(module)}"
-        return f"{self.name}-{hashlib.blake2b(closure(self.body).encode(), digest_size=8).hexdigest()}"
+        said = sources(module) if module.startswith(f"{HOME}.") else closure(self.body)
+        return f"{self.name}-{digest_code(said)}"
 
     def found(self) -> bool:
         """Whether it is in this process, or was in the cache."""

@@ -21,7 +21,7 @@ from formats.disk.cache import say, why
 from formats.machine.host import Host
 
 from . import objects
-from .compiled import FUNCTIONS, OPTIONS, UNFORKED, Function
+from .compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, Function
 from .from_text import TextKernel, hand_over, take_over
 from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
@@ -142,8 +142,11 @@ def leave_unemitted() -> None:
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
     spare directory, if it is."""
-    from .text_code import compile_text
-    code, absent = (compile_text(function), []) if isinstance(function, TextKernel) else compile_function(function)
+    from .text_code import compile_written
+    try: code, absent = compile_written(function), list[str]()
+    except Exception:
+        if isinstance(function, TextKernel) or function.module.startswith(f"{HOME}."): raise
+        code, absent = compile_function(function)            # a user's, which may say what only numba knows
     try: objects.write_code(directory, function.symbol, code, absent)
     except (OSError, InputError) as error:
         if directory == spare: raise

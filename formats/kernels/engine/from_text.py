@@ -1,5 +1,4 @@
 """Kernels whose text is made while a program is: compiled when it was chosen, found by what it says ever after."""
-import hashlib
 import json
 from collections.abc import Iterable
 from functools import cached_property
@@ -8,9 +7,8 @@ from typing import Any
 
 from formats.kernels.frozen import sources
 
-from .compiled import Function, Kernel
+from .compiled import Function, Kernel, digest_code
 
-COMPILED_BY = "formats.kernels.engine.text_code"            # which makes code of them
 PREFIX = "term-"                                            # of their names; a digest of the text follows
 
 
@@ -18,9 +16,8 @@ class TextKernel(Kernel):
     """A kernel by its text, which declares one function in the words of a module, its home. Equal ones are one."""
 
     def __init__(self, text: str, home: str) -> None:
-        content = f"{sources(home)} {sources(COMPILED_BY)}\n{text}".encode()
         self.text, self.home = text, home
-        self.name = f"{PREFIX}{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+        self.name = f"{PREFIX}{digest_code(f'{sources(home)} {text}')}"
         self.arguments, self.result, self.rare, self.place = 3, False, True, 0
 
     @property

@@ -41,13 +41,15 @@ def defer(function: Any = None, **options: Any) -> Any:
 if TYPE_CHECKING or COMPILES:
     import llvmlite.binding as llvm
     from llvmlite import ir
-    from numba import cfunc, types
+    from numba import cfunc, typeof, types
     from numba.core import cgutils
     from numba.core.cgutils import get_or_insert_function
+    from numba.core.cpu_options import FastMathOptions
+    from numba.core.fastmathpass import rewrite_module
     from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
     from numba.extending import lower_builtin, models, register_model
 else:
-    llvm = ir = cfunc = types = cgutils = get_or_insert_function = Nothing
+    llvm = ir = cfunc = typeof = types = cgutils = get_or_insert_function = rewrite_module = FastMathOptions = Nothing
     ConcreteTemplate = infer_global = signature = lower_builtin = models = register_model = Nothing
 if TYPE_CHECKING:                                            # what numba says no types of
     from numba.core.base import BaseContext as Context
@@ -75,6 +77,7 @@ else:
         from numba.extending import intrinsic
     else: carray, intrinsic, njit = Nothing, Nothing, defer
 
-__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Context", "Intrinsic", "Nothing", "Signature", "Typing",
-           "Values", "carray", "cfunc", "cgutils", "get_or_insert_function", "infer_global", "intrinsic", "ir", "llvm",
-           "lower_builtin", "models", "njit", "register_model", "signature", "types"]
+__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Context", "FastMathOptions", "Intrinsic", "Nothing",
+           "Signature", "Typing", "Values", "carray", "cfunc", "cgutils", "get_or_insert_function", "infer_global",
+           "intrinsic", "ir", "llvm", "lower_builtin", "models", "njit", "register_model", "rewrite_module",
+           "signature", "typeof", "types"]

@@ -6,22 +6,25 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats.kernels.simd.arithmetic import NUMBER
-
+from .compiled import Function
 from .from_text import TextKernel
-from .native import ir, llvm, types
-from .text_values import INTEGER64, STORED_KINDS, Computed, Scope, ValueWriter
+from .native import FastMathOptions, ir, llvm, rewrite_module, types
+from .text_values import INTEGER64, Computed, Scope, ValueWriter, each_part, is_several, made_of, stored
 
 HEAD_LINES = 3                                              # of a module's text, which say what it is of
 PASS_LEVEL = 3                                              # of LLVM's passes, the highest
+LARGE = 1000                                                # instructions of a function from which it has registers and
+                                                            # loops of its own, wherever it is called
 
 
 @cache
@@ -34,49 +37,93 @@ def read_function(function: Callable[..., Any]) -> tuple[ast.FunctionDef, dict[s
 
 
 class Helper(NamedTuple):
-    """A function among words: the kinds that it gives, its text, and the helpers that it calls."""
-    gives: tuple[Any, ...]
+    """A function among words: the kind that it gives, its text, and the helpers that it calls."""
+    gives: Any
     text: str
     calls: dict[str, Helper]
 
 
-HELPERS: dict[tuple[Any, ...], Helper | None] = {}          # by function and kinds; None: taken in
+class Known(NamedTuple):
+    """The kind of what is no number: what it is."""
+    value: Any
+
+
+class Parts(NamedTuple):
+    """The kind of a tuple: its class, and the kinds of its parts."""
+    made: type
+    kinds: tuple[Any, ...]
+
+
+NOTHING = Known(None)
+HELPERS: dict[tuple[Any, ...], Helper] = {}                 # by function and kinds
+NUMBERS: dict[tuple[Any, ...], int] = {}
+NUMBERED = re.compile(r"helper\.(\d+)")
+
+
+def rebuilt(kind: Any, values: Iterator[Any]) -> Any:
+    """What is of this kind, of LLVM's values one after another."""
+    match kind:
+        case Known(value=value): return value
+        case Parts(made=made, kinds=kinds): return made_of(made, [rebuilt(each, values) for each in kinds])
+    return Computed(kind, next(values))
+
+
+def stored_parts(kind: Any) -> list[Any]:
+    """LLVM's kinds of the values of what is of this kind."""
+    match kind:
+        case Known(): return []
+        case Parts(kinds=kinds): return [part for each in kinds for part in stored_parts(each)]
+    return [stored(kind)]
+
+
+class Loop(NamedTuple):
+    """Where a loop goes on, and where it ends."""
+    again: Any
+    behind: Any
 
 
 class TextWriter(ValueWriter):
     """Writes one function, of arguments of these kinds."""
 
-    def __init__(self, name: str, kinds: Sequence[Any], gives: Sequence[Any] = ()) -> None:
+    def __init__(self, name: str, kinds: Sequence[Any], gives: Any = NOTHING) -> None:
         self.module, self.kinds = ir.Module(name), kinds
         self.module.triple = llvm.get_process_triple()
         self.function = ir.Function(self.module, function_kind(kinds, gives), name)
         self.entry, begin = (self.function.append_basic_block() for _ in range(2))
         self.build = ir.IRBuilder(begin)
         self.scope, self.calls = Scope({}, {}, [], begin), dict[str, Helper]()
+        self.loops: list[Loop] = []
 
-    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Writes all of it; what it gives."""
-        begin = self.build.block
-        found = self.write(definition, names, [*map(Computed, self.kinds, self.function.args)])
+    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> Any:
+        """Writes all of it; the kind that it gives."""
+        begin, args, values = self.build.block, iter(self.function.args), list[Any]()
+        found = self.write(definition, names, [rebuilt(each, args) for each in self.kinds])
+        gives = self.kind_of(found, values)
         if self.function.ftype.return_type == ir.VoidType(): self.build.ret_void()
-        else: self.build.ret(pack_values(self.build, self.function.ftype.return_type, found))
+        else: self.build.ret(pack_values(self.build, self.function.ftype.return_type, values))
         ir.IRBuilder(self.entry).branch(begin)
-        return found
+        return gives
 
     def take_in(self, function: Any, args: list[Any]) -> Any:
-        given = [self.known(each) for each in args if isinstance(each, Computed | int | np.number)]
-        kinds = tuple(each.kind for each in given)
-        helper = find_helper(function, kinds) if len(given) == len(args) and {*kinds} <= {*STORED_KINDS} else None
-        if helper is None: return sole_value(self.write(*read_function(function.py_func), args))
+        given: list[Any] = []
+        kinds = tuple(self.kind_of(each, given) for each in args)
+        helper = find_helper(function, kinds)
         name = name_helper(function, kinds)
         if name not in self.calls:
             self.calls[name] = helper
             ir.Function(self.module, function_kind(kinds, helper.gives), name)
-        found = self.build.call(self.module.globals[name], [each.value for each in given])
-        return sole_value(tuple(Computed(kind, self.build.extract_value(found, k))
-                                for k, kind in enumerate(helper.gives)))
+        found = self.build.call(self.module.globals[name], given)
+        return rebuilt(helper.gives, (self.build.extract_value(found, k) for k in count()))
 
-    def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[Any]) -> tuple[Any, ...]:
+    def kind_of(self, given: Any, values: list[Any]) -> Any:
+        """The kind of an argument; what is computed of it is added to the values."""
+        if is_several(given): return Parts(type(given), tuple(self.kind_of(each, values) for each in given))
+        if not isinstance(given, Computed | int | float | np.number): return Known(given)
+        found = self.known(given)
+        values.append(found.value)
+        return found.kind
+
+    def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[Any]) -> Any:
         """What a function gives, of these arguments; its code is here from now on."""
         bound = dict(zip((each.arg for each in definition.args.args), args, strict=True))
         outer, self.scope = self.scope, Scope({}, {**names, **bound}, [], self.function.append_basic_block())
@@ -86,7 +133,7 @@ class TextWriter(ValueWriter):
         self.follow(definition.body)
         self.leave(self.scope.end)
         self.build.position_at_end(self.scope.end)
-        found = tuple(self.read(each) for each in self.scope.results)
+        [found] = [each_part(self.read, each) for each in self.scope.results] or [None]
         self.scope = outer
         return found
 
@@ -104,9 +151,12 @@ class TextWriter(ValueWriter):
                 case ast.AugAssign(target=ast.Subscript(value=value, slice=at), op=op, value=more):
                     where, kind = self.element(self.value(value), self.value(at))
                     self.put(self.binary(op, self.load(where, kind), self.value(more)), where, kind)
-                case ast.If(test=test, body=one, orelse=other):
-                    self.choose(self.value(test), lambda one=one: self.follow(one),        # type: ignore[misc]
+                case ast.Break(): self.leave(self.loops[-1].behind)
+                case ast.Continue(): self.leave(self.loops[-1].again)
+                case ast.If(test=test, body=one, orelse=other) if isinstance(told := self.value(test), Computed):
+                    self.choose(told, lambda one=one: self.follow(one),        # type: ignore[misc]
                                 lambda other=other: self.follow(other))                    # type: ignore[misc]
+                case ast.If(body=one, orelse=other): self.follow(one if told else other)
                 case ast.While(test=test, body=inside):
                     with self.looping(lambda test=test: self.truth(self.value(test))): self.follow(inside)  # type: ignore[misc]
                 case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=bounds),
@@ -120,96 +170,97 @@ class TextWriter(ValueWriter):
             case ast.Tuple(elts=parts):
                 for part, each in zip(parts, found, strict=True): self.assign(part, each)
             case ast.Subscript(value=value, slice=at): self.put(found, *self.element(self.value(value), self.value(at)))
+            case ast.Attribute(value=value, attr=name): self.put(found, *self.field(self.value(value), name))
             case ast.Name(id=name): self.keep(name, found)
             case _: self.refuse(target)
 
-    def put(self, found: Any, where: Any, kind: Any) -> None:
-        """A number to where it lies."""
-        self.build.store(self.as_kind(found, NUMBER if kind is np.float32 else types.int64).value, where)
-
     def keep(self, name: str, found: Any) -> None:
-        """A variable from now on; what is of another kind is turned to that of the first."""
-        given = self.known(found)
-        if name not in self.scope.variables: self.scope.variables[name] = self.place(given.kind)
-        self.store(given, self.scope.variables[name])
+        """A variable from now on, of several parts where it is a tuple."""
+        given = each_part(self.known, found)
+        if name not in self.scope.variables:
+            self.scope.variables[name] = each_part(lambda each: self.place(each.kind), given)
+        each_part(self.store, given, self.scope.variables[name])
 
     def give(self, found: Any) -> None:
         """What the function gives, and its end."""
-        several = isinstance(found, tuple) and not isinstance(found, Computed)
-        for k, each in enumerate(found if several else () if found is None else (found,)):
-            given = self.known(each)
-            if k == len(self.scope.results): self.scope.results.append(self.place(given.kind))
-            self.store(given, self.scope.results[k])
+        if found is not None:
+            given = each_part(self.known, found)
+            if not self.scope.results: self.scope.results.append(each_part(lambda each: self.place(each.kind), given))
+            each_part(self.store, given, *self.scope.results)
         self.leave(self.scope.end)
 
     def leave(self, block: Any) -> None:
         if not self.build.block.is_terminated: self.build.branch(block)
 
     @contextmanager
-    def looping(self, test: Callable[[], Any]) -> Iterator[None]:
-        """A body that is done while a test is true."""
-        head, body, behind = (self.function.append_basic_block() for _ in range(3))
+    def looping(self, test: Callable[[], Any], step: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """A body that is done, and a step behind it, while a test is true."""
+        head, body, again, behind = (self.function.append_basic_block() for _ in range(4))
         self.build.branch(head)
         self.build.position_at_end(head)
         self.build.cbranch(test(), body, behind)
         self.build.position_at_end(body)
+        self.loops.append(Loop(again, behind))
         yield
-        self.leave(head)
+        self.loops.pop()
+        self.leave(again)
+        self.build.position_at_end(again)
+        step()
+        self.build.branch(head)
         self.build.position_at_end(behind)
 
     def count(self, name: str, bounds: list[Any], body: list[ast.stmt]) -> None:
-        """A body for each of a range of whole numbers, which ascends."""
+        """A body for each of a range of whole numbers; it descends where its step is known to be negative."""
+        past = ">" if len(bounds) == 3 and isinstance(bounds[2], int) and bounds[2] < 0 else "<"
         given = [self.as_kind(each, types.int64).value for each in bounds]
         start, stop, step = [INTEGER64(0), *given, INTEGER64(1)] if len(given) == 1 else [*given, INTEGER64(1)][:3]
         at = self.place(types.int64)
         self.build.store(start, at.value)
-        with self.looping(lambda: self.build.icmp_signed("<", self.read(at).value, stop)):
+        def advance() -> None: self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
+        with self.looping(lambda: self.build.icmp_signed(past, self.read(at).value, stop), advance):
             self.keep(name, self.read(at))
             self.follow(body)
-            if not self.build.block.is_terminated:
-                self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
 
 
-def function_kind(kinds: Sequence[Any], gives: Sequence[Any]) -> Any:
+def function_kind(kinds: Sequence[Any], gives: Any) -> Any:
     """LLVM's kind of a function: what it gives is one value of several."""
-    result = ir.LiteralStructType([STORED_KINDS[each] for each in gives]) if gives else ir.VoidType()
-    return ir.FunctionType(result, [STORED_KINDS[each] for each in kinds])
+    result = ir.LiteralStructType(stored_parts(gives)) if gives != NOTHING else ir.VoidType()
+    return ir.FunctionType(result, [part for each in kinds for part in stored_parts(each)])
 
 
-def sole_value(found: tuple[Any, ...]) -> Any: return None if not found else found[0] if len(found) == 1 else found
-
-
-def pack_values(build: Any, kind: Any, found: Sequence[Computed]) -> Any:
+def pack_values(build: Any, kind: Any, found: Sequence[Any]) -> Any:
     """Several values as one."""
     made = ir.Constant(kind, ir.Undefined)
-    for k, each in enumerate(found): made = build.insert_value(made, each.value, k)
+    for k, each in enumerate(found): made = build.insert_value(made, each, k)
     return made
 
 
 def name_helper(function: Any, kinds: tuple[Any, ...]) -> str:
-    return f"{function.py_func.__module__}.{function.py_func.__qualname__}{kinds}"
+    """By its number, as two that are declared alike may stand for others."""
+    return f"helper.{NUMBERS.setdefault((function.py_func, kinds), len(NUMBERS))}"
 
 
-def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper | None:
-    """A function for arguments of these kinds; None where it gives an address. It is written twice: the first time says
-    what it gives."""
+def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper:
+    """A function for arguments of these kinds. It is written twice: the first time says what it gives."""
     key = function.py_func, kinds
     if key not in HELPERS:
         definition, names = read_function(function.py_func)
         name = name_helper(function, kinds)
-        gives = tuple(each.kind for each in TextWriter(name, kinds).whole(definition, names))
-        if not {*gives} <= {*STORED_KINDS}: HELPERS[key] = None
-        else:
-            writer = TextWriter(name, kinds, gives)
-            writer.function.linkage = "internal"
-            if function.targetoptions.get("forceinline"): writer.function.attributes.add("alwaysinline")
-            writer.whole(definition, names)
-            HELPERS[key] = Helper(gives, str(writer.module), writer.calls)
+        gives = TextWriter(name, kinds).whole(definition, names)
+        writer = TextWriter(name, kinds, gives)
+        writer.function.linkage = "internal"
+        writer.whole(definition, names)
+        if function.targetoptions.get("forceinline"): writer.function.attributes.add("alwaysinline")
+        elif sum(len(block.instructions) for block in writer.function.blocks) > LARGE:
+            writer.function.attributes.add("noinline")
+        if fast := function.targetoptions.get("fastmath"): rewrite_module(writer.module, FastMathOptions(fast))
+        HELPERS[key] = Helper(gives, str(writer.module), writer.calls)
     return HELPERS[key]
 
 
 def join_modules(writer: TextWriter) -> str:
-    """The text of a function and of all that it calls, each once."""
+    """The text of a function and of all that it calls, each once; these are numbered as they are met, so that code does
+    not tell what else a process compiled."""
     left, found = [writer.calls], dict[str, Helper]()
     while left:
         fresh = {name: each for name, each in left.pop().items() if name not in found}
@@ -224,7 +275,8 @@ def join_modules(writer: TextWriter) -> str:
             if name in said: continue
             said.add(name)
         kept.append(line)
-    return "\n".join(kept)
+    order: dict[str, int] = {}
+    return NUMBERED.sub(lambda met: f"helper.{order.setdefault(met[1], len(order))}", "\n".join(kept))
 
 
 @cache
@@ -235,7 +287,7 @@ def code_maker() -> Any:
 
 
 def pass_through(module: Any) -> None:
-    """LLVM's passes, without unrolled loops: texts say how many vectors are abreast, and copies of a body take a
+    """LLVM's passes, without unrolled loops: kernels say how many vectors are abreast, and copies of a body take a
     quarter of a compilation and gain nothing. Loops over single numbers do become vectors."""
     options = llvm.create_pipeline_tuning_options(PASS_LEVEL)
     options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
@@ -243,11 +295,15 @@ def pass_through(module: Any) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
-def compile_text(kernel: TextKernel) -> bytes:
-    """The object code of a kernel, from its text. Unwritten for what texts do not say."""
-    [definition] = [each for each in ast.parse(kernel.text).body if isinstance(each, ast.FunctionDef)]
-    writer = TextWriter(kernel.symbol, [types.int64] * 3)
-    writer.whole(definition, {"min": min, "max": max} | kernel.words)
+def compile_written(function: Function) -> bytes:
+    """The object code of a function. Unwritten for what this writes no code of."""
+    if isinstance(function, TextKernel):
+        [definition] = [each for each in ast.parse(function.text).body if isinstance(each, ast.FunctionDef)]
+        names = {"min": min, "max": max} | function.words
+    else: definition, names = read_function(function.body)
+    kinds, gives = [types.int64] * function.arguments, types.int64 if function.result else NOTHING
+    writer = TextWriter(function.symbol, kinds, gives)
+    writer.whole(definition, names)
     module = llvm.parse_assembly(join_modules(writer))
     module.verify()
     module.data_layout = code_maker()._data_layout

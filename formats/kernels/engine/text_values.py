@@ -2,24 +2,39 @@
 import ast
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, arithmetic, emitted
+from formats.kernels.simd.vectors import VECTOR, Vectors, llvm_function
 
 from .memory import pointer
-from .native import carray, ir, types
+from .native import carray, ir, typeof, types
 
-INTEGER64, BIT, REAL32 = ir.IntType(64), ir.IntType(1), ir.FloatType()
-STORED_KINDS = {types.int64: INTEGER64, types.boolean: BIT, NUMBER: REAL32,
-                VECTOR16: ir.ArrayType(ir.VectorType(REAL32, 16), 1)}
+INTEGER64, BIT, REAL32, REAL64 = ir.IntType(64), ir.IntType(1), ir.FloatType(), ir.DoubleType()
+STORED_KINDS = {types.int64: INTEGER64, types.boolean: BIT, NUMBER: REAL32, types.float64: REAL64}
 ON_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
-ON_WORDS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.RShift: "ashr", ast.BitAnd: "and_"}
+ON_WORDS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.RShift: "ashr", ast.LShift: "shl",
+            ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor"}
+ON_TRUTHS = ast.BitAnd, ast.BitOr, ast.BitXor
 ON_KNOWN: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.RShift: operator.rshift, ast.BitAnd: operator.and_}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.RShift: operator.rshift,
+    ast.LShift: operator.lshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor}
+ON_ONE: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_,
+                                                         ast.Invert: operator.invert}
+LIES = {np.float32: REAL32, np.float64: REAL64}
+OF_KNOWN: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not}
+REALS, NUMBERS = {NUMBER, types.float64}, (np.generic, int, float)
+CASTS = {(types.boolean, types.int64): "zext", (types.boolean, types.float32): "uitofp",
+         (types.boolean, types.float64): "uitofp", (types.int64, types.float32): "sitofp",
+         (types.int64, types.float64): "sitofp", (types.float32, types.int64): "fptosi",
+         (types.float64, types.int64): "fptosi", (types.float32, types.float64): "fpext",
+         (types.float64, types.float32): "fptrunc"}
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 
 
@@ -28,18 +43,52 @@ class At(NamedTuple):
     of: Any
 
 
+class Array(NamedTuple):
+    """Numbers or records that lie side by side: where, and how many there are."""
+    at: Any
+    size: Any
+
+
 class Computed(NamedTuple):
     """A value that a kernel computes: its kind, and LLVM's name for it. What is none is one of Python's, and known."""
     kind: Any
     value: Any
 
 
+def stored(kind: Any) -> Any:
+    """LLVM's kind of what a variable of this kind holds."""
+    if isinstance(kind, At): return INTEGER64
+    if isinstance(kind, Vectors): return ir.ArrayType(VECTOR, kind.count)
+    if kind not in STORED_KINDS: raise Unwritten(f"{kind}: no kind that is stored")
+    return STORED_KINDS[kind]
+
+
+def narrow_bits(kind: Any) -> int:
+    """How many bits whole numbers of a kind have, where they are fewer than a word's; else 0."""
+    bits = int(getattr(kind, "bitwidth", 64)) if isinstance(kind, types.Integer) else 64
+    return bits if bits < 64 else 0
+
+
 class Scope(NamedTuple):
     """What a function being written has: variables by name, what other names mean, where results go, its end."""
-    variables: dict[str, Computed]
+    variables: dict[str, Any]
     names: Mapping[str, Any]
-    results: list[Computed]
+    results: list[Any]
     end: Any
+
+
+def is_several(found: Any) -> bool: return isinstance(found, tuple) and not isinstance(found, Computed)
+
+
+def each_part(function: Callable[..., Any], found: Any, *more: Any) -> Any:
+    """What a function makes of a value, or of each part of several, as several of the same kind."""
+    if not is_several(found): return function(found, *more)
+    return made_of(type(found), [each_part(function, *each) for each in zip(found, *more, strict=True)])
+
+
+def made_of(kind: type, parts: list[Any]) -> Any:
+    """A tuple of a class, of its parts."""
+    return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
 
 
 class Unwritten(TypeError):
@@ -64,25 +113,26 @@ class ValueWriter(ABC):
             case ast.Constant(value=value): return value
             case ast.Name(id=name):
                 if name not in self.scope.variables: return self.scope.names[name]
-                return self.read(self.scope.variables[name])
+                return each_part(self.read, self.scope.variables[name])
             case ast.Tuple(elts=parts): return tuple(map(self.value, parts))
             case ast.BinOp(op=op, left=left, right=right): return self.binary(op, self.value(left), self.value(right))
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                found = self.value(operand)
-                return self.binary(ast.Sub(), 0, found) if isinstance(found, Computed) else -found
+            case ast.UnaryOp(op=op, operand=operand): return self.turned(op, self.value(operand))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self.compared(COMPARED[type(op)], self.known(self.value(left)), self.known(self.value(right)))
+                return self.compared(op, self.value(left), self.value(right))
+            case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *right]):
+                return self.value(ast.BoolOp(ast.And(), [ast.Compare(left, [op], [middle]),
+                                                         ast.Compare(middle, ops, right)]))
             case ast.BoolOp(op=op, values=[first, *rest]):
                 then = ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
-                if isinstance(op, ast.Or): return self.either(first, ast.Constant(True), then)
-                return self.either(first, then, ast.Constant(False))
+                return self.joined(isinstance(op, ast.Or), self.value(first), then)
             case ast.IfExp(test=test, body=one, orelse=other): return self.either(test, one, other)
             case ast.Attribute(value=value, attr=name):
                 found = self.value(value)
                 return self.word(found, name) if isinstance(found, Computed) else getattr(found, name)
             case ast.Subscript(value=value, slice=at):
-                found = self.value(value)
-                return found if isinstance(found.kind.of, np.dtype) else self.load(*self.element(found, self.value(at)))
+                found, place = self.value(value), self.value(at)
+                if is_several(found) and not isinstance(found, Array): return found[place]
+                return self.load(*self.element(found, place))
             case ast.Call(func=func, args=args): return self.call(self.value(func), [*map(self.value, args)])
         return self.refuse(node)
 
@@ -98,25 +148,27 @@ class ValueWriter(ABC):
         """A value of Python's as one that is computed."""
         if isinstance(given, Computed): return given
         if given is None: return Computed(types.none, None)
+        if isinstance(given, type | np.dtype): return Computed(typeof(given), None)
         if isinstance(given, bool | np.bool_): return Computed(types.boolean, BIT(int(given)))
         if isinstance(given, int | np.integer): return Computed(types.int64, INTEGER64(int(given)))
-        if isinstance(given, float | np.floating): return Computed(NUMBER, REAL32(float(given)))
+        if isinstance(given, np.float32): return Computed(NUMBER, REAL32(float(given)))
+        if isinstance(given, float | np.floating): return Computed(types.float64, REAL64(float(given)))
         raise Unwritten(f"{given!r:.80}: no number")
 
     def as_kind(self, given: Any, kind: Any) -> Computed:
         """A value turned to another kind."""
-        found, build = self.known(given), self.build
-        if found.kind == kind: return found
-        match found.kind, kind:
-            case types.boolean, types.int64: value = build.zext(found.value, INTEGER64)
-            case types.int64, types.float32: value = build.sitofp(found.value, REAL32)
-            case types.float32, types.int64: value = build.fptosi(found.value, INTEGER64)
-            case _: raise Unwritten(f"{found.kind} where {kind} was")
-        return Computed(kind, value)
-
-    def truth(self, given: Any) -> Any:
         found = self.known(given)
-        return found.value if found.kind == types.boolean else self.build.icmp_signed("!=", found.value, INTEGER64(0))
+        if found.kind == kind: return found
+        if isinstance(found.kind, At) and kind == types.int64: return Computed(kind, found.value)
+        if kind == types.boolean: return Computed(kind, self.truth(found))
+        if (found.kind, kind) not in CASTS: raise Unwritten(f"{found.kind} where {kind} was")
+        return Computed(kind, getattr(self.build, CASTS[found.kind, kind])(found.value, stored(kind)))
+
+    def truth(self, given: Any) -> Any: return self.as_truth(given).value
+
+    def as_truth(self, given: Any) -> Computed:
+        found = self.known(given)
+        return found if found.kind == types.boolean else self.compared(ast.NotEq(), found, 0)
 
     # ---- operations
 
@@ -126,20 +178,38 @@ class ValueWriter(ABC):
         if VECTOR16 in (a.kind, b.kind):
             emit = arithmetic(ON_FLOATS[type(op)])
             return Computed(VECTOR16, emitted(emit, self.build, (a.kind, b.kind), [a.value, b.value]))
-        if NUMBER in (a.kind, b.kind):
-            return Computed(NUMBER, getattr(self.build, ON_FLOATS[type(op)])(*(self.as_kind(each, NUMBER).value
-                                                                            for each in (a, b))))
-        x, y = (self.as_kind(each, types.int64).value for each in (a, b))
+        kind = self.common(a.kind, b.kind)
+        if isinstance(op, ast.Div) and kind not in REALS: kind = types.float64
+        if {a.kind, b.kind} == {types.boolean} and isinstance(op, ON_TRUTHS): kind = types.boolean
+        x, y = (self.as_kind(each, kind).value for each in (a, b))
+        if kind in REALS: return Computed(kind, getattr(self.build, ON_FLOATS[type(op)])(x, y))
         if isinstance(op, ast.FloorDiv | ast.Mod): return Computed(types.int64, self.divided(op, x, y))
-        return Computed(types.int64, getattr(self.build, ON_WORDS[type(op)])(x, y))
+        return Computed(kind, getattr(self.build, ON_WORDS[type(op)])(x, y))
 
-    def compared(self, op: str, one: Computed, other: Computed) -> Computed:
+    def turned(self, op: ast.unaryop, given: Any) -> Any:
+        """-x, not x, ~x."""
+        if not isinstance(given, Computed): return ON_ONE[type(op)](given)
+        match op:
+            case ast.Not(): return Computed(types.boolean, self.build.not_(self.truth(given)))
+            case ast.Invert(): return Computed(types.int64, self.build.not_(self.as_kind(given, types.int64).value))
+            case ast.USub() if given.kind in REALS: return Computed(given.kind, self.build.fneg(given.value))
+        return self.binary(ast.Sub(), 0, given)
+
+    def compared(self, op: ast.cmpop, one: Any, other: Any) -> Any:
         """Whether it is so of two numbers; of what is none only != is."""
-        kind = NUMBER if NUMBER in (one.kind, other.kind) else types.int64
-        a, b = (self.as_kind(each, kind).value for each in (one, other))
-        if kind == types.int64: return Computed(types.boolean, self.build.icmp_signed(op, a, b))
-        test = self.build.fcmp_unordered if op == "!=" else self.build.fcmp_ordered
-        return Computed(types.boolean, test(op, a, b))
+        if not isinstance(one, Computed) and not isinstance(other, Computed): return OF_KNOWN[type(op)](one, other)
+        a, b = self.known(one), self.known(other)
+        kind, word = self.common(a.kind, b.kind), COMPARED[type(op)]
+        x, y = (self.as_kind(each, kind).value for each in (a, b))
+        if kind not in REALS: return Computed(types.boolean, self.build.icmp_signed(word, x, y))
+        test = self.build.fcmp_unordered if word == "!=" else self.build.fcmp_ordered
+        return Computed(types.boolean, test(word, x, y))
+
+    def common(self, one: Any, other: Any) -> Any:
+        """The kind in which two numbers meet, as numba's: whole ones and float32 meet in float64."""
+        kinds = {one, other} & REALS
+        if not kinds: return types.int64
+        return NUMBER if {one, other} == {NUMBER} else types.float64
 
     def divided(self, op: ast.operator, x: Any, y: Any) -> Any:
         """x // y or x % y, rounded down, as Python does."""
@@ -160,68 +230,147 @@ class ValueWriter(ABC):
             if not self.build.block.is_terminated: self.build.branch(behind)
         self.build.position_at_end(behind)
 
-    def either(self, test: ast.expr, one: ast.expr, other: ast.expr) -> Computed:
+    def joined(self, either: bool, first: Any, then: ast.expr) -> Any:
+        """`first or then`, or `first and then`: a number, as Python's are; of the first one's kind."""
+        if not isinstance(first, Computed): return first if bool(first) == either else self.value(then)
+        held = self.place(first.kind)
+        self.store(first, held)
+        def store() -> None:
+            found = self.known(self.value(then))
+            self.store(self.as_truth(found) if held.kind == types.boolean else found, held)
+        self.choose(first, *((lambda: None, store) if either else (store, lambda: None)))
+        return self.read(held)
+
+    def either(self, test: ast.expr, one: ast.expr, other: ast.expr) -> Any:
         """One value or the other, by a test."""
-        made: list[Computed] = []
+        made: list[Any] = []
+        if not isinstance(told := self.value(test), Computed): return self.value(one if told else other)
         def store(part: ast.expr) -> None:
-            found = self.known(self.value(part))
-            if not made: made.append(self.place(found.kind))
-            self.store(found, made[0])
-        self.choose(self.value(test), lambda: store(one), lambda: store(other))
-        return self.read(made[0])
+            found = each_part(self.known, self.value(part))
+            if not made: made.append(each_part(lambda each: self.place(each.kind), found))
+            each_part(self.store, found, made[0])
+        self.choose(told, lambda: store(one), lambda: store(other))
+        return each_part(self.read, made[0])
 
     # ---- memory
 
     def place(self, kind: Any) -> Computed:
         """Room for a value of this kind."""
-        stored = INTEGER64 if isinstance(kind, At) else STORED_KINDS[kind]
-        return Computed(kind, ir.IRBuilder(self.entry).alloca(stored))
+        return Computed(kind, ir.IRBuilder(self.entry).alloca(stored(kind)))
 
     def read(self, place: Computed) -> Computed: return Computed(place.kind, self.build.load(place.value))
     def store(self, given: Any, place: Computed) -> None:
-        self.build.store(self.as_kind(given, place.kind).value, place.value)
+        """A variable holds numbers of one kind: numba would widen it where another comes."""
+        found = self.known(given)
+        if found.kind != place.kind and (found.kind, place.kind) != (types.boolean, types.int64):
+            raise Unwritten(f"{found.kind} in a variable that holds {place.kind}")
+        self.build.store(self.as_kind(found, place.kind).value, place.value)
 
-    def element(self, found: Computed, at: Any) -> tuple[Any, Any]:
-        """Where a number of an array lies, and its kind."""
+    def element(self, found: Any, at: Any) -> tuple[Any, Any]:
+        """Where a number or a record of an array lies, and its kind."""
+        if isinstance(found, Array): found = found.at
         kind, at = found.kind.of, self.as_kind(at, types.int64).value
         size = np.dtype(kind).itemsize
-        lies = REAL32 if kind is np.float32 else ir.IntType(8 * size)
-        where = self.build.add(found.value, self.build.mul(at, INTEGER64(size), flags=("nsw",)))
-        return self.build.inttoptr(where, lies.as_pointer()), kind
+        if isinstance(kind, np.dtype): return self.build.add(found.value, self.build.mul(at, INTEGER64(size))), kind
+        lies = LIES.get(kind) or ir.IntType(8 * size)
+        start = self.build.inttoptr(found.value, lies.as_pointer())         # from where LLVM follows what lies behind
+        return self.build.gep(start, [at]), kind
 
     def load(self, where: Any, kind: Any) -> Computed:
-        """The number that lies there; whole ones as words."""
-        value = self.build.load(where)
-        if kind is np.float32: return Computed(NUMBER, value)
-        widened = self.build.sext if np.dtype(kind).kind == "i" else self.build.zext
-        return Computed(types.int64, value if np.dtype(kind).itemsize == 8 else widened(value, INTEGER64))
+        """The number that lies there; whole ones as words. A record is where it lies."""
+        if isinstance(kind, np.dtype): return Computed(At(kind), where)
+        value, kept = self.build.load(where), np.dtype(kind)
+        if kept.kind == "f": return Computed(NUMBER if kept.itemsize == 4 else types.float64, value)
+        widened = self.build.sext if kept.kind == "i" else self.build.zext
+        return Computed(types.int64, value if kept.itemsize == 8 else widened(value, INTEGER64))
+
+    def put(self, found: Any, where: Any, kind: Any) -> None:
+        """A number to where it lies."""
+        kept = np.dtype(kind)
+        if kept.kind == "f": value = self.as_kind(found, NUMBER if kept.itemsize == 4 else types.float64).value
+        else:
+            value = self.as_kind(found, types.int64).value
+            if kept.itemsize < 8: value = self.build.trunc(value, ir.IntType(8 * kept.itemsize))
+        self.build.store(value, where)
+
+    def field(self, record: Computed, name: str) -> tuple[Any, Any]:
+        """Where a word of a record lies, and its kind."""
+        kind, offset = record.kind.of.fields[name][:2]
+        return self.element(Computed(At(kind.type), self.build.add(record.value, INTEGER64(offset))), 0)
 
     def word(self, record: Computed, name: str) -> Computed:
         """A word of a record."""
-        kind, offset = record.kind.of.fields[name][:2]
-        return self.load(*self.element(Computed(At(kind.type), self.build.add(record.value, INTEGER64(offset))), 0))
+        return self.load(*self.field(record, name))
 
     # ---- calls
 
     def call(self, function: Any, args: list[Any]) -> Any:
         if function is min or function is max: return self.extreme(function, *args)
         if function is pointer: return Computed(At(args[1]), self.as_kind(args[0], types.int64).value)
-        if function is carray: return args[0]
-        if isinstance(function, type) and issubclass(function, np.generic):
-            [given] = args
-            if not isinstance(given, Computed): return function(given)
-            return self.as_kind(given, NUMBER if function is np.float32 else types.int64)
+        if function is carray: return Array(*args)
+        if function is len and isinstance(args[0], Array): return args[0].size
+        if isinstance(function, type) and issubclass(function, tuple): return function(*args)
+        if isinstance(function, type) and issubclass(function, NUMBERS): return self.cast(function, *args)
+        if function in (abs, np.sqrt): return self.of_number(function, *args)
         if hasattr(function, "py_func"): return self.take_in(function, args)
         if not hasattr(function, "_defn"): raise Unwritten(f"{function!r:.80} is called, and is no word of kernels")
         given = [*map(self.known, args)]
         literal = function._prefer_literal and all(isinstance(each, int) for each in args)
         signature, code = function._defn(None, *([*map(types.literal, args)] if literal else [a.kind for a in given]))
-        made = code(Unasked(), self.build, signature, [each.value for each in given])
-        return None if made is None else Computed(signature.return_type, made)
+        made = code(Unasked(), self.build, signature, self.handed(signature.args, given))
+        return None if made is None else self.widened(Computed(signature.return_type, made))
 
-    def extreme(self, function: Any, one: Any, other: Any) -> Any:
-        """The smaller or the larger of two whole numbers."""
+    def widened(self, found: Computed) -> Computed:
+        """A whole number as a word."""
+        if not narrow_bits(found.kind): return found
+        widen = self.build.sext if found.kind.signed else self.build.zext
+        return Computed(types.int64, widen(found.value, INTEGER64))
+
+    def handed(self, wanted: Sequence[Any], given: Sequence[Computed]) -> list[Any]:
+        """Values as an intrinsic asks for them: several of its last argument as one, whole numbers as narrow."""
+        values = []
+        for k, kind in enumerate(wanted):
+            if isinstance(kind, types.BaseTuple): values.append(self.packed(kind, given[k:]))
+            elif bits := narrow_bits(kind):
+                values.append(self.build.trunc(self.as_kind(given[k], types.int64).value, ir.IntType(bits)))
+            elif kind in STORED_KINDS: values.append(self.as_kind(given[k], kind).value)
+            else: values.append(given[k].value)
+        return values
+
+    def packed(self, kinds: Any, given: Sequence[Computed]) -> Any:
+        """Several values as one."""
+        made = ir.Constant(ir.LiteralStructType([stored(each) for each in kinds]), ir.Undefined)
+        for n, each in enumerate(given): made = self.build.insert_value(made, self.as_kind(each, kinds[n]).value, n)
+        return made
+
+    def cast(self, kind: type, given: Any) -> Any:
+        """A number as one of numpy's kinds; whole ones are kept as words."""
+        if not isinstance(given, Computed): return kind(given)
+        if kind is np.bool_: return self.as_kind(given, types.boolean)
+        kept = np.dtype(kind)
+        if kept.kind == "f": return self.as_kind(given, NUMBER if kept.itemsize == 4 else types.float64)
+        word = self.as_kind(given, types.int64)
+        if kept.itemsize == 8: return word
+        narrow = self.build.trunc(word.value, ir.IntType(8 * kept.itemsize))
+        return Computed(types.int64, (self.build.sext if kept.kind == "i" else self.build.zext)(narrow, INTEGER64))
+
+    def of_number(self, function: Any, given: Any) -> Any:
+        """The size or the root of a number."""
+        if not isinstance(given, Computed): return function(given)
+        kind = given.kind if given.kind in REALS else types.int64 if function is abs else types.float64
+        value = self.as_kind(given, kind).value
+        if kind == types.int64:
+            return Computed(kind, self.build.select(self.build.icmp_signed("<", value, INTEGER64(0)),
+                                                    self.build.sub(INTEGER64(0), value), value))
+        name = f"llvm.{'fabs' if function is abs else 'sqrt'}.f{32 if kind == NUMBER else 64}"
+        return Computed(kind, self.build.call(llvm_function(self.build, name, value.type, value.type), [value]))
+
+    def extreme(self, function: Any, one: Any, other: Any, *more: Any) -> Any:
+        """The smallest or the largest of numbers."""
+        if more: return self.extreme(function, self.extreme(function, one, other), *more)
         if not isinstance(one, Computed) and not isinstance(other, Computed): return function(one, other)
-        a, b = (self.as_kind(each, types.int64).value for each in (one, other))
-        beyond = self.build.icmp_signed("<" if function is min else ">", b, a)
-        return Computed(types.int64, self.build.select(beyond, b, a))
+        a, b = self.known(one), self.known(other)
+        kind = self.common(a.kind, b.kind)
+        x, y = (self.as_kind(each, kind).value for each in (a, b))
+        test = self.build.fcmp_ordered if kind in REALS else self.build.icmp_signed
+        return Computed(kind, self.build.select(test("<" if function is min else ">", y, x), y, x))

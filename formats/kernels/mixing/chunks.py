@@ -261,10 +261,10 @@ def merge_sums(count, wide, columns, tops, masses, o, beside, more_tops, more_ma
         keep(fused(get(masses + g, None), fade, get(more_masses + g, None) * gain), masses + g, None)
     each_fade, each_gain = floats(fades, count), floats(gains, count)
     for i in range(count):
-        kept, added, fade, gain = o + i * beside, more + i * step, each_fade[i], each_gain[i]
+        kept, added, by, more_by = o + i * beside, more + i * step, each_fade[i], each_gain[i]
         for j in range(0, columns, 16):
             lanes = min(16, columns - j)
-            keep(fused(get(kept + 4 * j, lanes), fade, get(added + 4 * j, lanes) * gain), kept + 4 * j, lanes)
+            keep(fused(get(kept + 4 * j, lanes), by, get(added + 4 * j, lanes) * more_by), kept + 4 * j, lanes)
 
 
 @njit(**HELPER)

@@ -58,7 +58,7 @@ def gather_largest(c, total, low, high):
     """The largest number of each column."""
     for row in range(low, high):
         x = floats(c.x + 4 * row * c.along, c.p)
-        for j in range(c.p): total[j] = x[j] if row == low or not x[j] <= total[j] else total[j]
+        for j in range(c.p): total[j] = np.float64(x[j]) if row == low or not x[j] <= total[j] else total[j]
 
 
 @Kernel
