@@ -245,6 +245,18 @@ def test_epilogues(F, rows):
         assert (abs(out - epilogue.reference(exact)) <= epilogue.bound(exact, error, packed.rounds)).all(), parts
 
 
+@pytest.mark.parametrize("activation", ["tanh", "gelu", "relu"])
+@pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
+def test_rows_may_lie_in_any_order(F, activation):
+    """Steps from row to row may be negative, or none where there is one row."""
+    rng = np.random.default_rng(8)
+    packed, x, after = F.approximate(normal(rng, 48, 35)), normal(rng, 20, 48), Epilogue(activation=activation)
+    for rows in (20, 7, 1):
+        wanted = packed.matmul(x[:rows], out=np.empty((rows, 35), np.float32), epilogue=after)
+        found = packed.matmul(x[:rows], out=normal(rng, 40, 35)[::-2][:rows], epilogue=after)
+        assert found.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("part", ["operands", "operations", "means", "bound"])
 def test_a_stage_that_lacks_a_part_is_refused_where_it_is_declared(part):
     parts = {"operations": 2, "means": lambda y, e: y, "bound": lambda y, error, value, e, rough: error}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from formats.folding import fold_lanes
-from formats.kernels.engine import objects
+from formats.kernels.engine import memory, objects
 from formats.kernels.engine.compiled import Function, digest_code, provide
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.memory import bytes_at, longs, view_as
@@ -108,6 +108,8 @@ def python_of_all(out, given, count, far):
     wide[1] += total / 4 + half
     wide[2] = -np.float64(f4(1) / f4(3))
     put[6] = np.int32(put[5]) if count and total else 0
+    for place in range(count - 1, -1, put[0] - put[0] - 2): put[6] += 3 * place
+    for place in range(0, count, put[0] - put[0] + 3): put[6] -= place
     put[7] = narrow[0]
     return total
 
@@ -144,9 +146,34 @@ def test_kernels_are_known_by_what_makes_code_of_them(monkeypatch):
     assert digest_code("a kernel") != before
 
 
-def test_what_texts_do_not_say_is_refused_by_what_it_says():
-    kernel = TextKernel("def refused(item, worker, arguments):\n    a = [item]\n", fold_lanes.__name__)
-    with pytest.raises(RuntimeError, match=r"\[item\]: no text of a kernel says this"): provide([kernel])
+def test_nothing_is_divided_by_without_end():
+    """numba's rule, for a processor would end the process."""
+    lines = ["def divided_of_text(item, worker, arguments):", "    out = longs(arguments, 2)",
+             "    out[0], out[1] = item // worker, item % worker", ""]
+    kernel, found = TextKernel("\n".join(lines), fold_lanes.__name__), np.ones(2, np.int64)
+    provide([kernel])
+    kernel.call(7, 0, found.ctypes.data)
+    assert found.tolist() == [0, 0]
+
+
+REFUSED = {"a list": ("a = [item]", r"\[item\]: no text of a kernel says this"),
+           "an end of a loop": ("for i in range(3): pass\n    else: item = 1", "no text of a kernel says this"),
+           "an end of a while": ("while item < 0: item += 1\n    else: item = 1", "no text of a kernel says this"),
+           "a word of a call": ("a = max(item, worker, default=3)", "no text of a kernel says this"),
+           "a variable of two kinds": ("a = 1\n    a = a / 2", "float64 in a variable that holds int64"),
+           "a test or a number": ("a = item < 2 or worker", "int64 in a variable that holds bool"),
+           "tuples that are compared": ("a = (item, 1) == (worker, 1)", "several values are compared"),
+           "a place from the end": ("longs(arguments, 2)[-1] = 3", "place -1 of an array"),
+           "a place that is no whole number": ("longs(arguments, 2)[item / 2] = 3", "place"),
+           "a number beyond words": ("a = item + 0x8000000000000000", "no number"),
+           "words without signs": ("a = pointer(arguments, np.uint64)[0]", "no kind of array that is read")}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_texts_do_not_say_is_refused_by_what_it_says(what):
+    line, said = REFUSED[what]
+    kernel = TextKernel(f"def refused(item, worker, arguments):\n    {line}\n", memory.__name__)
+    with pytest.raises(RuntimeError, match=said): provide([kernel])
 
 
 def test_a_loops_body_is_in_the_code_once():

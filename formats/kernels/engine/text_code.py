@@ -1,7 +1,7 @@
-"""Texts of kernels as machine code: LLVM's language is written statement after statement. Kinds are known as they are
-met, so that numba's inference, which takes most of a compilation, is not asked. Texts assign, choose by `if`, and do
-again by `while`, and by `for` over a range that ascends. Functions among their words are written once a process, for
-each kind of arguments, and stand behind the kernels that call them; those that give addresses are taken in."""
+"""Kernels as machine code: LLVM's language is written statement after statement. Kinds are known as they are met, so
+that numba's inference, which takes most of a compilation, is not asked. Kernels assign, choose by `if`, and do again by
+`while`, and by `for` over a range; what they say beyond is refused. Functions that they call are written once a
+process, for each kind of arguments, and stand behind the kernels that call them."""
 from __future__ import annotations
 
 import ast
@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -43,12 +44,14 @@ class Helper(NamedTuple):
     calls: dict[str, Helper]
 
 
-class Known(NamedTuple):
+@dataclass(frozen=True)
+class Known:
     """The kind of what is no number: what it is."""
     value: Any
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """The kind of a tuple: its class, and the kinds of its parts."""
     made: type
     kinds: tuple[Any, ...]
@@ -131,6 +134,7 @@ class TextWriter(ValueWriter):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in bound:
                 self.keep(node.id, bound[node.id])
         self.follow(definition.body)
+        if self.scope.results and self.is_reached(): self.refuse(definition)        # it would give nothing there
         self.leave(self.scope.end)
         self.build.position_at_end(self.scope.end)
         [found] = [each_part(self.read, each) for each in self.scope.results] or [None]
@@ -153,14 +157,14 @@ class TextWriter(ValueWriter):
                     self.put(self.binary(op, self.load(where, kind), self.value(more)), where, kind)
                 case ast.Break(): self.leave(self.loops[-1].behind)
                 case ast.Continue(): self.leave(self.loops[-1].again)
-                case ast.If(test=test, body=one, orelse=other) if isinstance(told := self.value(test), Computed):
+                case ast.If(test=test, body=one, orelse=other) if isinstance(told := self.test(test), Computed):
                     self.choose(told, lambda one=one: self.follow(one),        # type: ignore[misc]
                                 lambda other=other: self.follow(other))                    # type: ignore[misc]
                 case ast.If(body=one, orelse=other): self.follow(one if told else other)
-                case ast.While(test=test, body=inside):
-                    with self.looping(lambda test=test: self.truth(self.value(test))): self.follow(inside)  # type: ignore[misc]
-                case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=bounds),
-                             body=inside):
+                case ast.While(test=test, body=inside, orelse=[]):
+                    with self.looping(lambda test=test: self.test(test)): self.follow(inside)       # type: ignore[misc]
+                case ast.For(target=ast.Name(id=name), body=inside, orelse=[],
+                             iter=ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[])):
                     self.count(name, [*map(self.value, bounds)], inside)
                 case ast.Return(value=value): self.give(value and self.value(value))
                 case _: self.refuse(each)
@@ -189,6 +193,12 @@ class TextWriter(ValueWriter):
             each_part(self.store, given, *self.scope.results)
         self.leave(self.scope.end)
 
+    def is_reached(self) -> bool:
+        """Whether what is written next would ever be done."""
+        block = self.build.block
+        ends = [each.terminator for each in self.function.blocks if each.is_terminated]
+        return not block.is_terminated and any(block in end.operands for end in ends)
+
     def leave(self, block: Any) -> None:
         if not self.build.block.is_terminated: self.build.branch(block)
 
@@ -198,7 +208,9 @@ class TextWriter(ValueWriter):
         head, body, again, behind = (self.function.append_basic_block() for _ in range(4))
         self.build.branch(head)
         self.build.position_at_end(head)
-        self.build.cbranch(test(), body, behind)
+        told = test()
+        if isinstance(told, Computed): self.build.cbranch(told.value, body, behind)
+        else: self.build.branch(body if told else behind)
         self.build.position_at_end(body)
         self.loops.append(Loop(again, behind))
         yield
@@ -210,14 +222,20 @@ class TextWriter(ValueWriter):
         self.build.position_at_end(behind)
 
     def count(self, name: str, bounds: list[Any], body: list[ast.stmt]) -> None:
-        """A body for each of a range of whole numbers; it descends where its step is known to be negative."""
-        past = ">" if len(bounds) == 3 and isinstance(bounds[2], int) and bounds[2] < 0 else "<"
-        given = [self.as_kind(each, types.int64).value for each in bounds]
-        start, stop, step = [INTEGER64(0), *given, INTEGER64(1)] if len(given) == 1 else [*given, INTEGER64(1)][:3]
-        at = self.place(types.int64)
-        self.build.store(start, at.value)
+        """A body for each of a range of whole numbers, which descends where its step is negative."""
+        start, stop, by = [0, *bounds, 1] if len(bounds) == 1 else [*bounds, 1][:3]
+        first, last, step = (self.as_kind(each, types.int64).value for each in (start, stop, by))
+        at, none = self.place(types.int64), INTEGER64(0)
+        self.build.store(first, at.value)
         def advance() -> None: self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
-        with self.looping(lambda: self.build.icmp_signed(past, self.read(at).value, stop), advance):
+        def within() -> Computed:
+            here = self.read(at).value
+            ascends, descends = (self.build.icmp_signed(past, here, last) for past in "<>")
+            if isinstance(by, Computed):
+                found = self.build.select(self.build.icmp_signed("<", step, none), descends, ascends)
+            else: found = descends if by < 0 else ascends
+            return Computed(types.boolean, found)
+        with self.looping(within, advance):
             self.keep(name, self.read(at))
             self.follow(body)
 

@@ -3,6 +3,7 @@ import ast
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ ON_KNOWN: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.LShift: operator.lshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor}
 ON_ONE: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_,
                                                          ast.Invert: operator.invert}
+UNREAD = {np.bool_, np.uint64, np.float16}                  # what they mean is not what is a word or a float32
 LIES = {np.float32: REAL32, np.float64: REAL64}
 OF_KNOWN: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
@@ -38,7 +40,8 @@ CASTS = {(types.boolean, types.int64): "zext", (types.boolean, types.float32): "
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 
 
-class At(NamedTuple):
+@dataclass(frozen=True)
+class At:
     """The kind of an address at which numbers or a record of this kind lie."""
     of: Any
 
@@ -120,11 +123,11 @@ class ValueWriter(ABC):
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self.compared(op, self.value(left), self.value(right))
             case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *right]):
-                return self.value(ast.BoolOp(ast.And(), [ast.Compare(left, [op], [middle]),
-                                                         ast.Compare(middle, ops, right)]))
+                one, two = (ast.Constant(self.value(each)) for each in (left, middle))          # once
+                return self.value(ast.BoolOp(ast.And(), [ast.Compare(one, [op], [two]), ast.Compare(two, ops, right)]))
             case ast.BoolOp(op=op, values=[first, *rest]):
                 then = ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
-                return self.joined(isinstance(op, ast.Or), self.value(first), then)
+                return self.joined(isinstance(op, ast.Or), self.value(first), then, self.value)
             case ast.IfExp(test=test, body=one, orelse=other): return self.either(test, one, other)
             case ast.Attribute(value=value, attr=name):
                 found = self.value(value)
@@ -133,8 +136,19 @@ class ValueWriter(ABC):
                 found, place = self.value(value), self.value(at)
                 if is_several(found) and not isinstance(found, Array): return found[place]
                 return self.load(*self.element(found, place))
-            case ast.Call(func=func, args=args): return self.call(self.value(func), [*map(self.value, args)])
+            case ast.Call(func=func, args=args, keywords=[]):
+                return self.call(self.value(func), [*map(self.value, args)])
         return self.refuse(node)
+
+    def test(self, node: ast.expr) -> Any:
+        """Whether an expression is so: its parts are asked one after another, whatever their kinds."""
+        match node:
+            case ast.BoolOp(op=op, values=[first, *rest]):
+                then = ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
+                return self.joined(isinstance(op, ast.Or), self.test(first), then, self.test)
+            case ast.UnaryOp(op=ast.Not(), operand=operand): return self.turned(node.op, self.test(operand))
+        found = self.value(node)
+        return self.as_truth(found) if isinstance(found, Computed) else bool(found)
 
     def refuse(self, node: ast.AST) -> Any: raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
 
@@ -150,7 +164,8 @@ class ValueWriter(ABC):
         if given is None: return Computed(types.none, None)
         if isinstance(given, type | np.dtype): return Computed(typeof(given), None)
         if isinstance(given, bool | np.bool_): return Computed(types.boolean, BIT(int(given)))
-        if isinstance(given, int | np.integer): return Computed(types.int64, INTEGER64(int(given)))
+        if isinstance(given, int | np.integer) and abs(int(given)) < 1 << 63:
+            return Computed(types.int64, INTEGER64(int(given)))
         if isinstance(given, np.float32): return Computed(NUMBER, REAL32(float(given)))
         if isinstance(given, float | np.floating): return Computed(types.float64, REAL64(float(given)))
         raise Unwritten(f"{given!r:.80}: no number")
@@ -197,6 +212,8 @@ class ValueWriter(ABC):
 
     def compared(self, op: ast.cmpop, one: Any, other: Any) -> Any:
         """Whether it is so of two numbers; of what is none only != is."""
+        named = isinstance(op, ast.Is | ast.IsNot)
+        if not named and (is_several(one) or is_several(other)): raise Unwritten("several values are compared")
         if not isinstance(one, Computed) and not isinstance(other, Computed): return OF_KNOWN[type(op)](one, other)
         a, b = self.known(one), self.known(other)
         kind, word = self.common(a.kind, b.kind), COMPARED[type(op)]
@@ -212,9 +229,11 @@ class ValueWriter(ABC):
         return NUMBER if {one, other} == {NUMBER} else types.float64
 
     def divided(self, op: ast.operator, x: Any, y: Any) -> Any:
-        """x // y or x % y, rounded down, as Python does."""
-        build, left = self.build, self.build.srem(x, y)
-        none = INTEGER64(0)
+        """x // y or x % y, rounded down, as Python does; 0 where y is."""
+        build, none = self.build, INTEGER64(0)
+        by_nothing = build.icmp_signed("==", y, none)
+        x, y = build.select(by_nothing, none, x), build.select(by_nothing, INTEGER64(1), y)
+        left = build.srem(x, y)
         below = build.and_(build.icmp_signed("!=", left, none), build.icmp_signed("<", build.xor(left, y), none))
         if isinstance(op, ast.Mod): return build.select(below, build.add(left, y), left)
         whole = build.sdiv(x, y)
@@ -230,21 +249,19 @@ class ValueWriter(ABC):
             if not self.build.block.is_terminated: self.build.branch(behind)
         self.build.position_at_end(behind)
 
-    def joined(self, either: bool, first: Any, then: ast.expr) -> Any:
-        """`first or then`, or `first and then`: a number, as Python's are; of the first one's kind."""
-        if not isinstance(first, Computed): return first if bool(first) == either else self.value(then)
+    def joined(self, either: bool, first: Any, then: ast.expr, asked: Callable[[ast.expr], Any]) -> Any:
+        """`first or then`, or `first and then`: one of both, as Python's is, which are of one kind."""
+        if not isinstance(first, Computed): return first if bool(first) == either else asked(then)
         held = self.place(first.kind)
         self.store(first, held)
-        def store() -> None:
-            found = self.known(self.value(then))
-            self.store(self.as_truth(found) if held.kind == types.boolean else found, held)
+        def store() -> None: self.store(self.known(asked(then)), held)
         self.choose(first, *((lambda: None, store) if either else (store, lambda: None)))
         return self.read(held)
 
     def either(self, test: ast.expr, one: ast.expr, other: ast.expr) -> Any:
         """One value or the other, by a test."""
         made: list[Any] = []
-        if not isinstance(told := self.value(test), Computed): return self.value(one if told else other)
+        if not isinstance(told := self.test(test), Computed): return self.value(one if told else other)
         def store(part: ast.expr) -> None:
             found = each_part(self.known, self.value(part))
             if not made: made.append(each_part(lambda each: self.place(each.kind), found))
@@ -269,8 +286,10 @@ class ValueWriter(ABC):
     def element(self, found: Any, at: Any) -> tuple[Any, Any]:
         """Where a number or a record of an array lies, and its kind."""
         if isinstance(found, Array): found = found.at
-        kind, at = found.kind.of, self.as_kind(at, types.int64).value
-        size = np.dtype(kind).itemsize
+        kind, place = found.kind.of, self.known(at)
+        if place.kind in REALS or (isinstance(at, int) and at < 0): raise Unwritten(f"place {at!r:.80} of an array")
+        at, size = self.as_kind(place, types.int64).value, np.dtype(kind).itemsize
+        if kind in UNREAD: raise Unwritten(f"{kind}: no kind of array that is read")
         if isinstance(kind, np.dtype): return self.build.add(found.value, self.build.mul(at, INTEGER64(size))), kind
         lies = LIES.get(kind) or ir.IntType(8 * size)
         start = self.build.inttoptr(found.value, lies.as_pointer())         # from where LLVM follows what lies behind
@@ -346,8 +365,9 @@ class ValueWriter(ABC):
     def cast(self, kind: type, given: Any) -> Any:
         """A number as one of numpy's kinds; whole ones are kept as words."""
         if not isinstance(given, Computed): return kind(given)
-        if kind is np.bool_: return self.as_kind(given, types.boolean)
+        if kind in (bool, np.bool_): return self.as_truth(given)
         kept = np.dtype(kind)
+        if kind in UNREAD: raise Unwritten(f"{kind}: no kind that numbers are turned to")
         if kept.kind == "f": return self.as_kind(given, NUMBER if kept.itemsize == 4 else types.float64)
         word = self.as_kind(given, types.int64)
         if kept.itemsize == 8: return word
