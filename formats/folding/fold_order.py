@@ -10,34 +10,33 @@ from formats.rowwise.scalars import NumberGraph, StandIn
 
 f4 = np.float32
 Float32s = NDArray[np.float32]
-LARGEST, SMALLEST = np.finfo(f4).max, f4(2.0 ** -149)
-FINITE = np.array([sign * size for sign in (-1, 1) for size in (0, SMALLEST, 1, LARGEST)], f4)
-ABOVE, BELOW = np.array([*FINITE, np.inf], f4), np.array([*FINITE, -np.inf], f4)
-NUMBERS = np.array([*ABOVE, -np.inf], f4)
-ALL = np.array([*NUMBERS, np.nan], f4)
-COMPARED = "minimum", "maximum"
-TOLD = {"above": ABOVE, "below": BELOW, "above and below": FINITE}          # of a tile, in the words of texts
+FINITE_KINDS = np.array([sign * size for sign in (-1, 1) for size in (0, 2.0 ** -149, 1, np.finfo(f4).max)], f4)
+UPPER_KINDS, LOWER_KINDS = np.array([*FINITE_KINDS, np.inf], f4), np.array([*FINITE_KINDS, -np.inf], f4)
+ORDERED_KINDS = np.array([*UPPER_KINDS, -np.inf], f4)
+ALL_KINDS = np.array([*ORDERED_KINDS, np.nan], f4)
+COMPARING = "minimum", "maximum"
+TILE_KINDS = {"above": UPPER_KINDS, "below": LOWER_KINDS, "above and below": FINITE_KINDS}      # in the words of texts
 
 
 def all_kinds(found: Float32s) -> Float32s:
     """Numbers of all the kinds that are among these."""
-    none, finite = np.isnan(ALL) & np.isnan(found).any(), np.isfinite(ALL) & np.isfinite(found).any()
-    return ALL[np.isin(ALL, found) | none | finite]
+    none, finite = np.isnan(ALL_KINDS) & np.isnan(found).any(), np.isfinite(ALL_KINDS) & np.isfinite(found).any()
+    return ALL_KINDS[np.isin(ALL_KINDS, found) | none | finite]
 
 
 def keeps_order(step: MergeStep, score: Float32s, factor: Float32s) -> bool:
     """Whether a merge of carriers that are numbers, with a score and a factor of these kinds, compares no NaN and makes
     none. What is handed over from scores alone may be anything."""
-    held: dict[int, Float32s] = {id(node): ALL for node in step.stored}
-    held |= {id(step.carriers[k]): NUMBERS for k in step.by_factor}
-    held |= {id(step.score): score, id(step.factor): factor, id(step.index): FINITE}
+    held: dict[int, Float32s] = {id(node): ALL_KINDS for node in step.stored}
+    held |= {id(step.carriers[k]): ORDERED_KINDS for k in step.by_factor}
+    held |= {id(step.score): score, id(step.factor): factor, id(step.index): FINITE_KINDS}
     compares: list[Float32s] = []
 
     def kinds(node: StandIn) -> Float32s:
         if node.op == "literal": return all_kinds(np.array([node.value], f4))
         if id(node) not in held:
             args = np.meshgrid(*map(kinds, node.args))
-            if node.op in COMPARED: compares.extend(args)
+            if node.op in COMPARING: compares.extend(args)
             held[id(node)] = all_kinds(np.asarray(SCALAR_OPERATIONS[node.op].exact(*args), f4))
         return held[id(node)]
     with np.errstate(all="ignore"): made = [kinds(step.merged[k]) for k in step.by_factor]
@@ -47,12 +46,12 @@ def keeps_order(step: MergeStep, score: Float32s, factor: Float32s) -> bool:
 def compared(step: MergeStep) -> int:
     """How many of the operations on a factor compare."""
     nodes = NumberGraph(0, tuple(step.merged[k] for k in step.by_factor)).walk()
-    return sum(node.op in COMPARED and step.needs(node, step.by_factor) for node in nodes)
+    return sum(node.op in COMPARING and step.needs(node, step.by_factor) for node in nodes)
 
 
 def told_by(step: MergeStep, scored: bool) -> str | None:
     """What has to be so of a tile's factors, and of its scores where these are looked at, in the words of its text.
     None where nothing is compared, or nothing suffices."""
     if not compared(step): return None
-    words = [word for word, kinds in TOLD.items() if keeps_order(step, kinds if scored else ALL, kinds)]
+    words = [word for word, kinds in TILE_KINDS.items() if keeps_order(step, kinds if scored else ALL_KINDS, kinds)]
     return " or ".join(words[:2]) or None

@@ -8,16 +8,15 @@ from types import SimpleNamespace
 import pytest
 from test_compiling import SQUARE, done, run
 
-from formats import kernels
 from formats.core.errors import InputError
-from formats.kernels.engine import elf, objects, processor, replay
-from formats.kernels.engine.compiled import FUNCTIONS
+from formats.kernels.engine import elf, objects, processor
+from formats.kernels.engine.compiled import FUNCTIONS, provide
 from formats.kernels.mixing import attending
+from tests.numba_kernel import listed
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")
 BASE = 0x7F12_3456_7000
-NAMES = "square", replay.conduct.name, attending.attend.name   # small; with what is written to; with constants, and
-                                                               # calls of C's
+NAMES = "square", listed.name, attending.attend.name   # small; with what is written to; with constants and calls of C's
 SECTION, SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 WIDTHS = {1: 8, 2: 4, 4: 4, 10: 4, 11: 4, 24: 8}             # bytes that relocations write, of the table of the ABI
 FIELDS = "name kind flags address offset size link info align each".split()
@@ -30,7 +29,7 @@ def code(request):
 
 
 def stored(name):
-    kernels.warm([name])
+    provide([FUNCTIONS[name]])
     code, _, absent = objects.read_code(FUNCTIONS[name].symbol).rpartition(b"\n")
     return code, FUNCTIONS[name].symbol, {each: 0x7F00_0000_0000 for each in (*objects.BASIC, *absent.decode().split())}
 
@@ -87,8 +86,10 @@ def test_memory_is_run_or_written_to_never_both():
 import ctypes, sys
 {SQUARE}
 place = FUNCTIONS["square"].place
-from formats.kernels.engine import replay
-kernels.warm(["conduct"])                                    # which has what is written to
+from formats.kernels.engine.compiled import provide
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.numba_kernel import listed                        # which has what is written to
+provide([listed])
 lines = [line.split()[:2] for line in open("/proc/self/maps")]
 rights = next(r for where, r in lines if int(where.split("-")[0], 16) <= place < int(where.split("-")[1], 16))
 print(rights, any("w" in r and "x" in r for _, r in lines), "llvmlite" in sys.modules)
@@ -168,7 +169,7 @@ def relocation(code, **fields):
 
 
 def text(each): return each.rights == elf.EXECUTED and each.size
-def own(found, each): return each.section and found.name(each).startswith("conduct-")
+def own(found, each): return each.section and found.name(each).startswith("listed-")
 def patch(code, at, new): return code[:at] + new + code[at + len(new):]
 
 
@@ -209,26 +210,26 @@ WRONG = {
     "one of none there is": (lambda c: relocation(c, number=1 << 20), "no symbol 1048576"),
     "one that is far": (lambda c: relocation(c, kind=2, addend=1 << 40), "Foreign: relocation 2 of what is too far"),
     "one below nothing": (lambda c: relocation(c, addend=-1 << 62), "Foreign: relocation 1 of what is too far"),
-    "a function beyond": (lambda c: symbol(c, own, value=1 << 40), "defines no function conduct"),
+    "a function beyond": (lambda c: symbol(c, own, value=1 << 40), "defines no function listed"),
     "data beyond": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), value=1 << 40),
                     "a symbol lies outside"),
     "data that is not there": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]),
                                                 section=0xFFF1),
                                "Foreign: symbol ''"),
     "a function of data": (lambda c: symbol(c, own, section=lambda _: next(
-        i for i, s in enumerate(elf.sections(c)) if s.kind == elf.NOBITS)), "defines no function conduct"),
-    "no function": (lambda c: symbol(c, own, kind=0x11), "defines no function conduct"),
+        i for i, s in enumerate(elf.sections(c)) if s.kind == elf.NOBITS)), "defines no function listed"),
+    "no function": (lambda c: symbol(c, own, kind=0x11), "defines no function listed"),
     "of no section": (lambda c: symbol(c, own, section=0x7000), "a symbol is of no section"),
-    "an absolute function": (lambda c: symbol(c, own, section=0xFFF1), "defines no function conduct"),
+    "an absolute function": (lambda c: symbol(c, own, section=0xFFF1), "defines no function listed"),
     "a function at the end": (lambda c: symbol(c, own, value=next(filter(text, elf.sections(c))).size),
-                              "defines no function conduct"),
+                              "defines no function listed"),
     "a name beyond": (lambda c: symbol(c, own, name=1 << 30), "name of a symbol has no end"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_contradicts_itself_is_refused(what):
-    code, name, outside = stored("conduct")
+    code, name, outside = stored("listed")
     change, why = WRONG[what]
     with pytest.raises(InputError) as caught: linked(change(code), name, outside)
     said = f"{'Foreign: ' * isinstance(caught.value, elf.Foreign)}{caught.value}"
@@ -236,8 +237,8 @@ def test_what_contradicts_itself_is_refused(what):
 
 
 def test_what_is_not_defined_is_refused():
-    code, name, _ = stored("conduct")
-    with pytest.raises(elf.Foreign, match="symbol 'numba_gil_ensure'"): linked(code, name, {})
+    code, name, _ = stored("listed")
+    with pytest.raises(elf.Foreign, match="symbol 'NRT_"): linked(code, name, {})
 
 
 def test_what_is_refused_is_compiled_again(tmp_path):

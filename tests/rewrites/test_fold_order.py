@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.folding.fold_order import NUMBERS, TOLD, compared, keeps_order, told_by
+from formats.folding.fold_order import ORDERED_KINDS, TILE_KINDS, compared, keeps_order, told_by
 from formats.kernels.engine.compiled import provide
 from formats.rowwise.scalar_graphs import exact_graph
 from formats.rowwise.scalars import NumberGraph
@@ -31,7 +31,7 @@ MERGES = {"shortest": (minplus, "above or below"),
           "a quotient": (declared(lambda x, w: x / w, np.maximum, -np.inf), None),
           "of a difference": (declared(lambda x, w: x * w - x * w, np.maximum, -np.inf), None),
           "a sum": (declared(lambda x, w: x + w, lambda a, b: a + b, 0.0), None)}
-EDGES = st.sampled_from([float(each) for each in NUMBERS])
+EDGES = st.sampled_from([float(each) for each in ORDERED_KINDS])
 ROWS, KEYS, COLUMNS = 70, 130, 21                           # two units of queries, three tiles of keys
 
 
@@ -55,8 +55,8 @@ def test_what_a_tile_has_to_be_is_told_by_the_merge(name):
 def test_what_is_told_keeps_nan_away(name, data):
     """A merge of carriers that are numbers with what a tile may hold has no NaN in it, whichever numbers these are."""
     step = kernel_of(name).written.step
-    for word in [word for word, pair in TOLD.items() if keeps_order(step, pair, pair)]:
-        pair = st.sampled_from([float(each) for each in TOLD[word]]) | st.floats(width=32, allow_nan=False,
+    for word in [word for word, pair in TILE_KINDS.items() if keeps_order(step, pair, pair)]:
+        pair = st.sampled_from([float(each) for each in TILE_KINDS[word]]) | st.floats(width=32, allow_nan=False,
                                                                                 allow_infinity=False)
         carriers = [data.draw(EDGES) for _ in step.carriers]
         given = [*carriers, data.draw(pair), data.draw(pair), 0.0]

@@ -10,7 +10,6 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
@@ -20,7 +19,20 @@ import numpy as np
 from .compiled import Function
 from .from_text import TextKernel
 from .native import FastMathOptions, ir, llvm, rewrite_module, types
-from .text_values import INTEGER64, Computed, Scope, ValueWriter, each_part, is_several, made_of, stored
+from .text_kinds import (
+    INTEGER64,
+    Computed,
+    GivenValue,
+    KnownKind,
+    LlvmValue,
+    PartsKind,
+    ValueKind,
+    each_part,
+    is_several,
+    rebuilt,
+    stored_parts,
+)
+from .text_values import Scope, ValueWriter
 
 HEAD_LINES = 3                                              # of a module's text, which say what it is of
 PASS_LEVEL = 3                                              # of LLVM's passes, the highest
@@ -39,67 +51,38 @@ def read_function(function: Callable[..., Any]) -> tuple[ast.FunctionDef, dict[s
 
 class Helper(NamedTuple):
     """A function among words: the kind that it gives, its text, and the helpers that it calls."""
-    gives: Any
+    gives: ValueKind
     text: str
     calls: dict[str, Helper]
 
 
-@dataclass(frozen=True)
-class Known:
-    """The kind of what is no number: what it is."""
-    value: Any
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The kind of a tuple: its class, and the kinds of its parts."""
-    made: type
-    kinds: tuple[Any, ...]
-
-
-NOTHING = Known(None)
+GIVES_NOTHING = KnownKind(None)
 HELPERS: dict[tuple[Any, ...], Helper] = {}                 # by function and kinds
-NUMBERS: dict[tuple[Any, ...], int] = {}
+HELPER_NUMBERS: dict[tuple[Any, ...], int] = {}
 NUMBERED = re.compile(r"helper\.(\d+)")
 
 
-def rebuilt(kind: Any, values: Iterator[Any]) -> Any:
-    """What is of this kind, of LLVM's values one after another."""
-    match kind:
-        case Known(value=value): return value
-        case Parts(made=made, kinds=kinds): return made_of(made, [rebuilt(each, values) for each in kinds])
-    return Computed(kind, next(values))
-
-
-def stored_parts(kind: Any) -> list[Any]:
-    """LLVM's kinds of the values of what is of this kind."""
-    match kind:
-        case Known(): return []
-        case Parts(kinds=kinds): return [part for each in kinds for part in stored_parts(each)]
-    return [stored(kind)]
-
-
-class Loop(NamedTuple):
+class LoopEnds(NamedTuple):
     """Where a loop goes on, and where it ends."""
-    again: Any
-    behind: Any
+    again: LlvmValue
+    behind: LlvmValue
 
 
 class TextWriter(ValueWriter):
     """Writes one function, of arguments of these kinds."""
 
-    def __init__(self, name: str, kinds: Sequence[Any], gives: Any = NOTHING) -> None:
+    def __init__(self, name: str, kinds: Sequence[Any], gives: ValueKind = GIVES_NOTHING) -> None:
         self.module, self.kinds = ir.Module(name), kinds
         self.module.triple = llvm.get_process_triple()
         self.function = ir.Function(self.module, function_kind(kinds, gives), name)
         self.entry, begin = (self.function.append_basic_block() for _ in range(2))
         self.build = ir.IRBuilder(begin)
         self.scope, self.calls = Scope({}, {}, [], begin), dict[str, Helper]()
-        self.loops: list[Loop] = []
+        self.loops: list[LoopEnds] = []
 
-    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> Any:
+    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> GivenValue:
         """Writes all of it; the kind that it gives."""
-        begin, args, values = self.build.block, iter(self.function.args), list[Any]()
+        begin, args, values = self.build.block, iter(self.function.args), list[GivenValue]()
         found = self.write(definition, names, [rebuilt(each, args) for each in self.kinds])
         gives = self.kind_of(found, values)
         if self.function.ftype.return_type == ir.VoidType(): self.build.ret_void()
@@ -107,8 +90,8 @@ class TextWriter(ValueWriter):
         ir.IRBuilder(self.entry).branch(begin)
         return gives
 
-    def take_in(self, function: Any, args: list[Any]) -> Any:
-        given: list[Any] = []
+    def take_in(self, function: LlvmValue, args: list[GivenValue]) -> GivenValue:
+        given: list[GivenValue] = []
         kinds = tuple(self.kind_of(each, given) for each in args)
         helper = find_helper(function, kinds)
         name = name_helper(function, kinds)
@@ -118,15 +101,15 @@ class TextWriter(ValueWriter):
         found = self.build.call(self.module.globals[name], given)
         return rebuilt(helper.gives, (self.build.extract_value(found, k) for k in count()))
 
-    def kind_of(self, given: Any, values: list[Any]) -> Any:
+    def kind_of(self, given: GivenValue, values: list[GivenValue]) -> GivenValue:
         """The kind of an argument; what is computed of it is added to the values."""
-        if is_several(given): return Parts(type(given), tuple(self.kind_of(each, values) for each in given))
-        if not isinstance(given, Computed | int | float | np.number): return Known(given)
+        if is_several(given): return PartsKind(type(given), tuple(self.kind_of(each, values) for each in given))
+        if not isinstance(given, Computed | int | float | np.number): return KnownKind(given)
         found = self.known(given)
         values.append(found.value)
         return found.kind
 
-    def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[Any]) -> Any:
+    def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[GivenValue]) -> GivenValue:
         """What a function gives, of these arguments; its code is here from now on."""
         bound = dict(zip((each.arg for each in definition.args.args), args, strict=True))
         outer, self.scope = self.scope, Scope({}, {**names, **bound}, [], self.function.append_basic_block())
@@ -169,7 +152,7 @@ class TextWriter(ValueWriter):
                 case ast.Return(value=value): self.give(value and self.value(value))
                 case _: self.refuse(each)
 
-    def assign(self, target: ast.expr, found: Any) -> None:
+    def assign(self, target: ast.expr, found: GivenValue) -> None:
         match target:
             case ast.Tuple(elts=parts):
                 for part, each in zip(parts, found, strict=True): self.assign(part, each)
@@ -178,14 +161,14 @@ class TextWriter(ValueWriter):
             case ast.Name(id=name): self.keep(name, found)
             case _: self.refuse(target)
 
-    def keep(self, name: str, found: Any) -> None:
+    def keep(self, name: str, found: GivenValue) -> None:
         """A variable from now on, of several parts where it is a tuple."""
         given = each_part(self.known, found)
         if name not in self.scope.variables:
             self.scope.variables[name] = each_part(lambda each: self.place(each.kind), given)
         each_part(self.store, given, self.scope.variables[name])
 
-    def give(self, found: Any) -> None:
+    def give(self, found: GivenValue) -> None:
         """What the function gives, and its end."""
         if found is not None:
             given = each_part(self.known, found)
@@ -199,7 +182,7 @@ class TextWriter(ValueWriter):
         ends = [each.terminator for each in self.function.blocks if each.is_terminated]
         return not block.is_terminated and any(block in end.operands for end in ends)
 
-    def leave(self, block: Any) -> None:
+    def leave(self, block: LlvmValue) -> None:
         if not self.build.block.is_terminated: self.build.branch(block)
 
     @contextmanager
@@ -212,7 +195,7 @@ class TextWriter(ValueWriter):
         if isinstance(told, Computed): self.build.cbranch(told.value, body, behind)
         else: self.build.branch(body if told else behind)
         self.build.position_at_end(body)
-        self.loops.append(Loop(again, behind))
+        self.loops.append(LoopEnds(again, behind))
         yield
         self.loops.pop()
         self.leave(again)
@@ -221,7 +204,7 @@ class TextWriter(ValueWriter):
         self.build.branch(head)
         self.build.position_at_end(behind)
 
-    def count(self, name: str, bounds: list[Any], body: list[ast.stmt]) -> None:
+    def count(self, name: str, bounds: list[GivenValue], body: list[ast.stmt]) -> None:
         """A body for each of a range of whole numbers, which descends where its step is negative."""
         start, stop, by = [0, *bounds, 1] if len(bounds) == 1 else [*bounds, 1][:3]
         first, last, step = (self.as_kind(each, types.int64).value for each in (start, stop, by))
@@ -240,25 +223,25 @@ class TextWriter(ValueWriter):
             self.follow(body)
 
 
-def function_kind(kinds: Sequence[Any], gives: Any) -> Any:
+def function_kind(kinds: Sequence[Any], gives: ValueKind) -> GivenValue:
     """LLVM's kind of a function: what it gives is one value of several."""
-    result = ir.LiteralStructType(stored_parts(gives)) if gives != NOTHING else ir.VoidType()
+    result = ir.LiteralStructType(stored_parts(gives)) if gives != GIVES_NOTHING else ir.VoidType()
     return ir.FunctionType(result, [part for each in kinds for part in stored_parts(each)])
 
 
-def pack_values(build: Any, kind: Any, found: Sequence[Any]) -> Any:
+def pack_values(build: LlvmValue, kind: ValueKind, found: Sequence[Any]) -> GivenValue:
     """Several values as one."""
     made = ir.Constant(kind, ir.Undefined)
     for k, each in enumerate(found): made = build.insert_value(made, each, k)
     return made
 
 
-def name_helper(function: Any, kinds: tuple[Any, ...]) -> str:
+def name_helper(function: LlvmValue, kinds: tuple[Any, ...]) -> str:
     """By its number, as two that are declared alike may stand for others."""
-    return f"helper.{NUMBERS.setdefault((function.py_func, kinds), len(NUMBERS))}"
+    return f"helper.{HELPER_NUMBERS.setdefault((function.py_func, kinds), len(HELPER_NUMBERS))}"
 
 
-def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper:
+def find_helper(function: LlvmValue, kinds: tuple[Any, ...]) -> Helper:
     """A function for arguments of these kinds. It is written twice: the first time says what it gives."""
     key = function.py_func, kinds
     if key not in HELPERS:
@@ -298,13 +281,13 @@ def join_modules(writer: TextWriter) -> str:
 
 
 @cache
-def code_maker() -> Any:
+def code_maker() -> GivenValue:
     """numba's, which knows the processor, and how code is addressed."""
     from numba.core.codegen import JITCPUCodegen
     return JITCPUCodegen("texts")
 
 
-def pass_through(module: Any) -> None:
+def pass_through(module: LlvmValue) -> None:
     """LLVM's passes, without unrolled loops: kernels say how many vectors are abreast, and copies of a body take a
     quarter of a compilation and gain nothing. Loops over single numbers do become vectors."""
     options = llvm.create_pipeline_tuning_options(PASS_LEVEL)
@@ -319,7 +302,7 @@ def compile_written(function: Function) -> bytes:
         [definition] = [each for each in ast.parse(function.text).body if isinstance(each, ast.FunctionDef)]
         names = {"min": min, "max": max} | function.words
     else: definition, names = read_function(function.body)
-    kinds, gives = [types.int64] * function.arguments, types.int64 if function.result else NOTHING
+    kinds, gives = [types.int64] * function.arguments, types.int64 if function.result else GIVES_NOTHING
     writer = TextWriter(function.symbol, kinds, gives)
     writer.whole(definition, names)
     module = llvm.parse_assembly(join_modules(writer))

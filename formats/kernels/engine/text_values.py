@@ -3,19 +3,38 @@ import ast
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, arithmetic, emitted
-from formats.kernels.simd.vectors import VECTOR, Vectors, llvm_function
+from formats.kernels.simd.vectors import llvm_function
 
 from .memory import pointer
 from .native import carray, ir, typeof, types
+from .text_kinds import (
+    BIT,
+    CASTS,
+    INTEGER64,
+    LIES,
+    REAL32,
+    REAL64,
+    REALS,
+    STORED_KINDS,
+    UNREAD,
+    ArrayAt,
+    At,
+    Computed,
+    GivenValue,
+    LlvmValue,
+    Unwritten,
+    ValueKind,
+    each_part,
+    is_several,
+    narrow_bits,
+    stored,
+)
 
-INTEGER64, BIT, REAL32, REAL64 = ir.IntType(64), ir.IntType(1), ir.FloatType(), ir.DoubleType()
-STORED_KINDS = {types.int64: INTEGER64, types.boolean: BIT, NUMBER: REAL32, types.float64: REAL64}
 ON_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 ON_WORDS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.RShift: "ashr", ast.LShift: "shl",
             ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor"}
@@ -26,76 +45,19 @@ ON_KNOWN: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.LShift: operator.lshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor}
 ON_ONE: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_,
                                                          ast.Invert: operator.invert}
-UNREAD = {np.bool_, np.uint64, np.float16}                  # what they mean is not what is a word or a float32
-LIES = {np.float32: REAL32, np.float64: REAL64}
 OF_KNOWN: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
     ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not}
-REALS, NUMBERS = {NUMBER, types.float64}, (np.generic, int, float)
-CASTS = {(types.boolean, types.int64): "zext", (types.boolean, types.float32): "uitofp",
-         (types.boolean, types.float64): "uitofp", (types.int64, types.float32): "sitofp",
-         (types.int64, types.float64): "sitofp", (types.float32, types.int64): "fptosi",
-         (types.float64, types.int64): "fptosi", (types.float32, types.float64): "fpext",
-         (types.float64, types.float32): "fptrunc"}
+NUMBER_CLASSES = np.generic, int, float
 COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-
-
-@dataclass(frozen=True)
-class At:
-    """The kind of an address at which numbers or a record of this kind lie."""
-    of: Any
-
-
-class Array(NamedTuple):
-    """Numbers or records that lie side by side: where, and how many there are."""
-    at: Any
-    size: Any
-
-
-class Computed(NamedTuple):
-    """A value that a kernel computes: its kind, and LLVM's name for it. What is none is one of Python's, and known."""
-    kind: Any
-    value: Any
-
-
-def stored(kind: Any) -> Any:
-    """LLVM's kind of what a variable of this kind holds."""
-    if isinstance(kind, At): return INTEGER64
-    if isinstance(kind, Vectors): return ir.ArrayType(VECTOR, kind.count)
-    if kind not in STORED_KINDS: raise Unwritten(f"{kind}: no kind that is stored")
-    return STORED_KINDS[kind]
-
-
-def narrow_bits(kind: Any) -> int:
-    """How many bits whole numbers of a kind have, where they are fewer than a word's; else 0."""
-    bits = int(getattr(kind, "bitwidth", 64)) if isinstance(kind, types.Integer) else 64
-    return bits if bits < 64 else 0
 
 
 class Scope(NamedTuple):
     """What a function being written has: variables by name, what other names mean, where results go, its end."""
     variables: dict[str, Any]
     names: Mapping[str, Any]
-    results: list[Any]
-    end: Any
-
-
-def is_several(found: Any) -> bool: return isinstance(found, tuple) and not isinstance(found, Computed)
-
-
-def each_part(function: Callable[..., Any], found: Any, *more: Any) -> Any:
-    """What a function makes of a value, or of each part of several, as several of the same kind."""
-    if not is_several(found): return function(found, *more)
-    return made_of(type(found), [each_part(function, *each) for each in zip(found, *more, strict=True)])
-
-
-def made_of(kind: type, parts: list[Any]) -> Any:
-    """A tuple of a class, of its parts."""
-    return kind(*parts) if hasattr(kind, "_fields") else tuple(parts)
-
-
-class Unwritten(TypeError):
-    """What texts do not say."""
+    results: list[GivenValue]
+    end: LlvmValue
 
 
 class Unasked:
@@ -105,12 +67,12 @@ class Unasked:
 
 class ValueWriter(ABC):
     """Writes the expressions of one function. `build` says where."""
-    function: Any
-    build: Any
-    entry: Any
+    function: LlvmValue
+    build: LlvmValue
+    entry: LlvmValue
     scope: Scope
 
-    def value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.expr) -> GivenValue:
         """What an expression is: a value that is computed, several, or one of Python's that is known."""
         match node:
             case ast.Constant(value=value): return value
@@ -134,13 +96,13 @@ class ValueWriter(ABC):
                 return self.word(found, name) if isinstance(found, Computed) else getattr(found, name)
             case ast.Subscript(value=value, slice=at):
                 found, place = self.value(value), self.value(at)
-                if is_several(found) and not isinstance(found, Array): return found[place]
+                if is_several(found) and not isinstance(found, ArrayAt): return found[place]
                 return self.load(*self.element(found, place))
             case ast.Call(func=func, args=args, keywords=[]):
                 return self.call(self.value(func), [*map(self.value, args)])
         return self.refuse(node)
 
-    def test(self, node: ast.expr) -> Any:
+    def test(self, node: ast.expr) -> GivenValue:
         """Whether an expression is so: its parts are asked one after another, whatever their kinds."""
         match node:
             case ast.BoolOp(op=op, values=[first, *rest]):
@@ -150,15 +112,16 @@ class ValueWriter(ABC):
         found = self.value(node)
         return self.as_truth(found) if isinstance(found, Computed) else bool(found)
 
-    def refuse(self, node: ast.AST) -> Any: raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
+    def refuse(self, node: ast.AST) -> GivenValue:
+        raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
 
     @abstractmethod
-    def take_in(self, function: Any, args: list[Any]) -> Any:
+    def take_in(self, function: LlvmValue, args: list[GivenValue]) -> GivenValue:
         """What a function among words gives."""
 
     # ---- kinds
 
-    def known(self, given: Any) -> Computed:
+    def known(self, given: GivenValue) -> Computed:
         """A value of Python's as one that is computed."""
         if isinstance(given, Computed): return given
         if given is None: return Computed(types.none, None)
@@ -170,7 +133,7 @@ class ValueWriter(ABC):
         if isinstance(given, float | np.floating): return Computed(types.float64, REAL64(float(given)))
         raise Unwritten(f"{given!r:.80}: no number")
 
-    def as_kind(self, given: Any, kind: Any) -> Computed:
+    def as_kind(self, given: GivenValue, kind: ValueKind) -> Computed:
         """A value turned to another kind."""
         found = self.known(given)
         if found.kind == kind: return found
@@ -179,15 +142,15 @@ class ValueWriter(ABC):
         if (found.kind, kind) not in CASTS: raise Unwritten(f"{found.kind} where {kind} was")
         return Computed(kind, getattr(self.build, CASTS[found.kind, kind])(found.value, stored(kind)))
 
-    def truth(self, given: Any) -> Any: return self.as_truth(given).value
+    def truth(self, given: GivenValue) -> GivenValue: return self.as_truth(given).value
 
-    def as_truth(self, given: Any) -> Computed:
+    def as_truth(self, given: GivenValue) -> Computed:
         found = self.known(given)
         return found if found.kind == types.boolean else self.compared(ast.NotEq(), found, 0)
 
     # ---- operations
 
-    def binary(self, op: ast.operator, one: Any, other: Any) -> Any:
+    def binary(self, op: ast.operator, one: GivenValue, other: GivenValue) -> GivenValue:
         if not isinstance(one, Computed) and not isinstance(other, Computed): return ON_KNOWN[type(op)](one, other)
         a, b = self.known(one), self.known(other)
         if VECTOR16 in (a.kind, b.kind):
@@ -201,7 +164,7 @@ class ValueWriter(ABC):
         if isinstance(op, ast.FloorDiv | ast.Mod): return Computed(types.int64, self.divided(op, x, y))
         return Computed(kind, getattr(self.build, ON_WORDS[type(op)])(x, y))
 
-    def turned(self, op: ast.unaryop, given: Any) -> Any:
+    def turned(self, op: ast.unaryop, given: GivenValue) -> GivenValue:
         """-x, not x, ~x."""
         if not isinstance(given, Computed): return ON_ONE[type(op)](given)
         match op:
@@ -210,7 +173,7 @@ class ValueWriter(ABC):
             case ast.USub() if given.kind in REALS: return Computed(given.kind, self.build.fneg(given.value))
         return self.binary(ast.Sub(), 0, given)
 
-    def compared(self, op: ast.cmpop, one: Any, other: Any) -> Any:
+    def compared(self, op: ast.cmpop, one: GivenValue, other: GivenValue) -> GivenValue:
         """Whether it is so of two numbers; of what is none only != is."""
         named = isinstance(op, ast.Is | ast.IsNot)
         if not named and (is_several(one) or is_several(other)): raise Unwritten("several values are compared")
@@ -222,13 +185,13 @@ class ValueWriter(ABC):
         test = self.build.fcmp_unordered if word == "!=" else self.build.fcmp_ordered
         return Computed(types.boolean, test(word, x, y))
 
-    def common(self, one: Any, other: Any) -> Any:
+    def common(self, one: GivenValue, other: GivenValue) -> GivenValue:
         """The kind in which two numbers meet, as numba's: whole ones and float32 meet in float64."""
         kinds = {one, other} & REALS
         if not kinds: return types.int64
         return NUMBER if {one, other} == {NUMBER} else types.float64
 
-    def divided(self, op: ast.operator, x: Any, y: Any) -> Any:
+    def divided(self, op: ast.operator, x: LlvmValue, y: LlvmValue) -> GivenValue:
         """x // y or x % y, rounded down, as Python does; 0 where y is."""
         build, none = self.build, INTEGER64(0)
         by_nothing = build.icmp_signed("==", y, none)
@@ -249,7 +212,8 @@ class ValueWriter(ABC):
             if not self.build.block.is_terminated: self.build.branch(behind)
         self.build.position_at_end(behind)
 
-    def joined(self, either: bool, first: Any, then: ast.expr, asked: Callable[[ast.expr], Any]) -> Any:
+    def joined(self, either: bool, first: GivenValue, then: ast.expr,
+               asked: Callable[[ast.expr], GivenValue]) -> GivenValue:
         """`first or then`, or `first and then`: one of both, as Python's is, which are of one kind."""
         if not isinstance(first, Computed): return first if bool(first) == either else asked(then)
         held = self.place(first.kind)
@@ -258,9 +222,9 @@ class ValueWriter(ABC):
         self.choose(first, *((lambda: None, store) if either else (store, lambda: None)))
         return self.read(held)
 
-    def either(self, test: ast.expr, one: ast.expr, other: ast.expr) -> Any:
+    def either(self, test: ast.expr, one: ast.expr, other: ast.expr) -> GivenValue:
         """One value or the other, by a test."""
-        made: list[Any] = []
+        made: list[GivenValue] = []
         if not isinstance(told := self.test(test), Computed): return self.value(one if told else other)
         def store(part: ast.expr) -> None:
             found = each_part(self.known, self.value(part))
@@ -271,21 +235,21 @@ class ValueWriter(ABC):
 
     # ---- memory
 
-    def place(self, kind: Any) -> Computed:
+    def place(self, kind: ValueKind) -> Computed:
         """Room for a value of this kind."""
         return Computed(kind, ir.IRBuilder(self.entry).alloca(stored(kind)))
 
     def read(self, place: Computed) -> Computed: return Computed(place.kind, self.build.load(place.value))
-    def store(self, given: Any, place: Computed) -> None:
+    def store(self, given: GivenValue, place: Computed) -> None:
         """A variable holds numbers of one kind: numba would widen it where another comes."""
         found = self.known(given)
         if found.kind != place.kind and (found.kind, place.kind) != (types.boolean, types.int64):
             raise Unwritten(f"{found.kind} in a variable that holds {place.kind}")
         self.build.store(self.as_kind(found, place.kind).value, place.value)
 
-    def element(self, found: Any, at: Any) -> tuple[Any, Any]:
+    def element(self, found: GivenValue, at: LlvmValue) -> tuple[Any, Any]:
         """Where a number or a record of an array lies, and its kind."""
-        if isinstance(found, Array): found = found.at
+        if isinstance(found, ArrayAt): found = found.at
         kind, place = found.kind.of, self.known(at)
         if place.kind in REALS or (isinstance(at, int) and at < 0): raise Unwritten(f"place {at!r:.80} of an array")
         at, size = self.as_kind(place, types.int64).value, np.dtype(kind).itemsize
@@ -295,7 +259,7 @@ class ValueWriter(ABC):
         start = self.build.inttoptr(found.value, lies.as_pointer())         # from where LLVM follows what lies behind
         return self.build.gep(start, [at]), kind
 
-    def load(self, where: Any, kind: Any) -> Computed:
+    def load(self, where: LlvmValue, kind: ValueKind) -> Computed:
         """The number that lies there; whole ones as words. A record is where it lies."""
         if isinstance(kind, np.dtype): return Computed(At(kind), where)
         value, kept = self.build.load(where), np.dtype(kind)
@@ -303,7 +267,7 @@ class ValueWriter(ABC):
         widened = self.build.sext if kept.kind == "i" else self.build.zext
         return Computed(types.int64, value if kept.itemsize == 8 else widened(value, INTEGER64))
 
-    def put(self, found: Any, where: Any, kind: Any) -> None:
+    def put(self, found: GivenValue, where: LlvmValue, kind: ValueKind) -> None:
         """A number to where it lies."""
         kept = np.dtype(kind)
         if kept.kind == "f": value = self.as_kind(found, NUMBER if kept.itemsize == 4 else types.float64).value
@@ -323,13 +287,13 @@ class ValueWriter(ABC):
 
     # ---- calls
 
-    def call(self, function: Any, args: list[Any]) -> Any:
+    def call(self, function: LlvmValue, args: list[GivenValue]) -> GivenValue:
         if function is min or function is max: return self.extreme(function, *args)
         if function is pointer: return Computed(At(args[1]), self.as_kind(args[0], types.int64).value)
-        if function is carray: return Array(*args)
-        if function is len and isinstance(args[0], Array): return args[0].size
+        if function is carray: return ArrayAt(*args)
+        if function is len and isinstance(args[0], ArrayAt): return args[0].size
         if isinstance(function, type) and issubclass(function, tuple): return function(*args)
-        if isinstance(function, type) and issubclass(function, NUMBERS): return self.cast(function, *args)
+        if isinstance(function, type) and issubclass(function, NUMBER_CLASSES): return self.cast(function, *args)
         if function in (abs, np.sqrt): return self.of_number(function, *args)
         if hasattr(function, "py_func"): return self.take_in(function, args)
         if not hasattr(function, "_defn"): raise Unwritten(f"{function!r:.80} is called, and is no word of kernels")
@@ -345,7 +309,7 @@ class ValueWriter(ABC):
         widen = self.build.sext if found.kind.signed else self.build.zext
         return Computed(types.int64, widen(found.value, INTEGER64))
 
-    def handed(self, wanted: Sequence[Any], given: Sequence[Computed]) -> list[Any]:
+    def handed(self, wanted: Sequence[Any], given: Sequence[Computed]) -> list[GivenValue]:
         """Values as an intrinsic asks for them: several of its last argument as one, whole numbers as narrow."""
         values = []
         for k, kind in enumerate(wanted):
@@ -356,13 +320,13 @@ class ValueWriter(ABC):
             else: values.append(given[k].value)
         return values
 
-    def packed(self, kinds: Any, given: Sequence[Computed]) -> Any:
+    def packed(self, kinds: ValueKind, given: Sequence[Computed]) -> GivenValue:
         """Several values as one."""
         made = ir.Constant(ir.LiteralStructType([stored(each) for each in kinds]), ir.Undefined)
         for n, each in enumerate(given): made = self.build.insert_value(made, self.as_kind(each, kinds[n]).value, n)
         return made
 
-    def cast(self, kind: type, given: Any) -> Any:
+    def cast(self, kind: type, given: GivenValue) -> GivenValue:
         """A number as one of numpy's kinds; whole ones are kept as words."""
         if not isinstance(given, Computed): return kind(given)
         if kind in (bool, np.bool_): return self.as_truth(given)
@@ -374,7 +338,7 @@ class ValueWriter(ABC):
         narrow = self.build.trunc(word.value, ir.IntType(8 * kept.itemsize))
         return Computed(types.int64, (self.build.sext if kept.kind == "i" else self.build.zext)(narrow, INTEGER64))
 
-    def of_number(self, function: Any, given: Any) -> Any:
+    def of_number(self, function: LlvmValue, given: GivenValue) -> GivenValue:
         """The size or the root of a number."""
         if not isinstance(given, Computed): return function(given)
         kind = given.kind if given.kind in REALS else types.int64 if function is abs else types.float64
@@ -385,7 +349,7 @@ class ValueWriter(ABC):
         name = f"llvm.{'fabs' if function is abs else 'sqrt'}.f{32 if kind == NUMBER else 64}"
         return Computed(kind, self.build.call(llvm_function(self.build, name, value.type, value.type), [value]))
 
-    def extreme(self, function: Any, one: Any, other: Any, *more: Any) -> Any:
+    def extreme(self, function: LlvmValue, one: GivenValue, other: GivenValue, *more: Any) -> GivenValue:
         """The smallest or the largest of numbers."""
         if more: return self.extreme(function, self.extreme(function, one, other), *more)
         if not isinstance(one, Computed) and not isinstance(other, Computed): return function(one, other)
