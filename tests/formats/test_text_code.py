@@ -135,7 +135,7 @@ def test_what_functions_say_is_pythons():
 def test_that_function_is_written_without_numbas_inference():
     """A user's kernel may say what only numba knows, so that it would be compiled in any case."""
     code = "from tests.formats.test_text_code import python_of_all as f; compile_written(f)"
-    subprocess.run([sys.executable, "-c", f"from formats.kernels.engine.text_code import compile_written; {code}"],
+    subprocess.run([sys.executable, "-c", f"from formats.kernels.writing.text_code import compile_written; {code}"],
                    env=os.environ | {"OPMATRIX_COMPILES": "1"}, cwd=Path(__file__).parents[2], check=True)
 
 

@@ -20,7 +20,7 @@ FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
-WRITTEN_BY = "formats.kernels.engine.text_code"
+WRITTEN_BY = "formats.kernels.writing.text_code"
 HOME = __package__.rpartition(".")[0]                        # the package of all kernels
 # what most others need
 COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"

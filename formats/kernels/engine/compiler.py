@@ -142,7 +142,7 @@ def leave_unemitted() -> None:
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
     spare directory, if it is."""
-    from .text_code import compile_written
+    from formats.kernels.writing.text_code import compile_written
     try: code, absent = compile_written(function), list[str]()
     except Exception:
         if isinstance(function, TextKernel) or function.module.startswith(f"{HOME}."): raise

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import Function
-from .from_text import TextKernel
-from .native import FastMathOptions, ir, llvm, rewrite_module, types
+from formats.kernels.engine.compiled import Function
+from formats.kernels.engine.from_text import TextKernel
+from formats.kernels.engine.native import FastMathOptions, ir, llvm, rewrite_module, types
+
 from .text_kinds import (
     INTEGER64,
     Computed,

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from formats.kernels.engine.memory import pointer
+from formats.kernels.engine.native import carray, ir, typeof, types
 from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, arithmetic, emitted
 from formats.kernels.simd.vectors import llvm_function
 
-from .memory import pointer
-from .native import carray, ir, typeof, types
 from .text_kinds import (
     BIT,
     CASTS,

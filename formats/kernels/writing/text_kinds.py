@@ -5,10 +5,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from formats.kernels.engine.native import ir, types
 from formats.kernels.simd.arithmetic import NUMBER
 from formats.kernels.simd.vectors import VECTOR, Vectors
-
-from .native import ir, types
 
 GivenValue: TypeAlias = Any                                 # computed, several of that, or one of Python's
 ValueKind: TypeAlias = Any                                  # numba's kind of a number or vectors, or one of those below

@@ -1,0 +1,1 @@
+"""Functions of Python written as LLVM's language."""
