@@ -81,7 +81,7 @@ class TextWriter(ValueWriter):
         self.scope, self.calls = Scope({}, {}, [], begin), dict[str, Helper]()
         self.loops: list[LoopEnds] = []
 
-    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> GivenValue:
+    def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> ValueKind:
         """Writes all of it; the kind that it gives."""
         begin, args, values = self.build.block, iter(self.function.args), list[GivenValue]()
         found = self.write(definition, names, [rebuilt(each, args) for each in self.kinds])
@@ -91,7 +91,7 @@ class TextWriter(ValueWriter):
         ir.IRBuilder(self.entry).branch(begin)
         return gives
 
-    def take_in(self, function: LlvmValue, args: list[GivenValue]) -> GivenValue:
+    def take_in(self, function: Any, args: list[GivenValue]) -> GivenValue:
         given: list[GivenValue] = []
         kinds = tuple(self.kind_of(each, given) for each in args)
         helper = find_helper(function, kinds)
@@ -102,7 +102,7 @@ class TextWriter(ValueWriter):
         found = self.build.call(self.module.globals[name], given)
         return rebuilt(helper.gives, (self.build.extract_value(found, k) for k in count()))
 
-    def kind_of(self, given: GivenValue, values: list[GivenValue]) -> GivenValue:
+    def kind_of(self, given: GivenValue, values: list[GivenValue]) -> ValueKind:
         """The kind of an argument; what is computed of it is added to the values."""
         if is_several(given): return PartsKind(type(given), tuple(self.kind_of(each, values) for each in given))
         if not isinstance(given, Computed | int | float | np.number): return KnownKind(given)
@@ -224,25 +224,25 @@ class TextWriter(ValueWriter):
             self.follow(body)
 
 
-def function_kind(kinds: Sequence[Any], gives: ValueKind) -> GivenValue:
+def function_kind(kinds: Sequence[Any], gives: ValueKind) -> LlvmValue:
     """LLVM's kind of a function: what it gives is one value of several."""
     result = ir.LiteralStructType(stored_parts(gives)) if gives != GIVES_NOTHING else ir.VoidType()
     return ir.FunctionType(result, [part for each in kinds for part in stored_parts(each)])
 
 
-def pack_values(build: LlvmValue, kind: ValueKind, found: Sequence[Any]) -> GivenValue:
+def pack_values(build: LlvmValue, kind: ValueKind, found: Sequence[Any]) -> LlvmValue:
     """Several values as one."""
     made = ir.Constant(kind, ir.Undefined)
     for k, each in enumerate(found): made = build.insert_value(made, each, k)
     return made
 
 
-def name_helper(function: LlvmValue, kinds: tuple[Any, ...]) -> str:
+def name_helper(function: Any, kinds: tuple[Any, ...]) -> str:
     """By its number, as two that are declared alike may stand for others."""
     return f"helper.{HELPER_NUMBERS.setdefault((function.py_func, kinds), len(HELPER_NUMBERS))}"
 
 
-def find_helper(function: LlvmValue, kinds: tuple[Any, ...]) -> Helper:
+def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper:
     """A function for arguments of these kinds. It is written twice: the first time says what it gives."""
     key = function.py_func, kinds
     if key not in HELPERS:

@@ -46,7 +46,7 @@ class Computed(NamedTuple):
     value: Any
 
 
-def stored(kind: ValueKind) -> GivenValue:
+def stored(kind: ValueKind) -> LlvmValue:
     """LLVM's kind of what a variable of this kind holds."""
     if isinstance(kind, At): return INTEGER64
     if isinstance(kind, Vectors): return ir.ArrayType(VECTOR, kind.count)

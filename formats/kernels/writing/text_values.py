@@ -116,7 +116,7 @@ class ValueWriter(ABC):
         raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
 
     @abstractmethod
-    def take_in(self, function: LlvmValue, args: list[GivenValue]) -> GivenValue:
+    def take_in(self, function: Any, args: list[GivenValue]) -> GivenValue:
         """What a function among words gives."""
 
     # ---- kinds
@@ -142,7 +142,7 @@ class ValueWriter(ABC):
         if (found.kind, kind) not in CASTS: raise Unwritten(f"{found.kind} where {kind} was")
         return Computed(kind, getattr(self.build, CASTS[found.kind, kind])(found.value, stored(kind)))
 
-    def truth(self, given: GivenValue) -> GivenValue: return self.as_truth(given).value
+    def truth(self, given: GivenValue) -> LlvmValue: return self.as_truth(given).value
 
     def as_truth(self, given: GivenValue) -> Computed:
         found = self.known(given)
@@ -185,13 +185,13 @@ class ValueWriter(ABC):
         test = self.build.fcmp_unordered if word == "!=" else self.build.fcmp_ordered
         return Computed(types.boolean, test(word, x, y))
 
-    def common(self, one: GivenValue, other: GivenValue) -> GivenValue:
+    def common(self, one: GivenValue, other: GivenValue) -> ValueKind:
         """The kind in which two numbers meet, as numba's: whole ones and float32 meet in float64."""
         kinds = {one, other} & REALS
         if not kinds: return types.int64
         return NUMBER if {one, other} == {NUMBER} else types.float64
 
-    def divided(self, op: ast.operator, x: LlvmValue, y: LlvmValue) -> GivenValue:
+    def divided(self, op: ast.operator, x: LlvmValue, y: LlvmValue) -> LlvmValue:
         """x // y or x % y, rounded down, as Python does; 0 where y is."""
         build, none = self.build, INTEGER64(0)
         by_nothing = build.icmp_signed("==", y, none)
@@ -287,7 +287,7 @@ class ValueWriter(ABC):
 
     # ---- calls
 
-    def call(self, function: LlvmValue, args: list[GivenValue]) -> GivenValue:
+    def call(self, function: Any, args: list[GivenValue]) -> GivenValue:
         if function is min or function is max: return self.extreme(function, *args)
         if function is pointer: return Computed(At(args[1]), self.as_kind(args[0], types.int64).value)
         if function is carray: return ArrayAt(*args)
@@ -320,7 +320,7 @@ class ValueWriter(ABC):
             else: values.append(given[k].value)
         return values
 
-    def packed(self, kinds: ValueKind, given: Sequence[Computed]) -> GivenValue:
+    def packed(self, kinds: ValueKind, given: Sequence[Computed]) -> LlvmValue:
         """Several values as one."""
         made = ir.Constant(ir.LiteralStructType([stored(each) for each in kinds]), ir.Undefined)
         for n, each in enumerate(given): made = self.build.insert_value(made, self.as_kind(each, kinds[n]).value, n)
@@ -338,7 +338,7 @@ class ValueWriter(ABC):
         narrow = self.build.trunc(word.value, ir.IntType(8 * kept.itemsize))
         return Computed(types.int64, (self.build.sext if kept.kind == "i" else self.build.zext)(narrow, INTEGER64))
 
-    def of_number(self, function: LlvmValue, given: GivenValue) -> GivenValue:
+    def of_number(self, function: Any, given: GivenValue) -> GivenValue:
         """The size or the root of a number."""
         if not isinstance(given, Computed): return function(given)
         kind = given.kind if given.kind in REALS else types.int64 if function is abs else types.float64
@@ -349,7 +349,7 @@ class ValueWriter(ABC):
         name = f"llvm.{'fabs' if function is abs else 'sqrt'}.f{32 if kind == NUMBER else 64}"
         return Computed(kind, self.build.call(llvm_function(self.build, name, value.type, value.type), [value]))
 
-    def extreme(self, function: LlvmValue, one: GivenValue, other: GivenValue, *more: Any) -> GivenValue:
+    def extreme(self, function: Any, one: GivenValue, other: GivenValue, *more: Any) -> GivenValue:
         """The smallest or the largest of numbers."""
         if more: return self.extreme(function, self.extreme(function, one, other), *more)
         if not isinstance(one, Computed) and not isinstance(other, Computed): return function(one, other)
