@@ -245,6 +245,7 @@ def test_epilogues(F, rows):
         assert (abs(out - epilogue.reference(exact)) <= epilogue.bound(exact, error, packed.rounds)).all(), parts
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("activation", ["tanh", "gelu", "relu"])
 @pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
 def test_rows_may_lie_in_any_order(F, activation):
