@@ -109,7 +109,7 @@ class WindowText(EntriesText):
     name_of_row = "(start + e)"
 
     def write(self) -> None:
-        """An item: 64 queries of a head of a sequence, and up to 128 columns."""
+        """An item: 64 queries of a head of a sequence, and up to 192 columns."""
         word, width = self.plan.right.word, self.plan.folding.width
         self.put(f"part, head = item % c.chunks * {CHUNK_COLUMNS}, item // c.chunks % c.heads")
         self.put("start, length, query = unit_at(c.starts, c.S, item // (c.chunks * c.heads))")

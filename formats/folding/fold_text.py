@@ -1,6 +1,6 @@
 """The text of a kernel that computes a product over a monoid: Python over vectors of 16 queries.
 
-An item is 64 queries of a head of a sequence, and up to 128 columns. Keys pass by in tiles of 64, in order. Lines hold
+An item is 64 queries of a head of a sequence, and up to 192 columns. Keys pass by in tiles of 64, in order. Lines hold
 a number for each of the queries: scores of a key, and what of a merge is of scores alone; carriers of a few columns
 stay in registers while a tile passes by. Sizes above 8 are words of the record."""
 from collections.abc import Callable, Sequence
