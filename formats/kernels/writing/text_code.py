@@ -30,6 +30,7 @@ from .text_kinds import (
     ValueKind,
     each_part,
     is_several,
+    pack_values,
     rebuilt,
     stored_parts,
 )
@@ -228,13 +229,6 @@ def function_kind(kinds: Sequence[Any], gives: ValueKind) -> LlvmValue:
     """LLVM's kind of a function: what it gives is one value of several."""
     result = ir.LiteralStructType(stored_parts(gives)) if gives != GIVES_NOTHING else ir.VoidType()
     return ir.FunctionType(result, [part for each in kinds for part in stored_parts(each)])
-
-
-def pack_values(build: LlvmValue, kind: ValueKind, found: Sequence[Any]) -> LlvmValue:
-    """Several values as one."""
-    made = ir.Constant(kind, ir.Undefined)
-    for k, each in enumerate(found): made = build.insert_value(made, each, k)
-    return made
 
 
 def name_helper(function: Any, kinds: tuple[Any, ...]) -> str:

@@ -1,5 +1,5 @@
 """Kinds of what kernels compute: numbers, vectors, addresses, arrays, several of these; and what is known before."""
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,6 +60,9 @@ def narrow_bits(kind: ValueKind) -> int:
     return bits if bits < 64 else 0
 
 
+def is_tuple(kind: ValueKind) -> bool: return isinstance(kind, types.BaseTuple)
+
+
 @dataclass(frozen=True)
 class KnownKind:
     """The kind of what is no number: what it is."""
@@ -101,3 +104,15 @@ def stored_parts(kind: ValueKind) -> list[GivenValue]:
         case KnownKind(): return []
         case PartsKind(kinds=kinds): return [part for each in kinds for part in stored_parts(each)]
     return [stored(kind)]
+
+
+def pack_values(build: LlvmValue, kind: LlvmValue, values: Iterable[LlvmValue]) -> LlvmValue:
+    """Several of LLVM's values as one."""
+    made = ir.Constant(kind, ir.Undefined)
+    for k, each in enumerate(values): made = build.insert_value(made, each, k)
+    return made
+
+
+def real_kind(kept: np.dtype[Any]) -> ValueKind:
+    """The kind of numbers that are kept so, of 4 or 8 bytes."""
+    return NUMBER if kept.itemsize == 4 else types.float64

@@ -31,7 +31,10 @@ from .text_kinds import (
     ValueKind,
     each_part,
     is_several,
+    is_tuple,
     narrow_bits,
+    pack_values,
+    real_kind,
     stored,
 )
 
@@ -58,6 +61,12 @@ class Scope(NamedTuple):
     names: Mapping[str, Any]
     results: list[GivenValue]
     end: LlvmValue
+
+
+def common_kind(one: ValueKind, other: ValueKind) -> ValueKind:
+    """The kind in which numbers meet, as numba's: whole ones and float32 meet in float64."""
+    if not {one, other} & REALS: return types.int64
+    return NUMBER if {one, other} == {NUMBER} else types.float64
 
 
 class Unasked:
@@ -156,7 +165,7 @@ class ValueWriter(ABC):
         if VECTOR16 in (a.kind, b.kind):
             emit = arithmetic(ON_FLOATS[type(op)])
             return Computed(VECTOR16, emitted(emit, self.build, (a.kind, b.kind), [a.value, b.value]))
-        kind = self.common(a.kind, b.kind)
+        kind = common_kind(a.kind, b.kind)
         if isinstance(op, ast.Div) and kind not in REALS: kind = types.float64
         if {a.kind, b.kind} == {types.boolean} and isinstance(op, ON_TRUTHS): kind = types.boolean
         x, y = (self.as_kind(each, kind).value for each in (a, b))
@@ -178,18 +187,16 @@ class ValueWriter(ABC):
         named = isinstance(op, ast.Is | ast.IsNot)
         if not named and (is_several(one) or is_several(other)): raise Unwritten("several values are compared")
         if not isinstance(one, Computed) and not isinstance(other, Computed): return OF_KNOWN[type(op)](one, other)
-        a, b = self.known(one), self.known(other)
-        kind, word = self.common(a.kind, b.kind), COMPARED[type(op)]
-        x, y = (self.as_kind(each, kind).value for each in (a, b))
+        kind, x, y = self.meet(one, other)
+        word = COMPARED[type(op)]
         if kind not in REALS: return Computed(types.boolean, self.build.icmp_signed(word, x, y))
         test = self.build.fcmp_unordered if word == "!=" else self.build.fcmp_ordered
         return Computed(types.boolean, test(word, x, y))
 
-    def common(self, one: GivenValue, other: GivenValue) -> ValueKind:
-        """The kind in which two numbers meet, as numba's: whole ones and float32 meet in float64."""
-        kinds = {one, other} & REALS
-        if not kinds: return types.int64
-        return NUMBER if {one, other} == {NUMBER} else types.float64
+    def meet(self, one: GivenValue, other: GivenValue) -> tuple[ValueKind, LlvmValue, LlvmValue]:
+        """The kind in which two numbers meet, and both as such."""
+        kind = common_kind(self.known(one).kind, self.known(other).kind)
+        return kind, self.as_kind(one, kind).value, self.as_kind(other, kind).value
 
     def divided(self, op: ast.operator, x: LlvmValue, y: LlvmValue) -> LlvmValue:
         """x // y or x % y, rounded down, as Python does; 0 where y is."""
@@ -263,14 +270,13 @@ class ValueWriter(ABC):
         """The number that lies there; whole ones as words. A record is where it lies."""
         if isinstance(kind, np.dtype): return Computed(At(kind), where)
         value, kept = self.build.load(where), np.dtype(kind)
-        if kept.kind == "f": return Computed(NUMBER if kept.itemsize == 4 else types.float64, value)
-        widened = self.build.sext if kept.kind == "i" else self.build.zext
-        return Computed(types.int64, value if kept.itemsize == 8 else widened(value, INTEGER64))
+        if kept.kind == "f": return Computed(real_kind(kept), value)
+        return Computed(types.int64, value) if kept.itemsize == 8 else self.widened(value, kept.kind == "i")
 
     def put(self, found: GivenValue, where: LlvmValue, kind: ValueKind) -> None:
         """A number to where it lies."""
         kept = np.dtype(kind)
-        if kept.kind == "f": value = self.as_kind(found, NUMBER if kept.itemsize == 4 else types.float64).value
+        if kept.kind == "f": value = self.as_kind(found, real_kind(kept)).value
         else:
             value = self.as_kind(found, types.int64).value
             if kept.itemsize < 8: value = self.build.trunc(value, ir.IntType(8 * kept.itemsize))
@@ -301,30 +307,26 @@ class ValueWriter(ABC):
         literal = function._prefer_literal and all(isinstance(each, int) for each in args)
         signature, code = function._defn(None, *([*map(types.literal, args)] if literal else [a.kind for a in given]))
         made = code(Unasked(), self.build, signature, self.handed(signature.args, given))
-        return None if made is None else self.widened(Computed(signature.return_type, made))
+        kind = signature.return_type
+        if made is None: return None
+        return self.widened(made, kind.signed) if narrow_bits(kind) else Computed(kind, made)
 
-    def widened(self, found: Computed) -> Computed:
-        """A whole number as a word."""
-        if not narrow_bits(found.kind): return found
-        widen = self.build.sext if found.kind.signed else self.build.zext
-        return Computed(types.int64, widen(found.value, INTEGER64))
+    def widened(self, value: LlvmValue, signed: bool) -> Computed:
+        """A whole number of fewer bits as a word."""
+        return Computed(types.int64, (self.build.sext if signed else self.build.zext)(value, INTEGER64))
 
     def handed(self, wanted: Sequence[Any], given: Sequence[Computed]) -> list[GivenValue]:
         """Values as an intrinsic asks for them: several of its last argument as one, whole numbers as narrow."""
         values = []
         for k, kind in enumerate(wanted):
-            if isinstance(kind, types.BaseTuple): values.append(self.packed(kind, given[k:]))
+            if is_tuple(kind):
+                parts = [self.as_kind(*each).value for each in zip(given[k:], kind, strict=True)]
+                values.append(pack_values(self.build, ir.LiteralStructType([each.type for each in parts]), parts))
             elif bits := narrow_bits(kind):
                 values.append(self.build.trunc(self.as_kind(given[k], types.int64).value, ir.IntType(bits)))
             elif kind in STORED_KINDS: values.append(self.as_kind(given[k], kind).value)
             else: values.append(given[k].value)
         return values
-
-    def packed(self, kinds: ValueKind, given: Sequence[Computed]) -> LlvmValue:
-        """Several values as one."""
-        made = ir.Constant(ir.LiteralStructType([stored(each) for each in kinds]), ir.Undefined)
-        for n, each in enumerate(given): made = self.build.insert_value(made, self.as_kind(each, kinds[n]).value, n)
-        return made
 
     def cast(self, kind: type, given: GivenValue) -> GivenValue:
         """A number as one of numpy's kinds; whole ones are kept as words."""
@@ -332,11 +334,10 @@ class ValueWriter(ABC):
         if kind in (bool, np.bool_): return self.as_truth(given)
         kept = np.dtype(kind)
         if kind in UNREAD: raise Unwritten(f"{kind}: no kind that numbers are turned to")
-        if kept.kind == "f": return self.as_kind(given, NUMBER if kept.itemsize == 4 else types.float64)
+        if kept.kind == "f": return self.as_kind(given, real_kind(kept))
         word = self.as_kind(given, types.int64)
         if kept.itemsize == 8: return word
-        narrow = self.build.trunc(word.value, ir.IntType(8 * kept.itemsize))
-        return Computed(types.int64, (self.build.sext if kept.kind == "i" else self.build.zext)(narrow, INTEGER64))
+        return self.widened(self.build.trunc(word.value, ir.IntType(8 * kept.itemsize)), kept.kind == "i")
 
     def of_number(self, function: Any, given: GivenValue) -> GivenValue:
         """The size or the root of a number."""
@@ -353,8 +354,6 @@ class ValueWriter(ABC):
         """The smallest or the largest of numbers."""
         if more: return self.extreme(function, self.extreme(function, one, other), *more)
         if not isinstance(one, Computed) and not isinstance(other, Computed): return function(one, other)
-        a, b = self.known(one), self.known(other)
-        kind = self.common(a.kind, b.kind)
-        x, y = (self.as_kind(each, kind).value for each in (a, b))
+        kind, x, y = self.meet(one, other)
         test = self.build.fcmp_ordered if kind in REALS else self.build.icmp_signed
         return Computed(kind, self.build.select(test("<" if function is min else ">", y, x), y, x))
