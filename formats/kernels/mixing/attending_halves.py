@@ -13,8 +13,8 @@ from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
 from formats.kernels.products.tiles import attended_pairs
 from formats.kernels.products.transposing import turn_in, turn_out
 from formats.kernels.simd.amx import MATRIX, multiply_tiles, release_registers, shape_registers
-from formats.kernels.simd.arithmetic import VECTOR16, below, get, keep, low_bits_as_power
-from formats.kernels.simd.maths import MIN_EXPONENT, NO_SHARE, ONE, ROUNDER
+from formats.kernels.simd.arithmetic import VECTOR16, get, keep
+from formats.kernels.simd.maths import ONE, nearest_power
 from formats.kernels.simd.vectors import VECTOR, closed, turn, zeros
 from formats.kernels.simd.words import words_of
 from formats.storage.bf16 import BF16_OVERFLOW, nearest, widen_bits
@@ -53,10 +53,8 @@ def paired(typing, low, high):
 @njit(forceinline=True, **HELPER)
 def exp2_nearly(x):
     """2^x for x <= 126 to 2^-13 of itself; 0 below -100, as exp2."""
-    x = below(x, NO_SHARE, MIN_EXPONENT, x)
-    whole = x + ROUNDER
-    r = x - (whole - ROUNDER)
-    return (((r * C3 + C2) * r + C1) * r + ONE) * low_bits_as_power(whole)
+    power, r = nearest_power(x)
+    return (((r * C3 + C2) * r + C1) * r + ONE) * power
 
 
 @njit(**HELPER)

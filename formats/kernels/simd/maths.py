@@ -71,14 +71,20 @@ def exp(x):
 
 
 @njit(forceinline=True, **HELPER)
-def exp2(x):
-    """2^x for x <= 126 within 2 units in the last place; 0 below -100: no share of a sum from 1 on, and what is made of
-    it would be denormal, which takes a hundred times as long."""
+def nearest_power(x):
+    """(2^n, r): 2^x = 2^n 2^r for x <= 126, n whole, |r| <= 1 / 2; 2^n is 0 where x is below -100: no share of a sum
+    from 1 on, and what is made of it would be denormal, which takes a hundred times as long."""
     x = below(x, NO_SHARE, MIN_EXPONENT, x)
     whole = x + ROUNDER                                      # the sum rounds x to a whole number, in its low bits
-    r = x - (whole - ROUNDER)
+    return low_bits_as_power(whole), x - (whole - ROUNDER)
+
+
+@njit(forceinline=True, **HELPER)
+def exp2(x):
+    """2^x for x <= 126 within 2 units in the last place; 0 below -100."""
+    power, r = nearest_power(x)
     p = ((((r * B5 + B4) * r + B3) * r + B2) * r + B1) * r + ONE
-    return p * low_bits_as_power(whole)
+    return p * power
 
 
 @njit(forceinline=True, **HELPER)
