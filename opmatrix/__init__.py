@@ -40,8 +40,10 @@ What there is; `help(om.NAME)` says more of each:
 A module is imported when a name of it is first asked for. `optimize`, `prove`, `schedule`, `laws` and two errors belong
 to the package `rewrites` above this one: they are found by name at first use, and nothing else here knows of it."""
 import os.path
+import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -105,20 +107,34 @@ def body(where: str) -> Any:
     return getattr(import_module(f"opmatrix.{module}"), name)
 
 
-def check_package(name: str) -> None:
-    """Raises ImportError where the package of that name that Python finds is not the one beside this package."""
-    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    wanted, spec = os.path.join(home, name, "__init__.py"), find_spec(name)
-    found = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    if found is None:
-        raise ImportError(f"opmatrix needs its package {name} at {wanted}, where there is none: install opmatrix again")
-    if os.path.realpath(found) != wanted:
-        raise ImportError(f"opmatrix needs its package {name} at {wanted}, but Python finds {found} first: rename that "
-                          "one, "
-                          "or take its folder off sys.path")
+HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
-for _ in ("formats", "rewrites"): check_package(_)
+class PackagesBeside:
+    """A finder of the packages beside this one by their files, whatever `sys.path` has first: a `formats.py` in the
+    folder of somebody's script is not what this package needs."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of a package of ours; None for any other module. ImportError where the package is missing."""
+        if name not in ("formats", "rewrites"): return None
+        file = os.path.join(HOME, name, "__init__.py")
+        if os.path.exists(file): return spec_from_file_location(name, file)
+        raise ImportError(f"opmatrix needs its package {name} at {file}, where there is none: install opmatrix again")
+
+
+def check_loaded(name: str) -> None:
+    """Raises ImportError where another module of that name was imported before this package: a process has one module
+    of a name."""
+    if (loaded := sys.modules.get(name)) is None: return
+    file, ours = getattr(loaded, "__file__", None) or str(loaded), os.path.join(HOME, name, "__init__.py")
+    if os.path.realpath(file) != ours:
+        raise ImportError(f"opmatrix needs its package {name} at {ours}, but {file} was imported first, and a process "
+                          "has one module of a name: rename that one, or import opmatrix before it")
+
+
+for _ in ("formats", "rewrites"): check_loaded(_)
+sys.meta_path.insert(0, PackagesBeside)                     # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,11 @@
 """Which kernels numpy's BLAS is fastest with. OpenBLAS chooses by the processor's name, and may choose slower ones than
 it has; it reads OPENBLAS_CORETYPE when it is loaded, so each is tried in a process of its own."""
-import os
 import platform
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+
+from formats.machine.own_python import child_of_python
 
 CORES = {"x86_64": ("HASWELL", "ZEN", "SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"),
          "aarch64": ("ARMV8", "CORTEXA72", "NEOVERSEN1", "NEOVERSEN2", "NEOVERSEV1"),
@@ -52,11 +52,12 @@ def adjustable() -> bool:
 def rate(core: str, seconds: float = 20.0) -> float | None:
     """Operations a second of a few products on one thread; None where this processor cannot run those kernels."""
     import subprocess  # which few commands need
+    child = child_of_python("-c", TRIAL, OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    child.environment.pop(CORE_VARIABLE, None)
     setting = {CORE_VARIABLE: core} if core else {}
-    inherited = {name: value for name, value in os.environ.items() if name != CORE_VARIABLE}
     try:
-        done = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=seconds,
-                              env=inherited | setting | {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+        done = subprocess.run(child.command, capture_output=True, text=True, timeout=seconds,
+                              env=child.environment | setting)
         return float(done.stdout) if done.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError): return None
 

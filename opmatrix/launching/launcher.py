@@ -7,20 +7,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import median
 from threading import Thread
 from typing import Any, Self
 
 from formats.core.errors import InputError
+from formats.machine.own_python import Child, child_of_module
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import RanksFailed
 from opmatrix.launching.jobs import Job
@@ -30,11 +29,12 @@ from opmatrix.partitions.booked import CROSSED
 from opmatrix.partitions.ranks import Meter
 from opmatrix.split.placement import Coordinates
 
-PROGRAM = sys.executable, "-m", "opmatrix.launching.worker"
+WORKER = "opmatrix.launching.worker"
 STARTING = 120.0                                            # seconds that ranks may take to import and meet
 SLEPT = 2.0                                                 # seconds between two looks that nothing explains
 AFTERMATH = 1.0                                             # seconds in which who was lost says why
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+HERE = {"GLOO_SOCKET_IFNAME": "lo"}                         # ranks meet on this machine, whatever a cluster sets
 LOST = "Lost"
 
 
@@ -77,13 +77,13 @@ class Launched:
 class Ranks:
     """So many processes, as a context: none is left at its end. `deadline`: seconds in which some rank must get on.
     `port`: of this machine, a free one for 0. Raises InputError for a port in use and where torch is not installed."""
-    def __init__(self, count: int, deadline: float = 8.0, port: int = 0, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, count: int, deadline: float = 8.0, port: int = 0, program: Child | None = None) -> None:
         if count < 1: raise InputError(f"ranks {count}: at least 1")
         if deadline <= 0: raise InputError(f"deadline {deadline}: seconds, more than 0")
-        if program == PROGRAM and find_spec("torch") is None:
+        if program is None and find_spec("torch") is None:
             raise InputError("launch: torch, which carries what crosses, is not installed: pip install "
                              "'opmatrix[launch]'")
-        self.count, self.deadline, self.program = count, deadline, program
+        self.count, self.deadline, self.program = count, deadline, program or child_of_module(WORKER)
         self.notes: SimpleQueue[tuple[int, Note | None]] = SimpleQueue()
         self.ranks: list[Watched] = []
         self.looked = 0.0
@@ -104,10 +104,9 @@ class Ranks:
 
     def start(self, rank: int, port: int) -> None:
         given = dict(rank=rank, ranks=self.count, port=port, socket=self.door.fileno())
-        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)}
-        process = subprocess.Popen(self.program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env=env, pass_fds=[self.door.fileno()] if rank == 0 else [])
+        process = subprocess.Popen(self.program.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=self.program.environment | ONE_THREAD | HERE,
+                                   pass_fds=[self.door.fileno()] if rank == 0 else [])
         one = Watched(process)
         self.ranks.append(one)
         self.tell(rank, given)

@@ -4,6 +4,7 @@ import doctest
 import os
 import pydoc
 import re
+import shutil
 import subprocess
 import sys
 
@@ -22,10 +23,10 @@ WANTED = ("optimize", "load", "Program", "Batch", "open_model", "select", "laws"
           "transpose", "sum_heads")
 
 
-def python(script, *paths, status=0):
-    """What a script prints in a process of its own, which finds modules in these folders first; its errors where it
-    ends so."""
-    path = [*paths, ROOT]                                   # -c looks where it runs first
+def python(script, *paths, status=0, beside=True):
+    """The output of a script in a process of its own, which finds modules in these folders first; its errors where it
+    ends with a status. Without `beside` ours are in these folders alone."""
+    path = [*paths, *([ROOT] if beside else [])]            # -c looks where it runs first
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=path[0], timeout=120,
                           env={"PYTHONPATH": os.pathsep.join(map(str, path))})
     assert done.returncode == status, done.stderr
@@ -74,22 +75,38 @@ def test_the_floor_above_is_imported_by_name_alone():
 
 # ---- packages of somebody else's
 
-@pytest.mark.parametrize("name", ["formats", "rewrites"])
-@pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
-@pytest.mark.parametrize("script", ["import opmatrix", "import {0}, opmatrix"])
-def test_a_foreign_package_of_that_name_is_named(tmp_path, name, file, script):
-    foreign = tmp_path / file.format(name)
-    foreign.parent.mkdir(exist_ok=True)
-    foreign.write_text("")
-    said = python(script.format(name), tmp_path, status=1).splitlines()[-1]
-    assert said.startswith("ImportError: opmatrix") and str(foreign) in said and str(ROOT / name
-                                                                                     / "__init__.py") in said
+FOREIGN = pytest.mark.parametrize("name", ["formats", "rewrites"])
+PLACES = pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
 
 
-def test_the_command_names_it_too(tmp_path):
-    (tmp_path / "formats.py").write_text("")
-    assert str(tmp_path / "formats.py") in python("from rewrites.cli.__main__ import main; main()", tmp_path,
-                                                  status=1).splitlines()[-1]
+def foreign_module(folder, name, file):
+    place = folder / file.format(name)
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("raise SystemExit('somebody else\'s')" if "init" in file else "THEIRS = True")
+    return place
+
+
+@FOREIGN
+@PLACES
+def test_a_foreign_package_beside_a_script_is_passed_by(tmp_path, name, file):
+    foreign_module(tmp_path, name, file)
+    said = python(f"import opmatrix, {name}; print({name}.__file__)", tmp_path)
+    assert said.strip() == str(ROOT / name / "__init__.py")
+
+
+@FOREIGN
+def test_a_foreign_package_that_was_imported_before_is_named(tmp_path, name):
+    foreign = foreign_module(tmp_path, name, "{}.py")
+    said = python(f"import {name}, opmatrix", tmp_path, status=1).splitlines()[-1]
+    assert said.startswith("ImportError: opmatrix")
+    assert str(foreign) in said and str(ROOT / name / "__init__.py") in said
+
+
+def test_a_package_of_ours_that_is_missing_is_named(tmp_path):
+    shutil.copytree(ROOT / "opmatrix", tmp_path / "opmatrix")
+    said = python("import opmatrix; opmatrix.InputError", tmp_path, status=1, beside=False).splitlines()[-1]
+    assert said == (f"ImportError: opmatrix needs its package formats at {tmp_path / 'formats' / '__init__.py'}, where "
+                    "there is none: install opmatrix again")
 
 
 def test_a_folder_of_that_name_without_python_in_it_harms_nobody(tmp_path):

