@@ -102,6 +102,7 @@ class Sparse(NamedTuple):
         elif hasattr(given, "tocsr"):
             check_bounds(given, where)
             found = given.tocsr().copy()
+            check_real(found.dtype, where)
             found.sum_duplicates()
             height, width = map(int, found.shape)
             made = cls(np.asarray(found.indptr, np.int64), np.asarray(found.indices, np.int64),
@@ -110,6 +111,7 @@ class Sparse(NamedTuple):
         else:
             if (array := np.asarray(given)).ndim != 2:
                 raise ValueError(f"{where} has shape {array.shape}: a relation is a matrix")
+            check_real(array.dtype, where)
             rows, at = np.nonzero(array)
             starts = np.searchsorted(rows, np.arange(len(array) + 1))
             made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64),
@@ -160,6 +162,11 @@ class Sparse(NamedTuple):
             rows = np.flatnonzero(counts > k)
             places = self.starts[rows] + k
             yield rows, self.at[places], self.numbers[places]
+
+
+def check_real(dtype: np.dtype[Any], where: str) -> None:
+    """Raises ValueError for a number type that is not real: of complex entries the imaginary parts would be lost."""
+    if dtype.kind not in "biuf": raise ValueError(f"{where} holds {dtype}: give real numbers")
 
 
 def check_bounds(given: csr_array, where: str) -> None:

@@ -1,12 +1,15 @@
 """LoRA adapters (Hu et al. 2022) as PEFT saves them: beside a weight W of the model the product of two thin matrices,
-times a number. Read when asked, like the weights."""
-from collections.abc import Mapping
+times a number; with DoRA (Liu et al. 2024, equation 5) each output of the sum is given a length of its own. Read when
+asked, like the weights."""
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
@@ -17,14 +20,16 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
 
 CONFIG, MATRICES = "adapter_config.json", "adapter_model.safetensors"
-STEM, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+STEM, FIRST, SECOND, LENGTHS = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+PARTS = FIRST, SECOND, LENGTHS
+MAX_PATTERN, MAX_REPEATS = 200, 3                           # characters; repeats, so that matching a name stays quick
 MAX_RANK, MAX_ALPHA = 1 << 16, 1e30
 PLAIN: Mapping[str, tuple[Any, ...]] = {                    # keys whose other values change what is computed
-    "peft_type": ("LORA",), "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []),
-    "rank_pattern": ({}, None), "alpha_pattern": ({}, None), "layer_replication": (None, []),
+    "peft_type": ("LORA",), "bias": ("none",), "modules_to_save": (None, []), "layer_replication": (None, []),
     "lora_bias": (False, None), "use_qalora": (False, None), "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}), "init_lora_weights": (True, False, None, "gaussian")}
 FREE = frozenset((                                          # keys that say how it was trained, or are read here
+    "rank_pattern alpha_pattern use_dora "
     "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules fan_in_fan_out inference_mode "
     "layers_pattern layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config megatron_config "
     "megatron_core peft_version qalora_group_size r revision target_modules task_type use_rslora velora_config"
@@ -32,15 +37,17 @@ FREE = frozenset((                                          # keys that say how 
 
 
 class LowRankPair(NamedTuple):
-    """What is added to one weight: B A times a scale, A (r, in) and B (out, r)."""
+    """The addition to one weight: B A times a scale, A (r, in) and B (out, r). `lengths`, (out,): of each output of the
+    sum, with DoRA."""
     first: Tensor
     second: Tensor
     scale: float
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A directory's pairs, by what PEFT calls the modules that they belong to."""
+    """A directory's pairs, by PEFT's names of the modules that they belong to."""
     directory: Path
     pairs: Mapping[str, LowRankPair]
 
@@ -48,30 +55,99 @@ class Adapter:
     def read(cls, directory: str | Path) -> "Adapter":
         """Raises InputError where it is no LoRA adapter, is damaged, or does more than add B A to weights."""
         directory = Path(directory)
-        file, said = directory / CONFIG, read_config(directory / CONFIG)
-        rank, alpha = said.get("r"), said.get("lora_alpha")
-        if not (type(rank) is int and 1 <= rank <= MAX_RANK):
-            raise InputError(f"{file}: r is {rank!r:.40}: it must be a whole number from 1 to {MAX_RANK}")
-        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < MAX_ALPHA:
-            raise InputError(f"{file}: lora_alpha is {alpha!r:.40}: it must be a number, below {MAX_ALPHA:g}")
-        scale = alpha / (sqrt(rank) if said.get("use_rslora") is True else rank)
-        tensors = header(directory / MATRICES)
-        modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in (FIRST, SECOND)
+        config, tensors = AdapterConfig.read(directory / CONFIG), header(directory / MATRICES)
+        modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in PARTS
                    if name.startswith(STEM) and name.endswith(end)}
-        if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in (FIRST, SECOND)}:
+        if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in PARTS}:
             raise InputError(f"{directory / MATRICES}: tensor {min(odd)!r} is none of LoRA's, {STEM}…{FIRST} and "
                              f"{SECOND}: the model would be computed without it")
-        pairs = {}
-        for name in modules:
-            first, second = (tensors.get(f"{STEM}{name}{end}") for end in (FIRST, SECOND))
-            if first is None or second is None or len(first.shape) != 2 or len(second.shape) != 2 or not (
-                    first.shape[0] == second.shape[1] == rank):
-                sizes = " and ".join(str(each and each.shape) for each in (first, second))
-                raise InputError(f"{directory / MATRICES}: {name!r}: lora_A and lora_B are {sizes}: they must be "
-                                 f"{rank} x in and out x {rank}")
-            pairs[name] = LowRankPair(first, second, scale)
+        pairs = {name: config.pair(name, tensors, directory / MATRICES) for name in modules}
         if not pairs: raise InputError(f"{directory / MATRICES}: it holds no tensor: give the directory of an adapter")
         return cls(directory, pairs)
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The keys of an adapter_config.json that change the numbers: rank and alpha, by a module's name where a pattern
+    says otherwise, and two switches."""
+    file: Path
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    rooted: bool
+    dora: bool
+
+    @classmethod
+    def read(cls, file: Path) -> "AdapterConfig":
+        """Raises InputError, which names the key, for a value that PEFT would not compute with."""
+        keys = read_config(file)
+        return cls(file, check_rank(file, "r", keys.get("r")), check_alpha(file, "lora_alpha", keys.get("lora_alpha")),
+                   read_pattern(file, "rank_pattern", keys, check_rank),
+                   read_pattern(file, "alpha_pattern", keys, check_alpha),
+                   check_switch(file, "use_rslora", keys), check_switch(file, "use_dora", keys))
+
+    def pair(self, name: str, tensors: Mapping[str, Tensor], file: Path) -> LowRankPair:
+        """The matrices of a module and their scale, alpha / r or alpha / √r. Raises InputError where one is missing or
+        of another shape."""
+        first, second, lengths = (tensors.get(f"{STEM}{name}{end}") for end in PARTS)
+        rank, alpha = of_module(self.ranks, name, self.rank), of_module(self.alphas, name, self.alpha)
+        if first is None or second is None or len(first.shape) != 2 or len(second.shape) != 2 or not (
+                first.shape[0] == second.shape[1] == rank):
+            sizes = " and ".join(str(each and each.shape) for each in (first, second))
+            raise InputError(f"{file}: {name!r}: lora_A and lora_B are {sizes}: they must be {rank} x in and out x "
+                             f"{rank}")
+        if (lengths and lengths.shape) != ((second.shape[0],) if self.dora else None):
+            raise InputError(f"{file}: {name!r}: lora_magnitude_vector is {lengths and lengths.shape}, with use_dora "
+                             f"{self.dora} and {second.shape[0]} outputs: one number an output with DoRA, else none")
+        return LowRankPair(first, second, alpha / (sqrt(rank) if self.rooted else rank), lengths)
+
+
+def check_rank(file: Path, key: str, given: object) -> int:
+    """Raises InputError unless it is a rank."""
+    if type(given) is int and 1 <= given <= MAX_RANK: return given
+    raise InputError(f"{file}: {key} is {given!r:.40}: it must be a whole number from 1 to {MAX_RANK}")
+
+
+def check_alpha(file: Path, key: str, given: object) -> float:
+    """Raises InputError unless it is a number that float32 carries."""
+    if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < MAX_ALPHA: return given
+    raise InputError(f"{file}: {key} is {given!r:.40}: it must be a number, below {MAX_ALPHA:g}")
+
+
+def check_switch(file: Path, key: str, keys: Mapping[str, object]) -> bool:
+    """Raises InputError unless it is a truth value, or left out: 1 means one thing to one reader and another to
+    another."""
+    given = keys.get(key)
+    if given is None or isinstance(given, bool): return bool(given)
+    raise InputError(f"{file}: {key} is {given!r:.40}: it must be true or false")
+
+
+Number = TypeVar("Number", int, float)
+
+
+def read_pattern(file: Path, key: str, keys: Mapping[str, object],
+                 check: Callable[[Path, str, object], Number]) -> Mapping[str, Number]:
+    """Numbers by patterns of modules' names, each a regular expression. Raises InputError for a pattern that could
+    match slowly, or is none."""
+    patterns = keys.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise InputError(f"{file}: {key} is {patterns!r:.40}: it must be an object of modules' names and numbers")
+    for pattern in patterns:
+        repeats = sum(pattern.count(each) for each in "*+{")
+        nested = re.search(r"\)[*+?{]", pattern)
+        try: re.compile(pattern)
+        except re.error as error: wrong = str(error)
+        else: wrong = "" if len(pattern) <= MAX_PATTERN and repeats <= MAX_REPEATS and not nested else "too involved"
+        if wrong:
+            raise InputError(f"{file}: {key}: the pattern {pattern!r:.60} is refused ({wrong}): name modules in full, "
+                             "or merge the adapter by PEFT's merge_and_unload()")
+    return {pattern: check(file, f"{key}: {pattern}", number) for pattern, number in patterns.items()}
+
+
+def of_module(numbers: Mapping[str, Number], name: str, usual: Number) -> Number:
+    """The number of the first pattern that is a module's name, or its end behind a dot (PEFT's get_pattern_key)."""
+    return next((number for pattern, number in numbers.items() if re.match(rf"(.*\.)?({pattern})$", name)), usual)
 
 
 class Additions:
@@ -98,7 +174,7 @@ class Additions:
     def put(self, model: "Operator") -> "Operator":
         """The model with x @ (W + Aᵀ Bᵀ · scale) for every weight that has a pair. Raises InputError for a pair whose
         weight the model does not have, or has in another shape."""
-        from opmatrix.algebra.operators import weight
+        from opmatrix.algebra.operators import diag, weight
         from opmatrix.algebra.term import substitute
         holders: dict[str, list[Operator]] = {module: [] for module in self.pairs}
         for node in model.walk():
@@ -113,9 +189,18 @@ class Additions:
                                  f"has {there or 'none of that name'}: take the adapter of this model")
             A, B = (Data(each.read(), f"{name}.lora_{part}") for part, each in zip("AB", pair[:2], strict=True))
             scaled = Data(B.array.T.astype(np.float64) * pair.scale, B.name)
-            whole = self.weights[module]
-            instead[nodes[0]] = weight(whole.T if nodes[0].args[0].base else whole) + weight(A.T) @ weight(scaled)
+            whole = self.weights[module].T if nodes[0].args[0].base else self.weights[module]
+            instead[nodes[0]] = weight(whole) + weight(A.T) @ weight(scaled)
+            if pair.lengths is not None:
+                gains = column_gains(whole.array + A.array.T.astype(np.float64) @ scaled.array, pair.lengths.read())
+                instead[nodes[0]] @= diag(Data(gains, f"{name}.lora_magnitude_vector"))
         return substitute(model, instead)
+
+
+def column_gains(summed: NDArray[np.float64], lengths: NDArray[Any]) -> NDArray[np.float32]:
+    """The factors (out,) that give each column of `summed`, (in, out), its length. A column of zeros stays one."""
+    norms = np.linalg.norm(summed, axis=0)
+    return np.divide(lengths, norms, out=np.zeros(len(norms)), where=norms > 0).astype(np.float32)
 
 
 def read_config(file: Path) -> dict[str, object]:

@@ -16,7 +16,7 @@ from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.pipelines.pooling import LAST, Pooling
-from opmatrix.pipelines.text import Tokenizer
+from opmatrix.pipelines.text import Tokenizer, rows_of_table
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
@@ -250,7 +250,8 @@ class Checkpoint:
         """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
         # which is not there
         if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)
-        return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling())
+        return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling(),
+                                   vocabulary=rows_of_table(self.said))
 
     def pooling(self) -> Pooling:
         """What makes one row of a text: that of its last token in a language model, else see

@@ -102,12 +102,17 @@ class PromptReader(NamedTuple):
     def ids(self, prompt: Prompt, place: int, begun: int = 0) -> list[int]:
         """The ids of a prompt; without special tokens where it goes on with a sequence that has rows. Raises InputError
         where it is empty, or is no text."""
+        if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray | memoryview):
+            raise InputError(f"prompt {place}: {prompt!r:.40} is {type(prompt).__name__}: give text, or a row of token "
+                             "ids")
         if len(prompt) == 0: raise InputError(f"prompt {place} is empty: give text, or one token at least")
-        if not isinstance(prompt, str): return [int(each) for each in prompt]
+        if not isinstance(prompt, str): return whole_ids(prompt, place)
         if self.tokenizer is None:
             raise InputError("generate: this program has no tokenizer: give token ids, or save it with tokenizer.json")
         if why := fault(prompt): raise InputError(f"prompt {place}{why}")
-        with unpanicked(): return list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
+        with unpanicked(): found = list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
+        if why := self.tokenizer.unknown(prompt, found): raise InputError(f"prompt {place}{why}")
+        return found
 
     def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Reply:
         """The reply to a prompt, of no token yet, behind so many that a sequence has. Raises InputError for what is no
@@ -126,9 +131,20 @@ class PromptReader(NamedTuple):
         return Reply(place, ids, int(min(room, max_tokens)), pieces)
 
 
+def whole_ids(prompt: Iterable[object], place: int) -> list[int]:
+    """The token ids of a prompt. Raises InputError for the first that is no whole number: 1.7 is not rounded, and "1"
+    is text."""
+    ids = []
+    for each in prompt:
+        if not is_whole(each):
+            raise InputError(f"prompt {place}: {each!r:.40} is no token id: give whole numbers, or text alone")
+        ids.append(int(cast(int, each)))
+    return ids
+
+
 def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Prompts, each text or token ids. Raises InputError where there is none."""
-    found = [prompts] if isinstance(prompts, str) else list(prompts)
+    found = [prompts] if isinstance(prompts, str | bytes | bytearray) else list(prompts)
     if not found: raise InputError("generate: no prompt: give one, at least")
     return cast(list[Prompt], [found] if is_whole(found[0]) else found)
 

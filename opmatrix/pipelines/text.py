@@ -44,15 +44,18 @@ def unpanicked() -> Generator[None]:
 class Tokenizer:
     """A tokenizer.json, whatever padding and cutting it asks for switched off: a batch is ragged. `limit` is the number
     of tokens that the model has positions for, None where any number will do; `pooling` says what stands before every
-    text, and where it is cut. Raises InputError where that leaves no room for text."""
+    text, and where it is cut; `vocabulary` is the number of ids that the model has a row for, None where that is not
+    known. Raises InputError where `pooling` leaves no room for text."""
 
-    def __init__(self, tokenizer: "tokenizers.Tokenizer", limit: int | None = None, pooling: Pooling = MEAN):
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", limit: int | None = None, pooling: Pooling = MEAN,
+                 vocabulary: int | None = None):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if pooling.lower:
             from tokenizers.normalizers import Lowercase, Sequence
             tokenizer.normalizer = Sequence([Lowercase(), *filter(None, [tokenizer.normalizer])])
         self.tokenizer, self.limit, self.pooling = tokenizer, limit, pooling
+        self.vocabulary = vocabulary
         self.most = min(filter(None, [pooling.max_seq_length, limit]), default=None)
         self.special = tokenizer.num_special_tokens_to_add(False)
         if self.most is not None and self.most <= self.special:
@@ -68,13 +71,13 @@ class Tokenizer:
     @classmethod
     @unpanicked()
     def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN,
-                  ahead: ParsedAhead | None = None) -> "Tokenizer":
+                  ahead: ParsedAhead | None = None, vocabulary: int | None = None) -> "Tokenizer":
         """The tokenizer that the text of a tokenizer.json describes, which may be parsed already. InputError, which
         says where it is from, for another."""
         import tokenizers
         try: found = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
         except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
-        return cls(found, limit, pooling)
+        return cls(found, limit, pooling, vocabulary)
 
     def encode(self, texts: str | Iterable[str], truncate: bool | None = None) -> Batch:
         """The ragged batch of the texts' tokens, special tokens included (an empty text has nothing but these). Raises
@@ -98,6 +101,7 @@ class Tokenizer:
         reading.texts += 1
         if cut is None: cut = self.pooling.max_seq_length is not None
         if why is None and not row: why = f", {shortened(text)}, has no tokens: leave it out"
+        if why is None: why = self.unknown(text, row)
         if why is None and cut and self.most and len(row) > self.most:
             reading.truncated += 1
             return self.cut(text, self.most)
@@ -109,6 +113,15 @@ class Tokenizer:
         reading.fault = reading.fault or reading.name(place) + why
         reading.skipped.append(place)
         return []
+
+    def unknown(self, text: str, row: Iterable[int]) -> str | None:
+        """The reason why the model cannot read a row of ids: the first that it has no row for, of a token that was
+        added to the tokenizer alone. None where it can."""
+        if self.vocabulary is None: return None
+        beyond = next((each for each in row if each >= self.vocabulary), None)
+        if beyond is None: return None
+        return (f", {shortened(text)}, has the token {self.tokenizer.id_to_token(beyond)!r:.40}, id {beyond}, and the "
+                f"model has rows for {self.vocabulary} (vocab_size): leave that token out")
 
     def cut(self, text: str, most: int) -> list[int]:
         """The first tokens of a text, and all special ones."""
@@ -126,9 +139,15 @@ def read_tokenizer(meta: Mapping[str, Any], ahead: ParsedAhead | None = None) ->
     """The tokenizer that a program's meta has the text of. Raises InputError where there is none, or it is none."""
     if not (text := meta.get("tokenizer")):
         raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
-    limit = meta.get("config", {}).get("max_position_embeddings")
-    return Tokenizer.from_text(text, "tokenizer.json of this program", limit,
-                               Pooling.parsed(meta.get("pooling"), "meta: pooling"), ahead)
+    config = meta.get("config", {})
+    return Tokenizer.from_text(text, "tokenizer.json of this program", config.get("max_position_embeddings"),
+                               Pooling.parsed(meta.get("pooling"), "meta: pooling"), ahead, rows_of_table(config))
+
+
+def rows_of_table(config: Mapping[str, Any]) -> int | None:
+    """The number of ids that a config's model has rows for; None where it does not say."""
+    rows = config.get("vocab_size")
+    return rows if type(rows) is int else None
 
 
 def sentences() -> list[str]:

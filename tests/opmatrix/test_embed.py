@@ -157,6 +157,21 @@ def test_lines_that_are_none_keep_their_places(program, tmp_path):
     assert not np.isnan(program.embed(tmp_path / "texts.txt", skip_bad=True, truncate=True)[2]).any()
 
 
+def test_a_token_that_the_model_has_no_row_for_is_that_lines_fault(program, tmp_path):
+    """It was added to the tokenizer alone; the other lines are embedded as they are without it."""
+    from tokenizers import Tokenizer as Plain
+    added = Plain.from_str(program.meta["tokenizer"])
+    known = program.meta["config"]["vocab_size"]
+    added.add_tokens([f"<{at}>" for at in range(known - added.get_vocab_size() + 1)])
+    last = added.id_to_token(known)
+    changed = program.replace(tokenizer=added.to_str())
+    texts = ["the bank", f"the {last} bank", "a river"]
+    found = changed.embed(texts, skip_bad=True)
+    assert np.array_equal(found[[0, 2]], program.embed(["the bank", "a river"])) and np.isnan(found[1]).all()
+    with pytest.raises(InputError, match=rf"text 1, .*has the token '{last}', id {known}, and the model has rows for "
+                                         rf"{known} \(vocab_size\)"): changed.embed(texts)
+
+
 def test_texts_that_are_all_bad_are_refused(program):
     for texts, words in (([LONG, 3], "no text is left: text 0, .*32 tokens"), ([], "no text: give at least one")):
         with pytest.raises(InputError, match=words): program.embed(texts, skip_bad=True)

@@ -103,12 +103,27 @@ def test_a_full_cache_is_known_before():
 
 @pytest.mark.parametrize("prompt, more, said", [
     ("", {}, "prompt 0 is empty: give text"), ([], {}, "no prompt"), ([[1], []], {}, "prompt 1 is empty"),
+    ([[1, 1.7]], {}, "prompt 0: 1.7 is no token id: give whole numbers"), ([["1"]], {}, "prompt 0: '1' is no token id"),
+    ([[2, True]], {}, "prompt 0: True is no token id"), ([1.7, 2], {}, "prompt 0: 1.7 is float: give text, or a row"),
+    ([True], {}, "prompt 0: True is bool"), (b"ab", {}, "prompt 0: b.ab. is bytes"),
+    ([b"ab"], {}, "is bytes: give text"),
+    ([bytearray(b"a")], {}, "is bytearray"), (np.array([[1.0]]), {}, "prompt 0: .*1.0.* is no token id"),
+    ([None], {}, "prompt 0: None is NoneType"),
     ("x" * 128, {}, "prompt 0 has 128 tokens, and the model has positions for 128, prompt and reply"),
     ("a\udc80", {}, "prompt 0, byte 1 is not UTF-8"), ("a", dict(max_tokens=0), "max_tokens 0: give a whole number"),
     ("a", dict(temperature=-1), "temperature -1"), ("a", dict(top_k=0), "top_k 0"), ("a", dict(top_p=0), "top_p 0")])
 def test_bad_input_is_one_line(prompt, more, said):
     with pytest.raises(InputError, match=said) as found: gpt2().program.generate(prompt, **more)
     assert "\n" not in str(found.value)
+
+
+def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_one_line():
+    from tokenizers import Tokenizer as Plain
+    program = gpt2().program
+    added, known = Plain.from_str(program.meta["tokenizer"]), program.meta["config"]["vocab_size"]
+    added.add_tokens([f"<{at}>" for at in range(known - added.get_vocab_size() + 1)])
+    with pytest.raises(InputError, match=rf"prompt 1, .*, has the token '<\d+>', id {known}, and the model has rows"):
+        program.replace(tokenizer=added.to_str()).generate(["a", f"b{added.id_to_token(known)}"])
 
 
 def test_answers_end_where_positions_do():

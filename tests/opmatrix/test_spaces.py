@@ -183,3 +183,10 @@ def test_entries_beyond_a_relation_s_shape_are_said(kind, words):
         Batch([range(2)], relations={"edges": made})
     with pytest.raises(ValueError, match=r"relation 'edges' is 2 × 2, but its rows begin at \[0, 3, 1\] of 1 entries"):
         Batch([range(2)], relations={"edges": made._replace(starts=np.array([0, 3, 1]), at=np.array([1]))})
+
+
+@pytest.mark.parametrize("made", [np.array, sparse.csr_array, sparse.coo_array])
+def test_a_relation_of_numbers_that_are_not_real_is_said(made):
+    """An imaginary part would be lost without a word."""
+    with pytest.raises(ValueError, match="relation 'edges' holds complex128: give real numbers"):
+        Batch([[1, 2]], relations={"edges": made(np.array([[1 + 2j, 0], [0, 1]]))})

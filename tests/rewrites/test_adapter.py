@@ -16,6 +16,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import tanh, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
+from opmatrix.files.adapter import Adapter, column_gains
 from opmatrix.files.checkpoint import open_model
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
@@ -70,6 +71,48 @@ def test_the_model_is_the_one_with_the_products_added(tmp_path, made):
     assert difference(found, dense(open_model(plain).operator(), batch)) > 0.05
     rooted = write(tmp_path / "rooted", pairs, use_rslora=True, lora_alpha=ALPHA / RANK ** 0.5)
     assert difference(dense(open_model(plain, rooted).operator(), batch), found) < 1e-12
+
+
+LAST, VALUE = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
+
+
+@pytest.mark.parametrize("pattern, name", [
+    ("down_proj", LAST), (r"layers\.1\.mlp\.down_proj", LAST), ("^model.layers.1.mlp.down_proj", LAST),
+    (r".*\.1\..*", LAST), ("v_proj", VALUE), ("(q|v)_proj", VALUE), ("proj", None), ("model.layers.1", None)])
+def test_a_pattern_gives_modules_a_number_of_their_own(tmp_path, pattern, name):
+    """As PEFT matches: all of a name, or its end behind a dot."""
+    _, pairs, _ = gguf(tmp_path)
+    found = Adapter.read(write(tmp_path / "alphas", pairs, alpha_pattern={pattern: 2}))
+    assert {each: pair.scale for each, pair in found.pairs.items()} == {
+        each: (2 if each == name else ALPHA) / RANK for each in pairs}
+    if name is None: return
+    wide = pairs | {name: (np.repeat(pairs[name][0], 2, 0), np.repeat(pairs[name][1], 2, 1))}
+    found = Adapter.read(write(tmp_path / "ranks", wide, rank_pattern={pattern: 2 * RANK}))
+    assert {each: pair.scale for each, pair in found.pairs.items()} == {
+        each: ALPHA / (2 * RANK if each == name else RANK) for each in pairs}
+
+
+@pytest.mark.parametrize("made", [gguf, bert])
+def test_with_dora_each_output_has_a_length(tmp_path, made):
+    """Against W + s B A, its rows made of these lengths by hand; a row of zeros stays one."""
+    plain, pairs, merged = made(tmp_path)
+    rng, batch = np.random.default_rng(0), Batch(TOKENS)
+    lengths = {name: rng.uniform(0.5, 2, len(second)).astype("<f4") for name, (_, second) in pairs.items()}
+    vectors = {f"base_model.model.{name}.lora_magnitude_vector": each for name, each in lengths.items()}
+    adapter = write(tmp_path / "dora", pairs, vectors, use_dora=True)
+    names = {LAST: "blk.1.ffn_down.weight", VALUE: "blk.0.attn_v.weight", QUERY: f"{QUERY}.weight"}
+    arrays = ggufs.arrays() if made is gguf else checkpoints.arrays(checkpoints.CONFIG)
+    scaled = {}
+    for name, pair in pairs.items():
+        summed = added("", arrays[names[name]], pair)[""].astype(np.float64)
+        length = np.linalg.norm(summed, axis=1, keepdims=True)
+        scaled[names[name]] = (summed * lengths[name][:, None] / length).astype(np.float32)
+    write_model = ggufs.write if made is gguf else checkpoints.write
+    whole = write_model(tmp_path / ("whole.gguf" if made is gguf else "whole"), tensors=scaled)
+    found, wanted = (dense(open_model(*each).operator(), batch) for each in ((plain, adapter), (whole,)))
+    assert difference(found, wanted) < 1e-6
+    assert difference(dense(open_model(merged).operator(), batch), wanted) > 0.01
+    assert not column_gains(np.zeros((3, 2)), np.ones(2)).any()
 
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "peft.json").read_text())
@@ -174,7 +217,18 @@ def test_what_is_no_adapter_of_the_model_is_named(tmp_path):
     cases = [({}, {}, {}, "it holds no tensor"), (pairs, {"r": 4}, {}, "they must be 4 x in"),
              (pairs, {"r": 0}, {}, "r is 0"), (pairs, {"lora_alpha": 1e200}, {}, "lora_alpha is 1e+200"),
              (pairs, {"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
-             (pairs, {"use_dora": True}, {}, "use_dora is True"),
+             (pairs, {"use_dora": True}, {}, "lora_magnitude_vector is None, with use_dora True"),
+             (pairs, {"use_rslora": 1}, {}, "use_rslora is 1: it must be true or false"),
+             (pairs, {"use_dora": "yes"}, {}, "use_dora is 'yes'"),
+             (pairs, {"rank_pattern": {"down_proj": 4}}, {}, "they must be 4 x in"),
+             (pairs, {"rank_pattern": {"down_proj": True}}, {}, "rank_pattern: down_proj is True"),
+             (pairs, {"rank_pattern": [3]}, {}, "rank_pattern is [3]"),
+             (pairs, {"alpha_pattern": {"down_proj": "8"}}, {}, "alpha_pattern: down_proj is '8'"),
+             (pairs, {"alpha_pattern": {"(a+)+": 8}}, {}, "'(a+)+' is refused (too involved)"),
+             (pairs, {"alpha_pattern": {"a" * 999: 8}}, {}, "is refused (too involved)"),
+             (pairs, {"alpha_pattern": {"[a": 8}}, {}, "'[a' is refused (unterminated character set"),
+             (pairs, {}, {f"base_model.model.{name}.lora_magnitude_vector": np.ones(32, "<f4")},
+              "lora_magnitude_vector is (32,), with use_dora False"),
              (pairs, {"alora_invocation_tokens": [3, 4]}, {}, "alora_invocation_tokens is [3, 4]"),
              (pairs, {"use_later": True}, {}, "use_later is True"),
              (pairs, {"init_lora_weights": "pissa"}, {}, "init_lora_weights is 'pissa'"),
