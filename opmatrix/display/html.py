@@ -12,7 +12,7 @@ from opmatrix.algebra.data import Promised
 from opmatrix.algebra.oracles import dense, factors
 from opmatrix.algebra.shapes import LiveSize, Shape, brief
 from opmatrix.algebra.term import Operator
-from opmatrix.display.show import row_operands
+from opmatrix.display.term_writer import spine
 
 LIMIT = 8                                                   # rows and columns of entries that are shown
 
@@ -36,7 +36,7 @@ def rows(term: Operator) -> list[list[str]]:
                                                            if hasattr(over, "merge")):
         return grid(n, term.out.cols, lambda i, j: format_entry(term, i, j))
     if term.diagonal and single: return grid(n, n, lambda i, j: escape(repr(term)) if i == j else "")
-    if term.kind.name == "row": return [[escape(brief(repr(part), 60)) for part in row_operands(term)]]
+    if term.kind.name == "row": return [[escape(brief(repr(part), 60)) for part in spine(term)]]
     found, shape = [["operator", "gives"]], Shape(term.into.heads, cols=n)
     for factor in factors(term):
         shape = factor(shape)

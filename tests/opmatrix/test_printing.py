@@ -12,7 +12,9 @@ import opmatrix as om
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import LASTING, scalar_function
 from opmatrix.algebra.term import Data, named, operator
-from opmatrix.display.show import ATOM, LATEX, PYTHON, TermWriter, latex, names, vocabulary
+from opmatrix.display.naming import vocabulary
+from opmatrix.display.show import latex, names
+from opmatrix.display.term_writer import ATOM, LATEX, PYTHON, TermWriter
 from opmatrix.patterns import Pattern
 
 RNG = np.random.default_rng(0)
