@@ -80,7 +80,8 @@ def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
         if n <= units or own is None: return n <= units
         return bool(grain and grain.shared and n % units == 0 and (own == units or own % n == 0))
     if own is not None and fits(n): return Cut("cols", own, copied=own == units)
-    fit = max(filter(fits, range(1, n)))
+    candidates = (min(units, n - 1), *range(1, min(own or 0, n - 1) + 1))       # ranks may be absurdly many
+    fit = max(filter(fits, candidates))
     what = f"{units} " + ("heads" if grain else "columns")
     if grain and grain.shared: what = f"{own} heads in groups of {units}"
     raise InputError(f"mesh: {axis.name} has {n} ranks, and {split.lines[at].more[0]} gives {what}: the nearest that "

@@ -20,6 +20,8 @@ SizeColumn: TypeAlias = "NDArray[np.int64]"
 Axes: TypeAlias = "tuple[int, int, int, int]"               # dp, tp, pp, cp
 FARTHEST = 4096                                             # devices away that a number which works is looked for
 DEEPEST = 16                                                # chunks of a stage, at most
+MAX_COUNT = 10 ** 9                                         # devices, sequences of a step, tokens of a sequence
+MAX_NUMBERS = 1e18                                          # of the values of a step, below 2^63 with room
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> S
     """All sizes of strategies of so many devices, for a batch of sequences of so many tokens. Chunks of a stage are
     several where layers divide into them, and micro-batches into groups of as many as there are stages. Raises
     InputError where there are none, with what would work."""
+    check_counts(limits, devices, batch, tokens)
     rows: list[tuple[int, ...]] = []
     for dp, tp, pp, cp in axis_sizes(limits, devices, batch, tokens):
         experts = [n for n in divisors(dp * cp) if n == 1 or (limits.experts and limits.experts % n == 0)]
@@ -105,6 +108,16 @@ def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> S
                 rows += [(dp, tp, pp, cp, n, micro, chunks) for n in experts]
     if not rows: refuse_sizes(limits, devices, batch, tokens)
     return SizeColumns(*np.array(rows, np.int64).T)
+
+
+def check_counts(limits: ModelLimits, devices: int, batch: int, tokens: int) -> None:
+    """Raises InputError for counts beyond any machine, whose formulas would not fit into whole numbers of 64 bits."""
+    for option, count in (("--devices", devices), ("--batch", batch), ("--seq", tokens)):
+        if not 1 <= count <= MAX_COUNT: raise InputError(f"{option} {count}: give a number from 1 to {MAX_COUNT:,}")
+    numbers = batch * tokens * limits.layers * limits.heads * limits.head
+    if numbers > MAX_NUMBERS:
+        raise InputError(f"--batch {batch}, --seq {tokens}: a step of {numbers:.2g} numbers: at most "
+                         f"{MAX_NUMBERS:.0g}: give a smaller batch")
 
 
 @cache

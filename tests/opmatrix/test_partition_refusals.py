@@ -23,6 +23,7 @@ def refused(said, make):
 
 
 @pytest.mark.parametrize("ranks, strategy, said", [
+    (10 ** 20, "tensor", r"x has 10+ ranks, and \S+ gives 6 heads: the nearest that divides is 6$"),
     (7, "tensor", r"x has 7 ranks, and \S+ gives 6 heads: the nearest that divides is 6$"),
     (5, "sequence", r"x has 5 ranks, and \S+ gives 6 heads in groups of 2: the nearest that divides is 2$"),
     (4, "tensor", r"x has 4 ranks, and \S+ gives 6 heads in groups of 2: the nearest that divides is 2$"),

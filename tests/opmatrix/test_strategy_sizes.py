@@ -28,6 +28,15 @@ def test_sizes_are_all_that_divide():
     assert found == wanted and len(found) == len(SMALL)
 
 
+@pytest.mark.parametrize("devices, batch, tokens, words", [
+    (10 ** 20, 8, 1024, "--devices 1000+: give a number from 1 to 1,000,000,000"),
+    (8, 10 ** 9 + 1, 1024, "--batch 1000000001: give a number from 1"), (8, 8, 10 ** 30, "--seq 1000+: give"),
+    (8, 10 ** 9, 10 ** 9, r"a step of .*e\+21 numbers: at most 1e\+18: give a smaller batch"),
+    (0, 8, 16, "--devices 0: give")])
+def test_absurd_counts_are_a_line(devices, batch, tokens, words):
+    with pytest.raises(om.InputError, match=words): legal_sizes(GPT, devices, batch, tokens)
+
+
 def test_experts_divide_ranks_of_data():
     sizes = legal_sizes(limits_of(known.configuration("mixtral-8x7b")), 16, 16, 64)
     assert {*sizes.ep.tolist()} == {1, 2, 4, 8} and not ((sizes.dp * sizes.cp) % sizes.ep).any()
