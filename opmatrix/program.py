@@ -20,6 +20,7 @@ from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
+from opmatrix.files.reopened import Reopened
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
@@ -77,7 +78,7 @@ class Profile(NamedTuple):
     steps: dict[str, list[float]]
 
 
-class Program:
+class Program(Reopened):
     """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token,
     or, where it pools them, one a sentence, or one of a space of the batch's own.
 
@@ -184,8 +185,8 @@ class Program:
         a file with one a line; beside the result memory holds a chunk of them. `progress` is called with (done, of);
         True draws a bar for many texts on a terminal. A text that is too long is cut, special tokens kept, where the
         checkpoint has a max_seq_length; `truncate` True cuts it in any case, False never. With `skip_bad` a text that
-        cannot be embedded has a row of NaN. Raises InputError for no text, a text that is too long or none, a file that
-        cannot be read, and a program that was saved without a tokenizer."""
+        cannot be embedded has a row of NaN. Raises InputError for a text that is too long or none, a file that cannot
+        be read, and a program that was saved without a tokenizer."""
         return embed_texts(self, texts, rows, progress, truncate, skip_bad)
 
     def stream(self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None,

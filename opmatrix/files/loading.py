@@ -81,11 +81,18 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhea
         raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
                          f"after saving: {AGAIN}")
     program.hash = hashed
+    program.lies_in(directory, file_of(laws))
     if read: program.tokenizer = read[0]      # else who asks for it hears why
     if (kept := program.meta.get("certificate")) is not None:
         with blamed(directory / "certificate.json", "no certificate of this program"):
             certified.check_certificate(kept, program.hash)
     return program
+
+
+def file_of(laws: object) -> str | None:
+    """The path of the module of one's own that a program is loaded with, by which another process finds it."""
+    if laws is None: return None
+    return str(Path(str(getattr(laws, "__file__", laws))).absolute())
 
 
 def begin_reading(meta: Mapping[str, object], found: list[Tokenizer], ahead: ParsedAhead | None) -> Thread:

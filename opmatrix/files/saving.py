@@ -40,6 +40,7 @@ def save(program: Program, directory: str | Path) -> None:
     """Write the program's directory. It appears at once, complete. A program that was there is replaced; what
     else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
     with replacing_program(directory) as fresh: write_program(program, fresh)
+    program.lies_in(directory, program.laws)
 
 
 @contextmanager

@@ -39,15 +39,22 @@ NPY_MAGIC = b"\x93NUMPY\x01\x00"                           # of an .npy file, ve
 def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: bool | None = None,
            skip_bad: bool = False) -> Iterator[Floats]:
     """Blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into so many rows, at least
-    one. Raises InputError for no text, one that is too long, a file that cannot be read."""
+    one; none where there is no text. Raises InputError for a text that is too long, a file that cannot be read, or has
+    no line."""
     return embed_blocks(program, each(texts), rows,
                         reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
 
 
 def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True,
                 truncate: bool | None = None, skip_bad: bool = False) -> Floats:
-    """The blocks of `stream` as one array (S, n)."""
-    return np.concatenate([*followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)])
+    """The blocks of `stream` as one array (S, n), of no row where there is no text."""
+    blocks = followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)
+    return np.concatenate([np.zeros((0, width_of(program)), np.float32), *blocks])
+
+
+def width_of(program: "Program") -> int:
+    """Columns of an embedding."""
+    return int(program.schedule.calls[program.schedule.result].shape.cols)
 
 
 def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> LineReading:
@@ -66,7 +73,7 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: L
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
         done += len(block)
         yield block
-    if len(reading.skipped) == done: raise InputError(f"no text is left: {reading.fault}")
+    if done and len(reading.skipped) == done: raise InputError(f"no text is left: {reading.fault}")
 
 
 def mention_length(program: "Program", batch: Batch) -> None:
@@ -90,8 +97,7 @@ def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
                 kept, filled = [], 0
             kept.append(row or [0])
             filled += len(kept[-1])
-    if not kept: raise InputError("no text: give at least one")
-    yield Batch(kept)
+    if kept: yield Batch(kept)
 
 
 def outcome(reading: LineReading, tokenizer: Tokenizer) -> str:

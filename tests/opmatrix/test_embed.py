@@ -95,7 +95,7 @@ def test_memory_does_not_grow_with_the_stream(tokenizer):
 
 
 @pytest.mark.parametrize("texts, words", [
-    ([], "no text"), (iter(()), "no text"), (["fine", 7], "text 1 is 7"),
+    (["fine", 7], "text 1 is 7"),
     (["a river"] * (CHUNK_TEXTS + 2) + ["dry " * 30], rf"text {CHUNK_TEXTS + 2}, 'dry .*…', has 32 tokens")])
 def test_bad_texts_are_named_by_their_place(program, texts, words):
     with pytest.raises(InputError, match=words): program.embed(texts)
@@ -172,9 +172,16 @@ def test_a_token_that_the_model_has_no_row_for_is_that_lines_fault(program, tmp_
                                          rf"{known} \(vocab_size\)"): changed.embed(texts)
 
 
+@pytest.mark.parametrize("texts", [list, tuple, lambda: np.array([], str), lambda: iter(())])
+def test_no_text_is_no_row(program, texts):
+    found = program.embed(texts())
+    assert not [*program.stream(texts())]
+    assert found.shape == (0, program.embed("the bank").shape[1]) and found.dtype == np.float32
+
+
 def test_texts_that_are_all_bad_are_refused(program):
-    for texts, words in (([LONG, 3], "no text is left: text 0, .*32 tokens"), ([], "no text: give at least one")):
-        with pytest.raises(InputError, match=words): program.embed(texts, skip_bad=True)
+    for texts, words in (([LONG, 3], "text 0, .*32 tokens"), (iter([3]), "text 0 is 3")):
+        with pytest.raises(InputError, match=f"no text is left: {words}"): program.embed(texts, skip_bad=True)
 
 
 # ---- progress

@@ -1,0 +1,42 @@
+"""Programs in other processes: pickled by the directory that they lie in, which is read and mistrusted there as any
+saved program is. No step, array or code is in a pickle."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from formats.core.errors import InputError
+
+if TYPE_CHECKING:
+    from opmatrix.program import Program
+
+
+class Reopened:
+    """A program that lies in a directory, once it was saved or loaded. It cannot be changed, so a copy is itself."""
+    directory: Path | None = None
+    laws: str | None = None                                 # the file that declares functions of one's own
+    hash: Any
+
+    def lies_in(self, directory: str | Path, laws: str | None = None) -> None:
+        """Record where the program lies, and what it was loaded with."""
+        self.directory, self.laws = Path(directory).absolute(), laws
+
+    def __copy__(self) -> Self: return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self: return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.directory is None:
+            raise TypeError("a program is pickled by its directory, and this one lies in none: program.save(DIR) "
+                            "first, and DIR is to be where the other process runs")
+        return reopen, (str(self.directory), self.hash, self.laws)
+
+
+def reopen(directory: str, wanted: str, laws: str | None) -> Program:
+    """The program of a directory. Raises InputError where it is not the one that was pickled, or cannot be loaded."""
+    from opmatrix.files.loading import load
+    program = load(directory, laws=laws)
+    if program.hash != wanted:
+        raise InputError(f"{directory}: it holds the program {program.hash}, and {wanted} was pickled: save that one "
+                         "there, or pickle it anew")
+    return program
