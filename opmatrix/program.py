@@ -20,11 +20,11 @@ from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
-from opmatrix.files.reopened import Reopened
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer, read_tokenizer
+from opmatrix.reopened import Reopened
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.schedule import Schedule

@@ -1,1 +1,1 @@
-"""Files that others may have written, and the user's cache."""
+"""Files that others may have written, the user's cache, and processes that import neither."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
-from formats.machine.own_python import child_of_python
+from formats.disk.own_python import child_of_python
 
 CORES = {"x86_64": ("HASWELL", "ZEN", "SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"),
          "aarch64": ("ARMV8", "CORTEXA72", "NEOVERSEN1", "NEOVERSEN2", "NEOVERSEV1"),

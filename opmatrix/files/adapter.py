@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
 
 CONFIG, MATRICES = "adapter_config.json", "adapter_model.safetensors"
-STEM, FIRST, SECOND, LENGTHS = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-PARTS = FIRST, SECOND, LENGTHS
+STEM, FIRST, SECOND, MAGNITUDES = "base_model.model.", ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+TENSOR_ENDS = FIRST, SECOND, MAGNITUDES
 MAX_PATTERN, MAX_REPEATS = 200, 3                           # characters; repeats, so that matching a name stays quick
 MAX_RANK, MAX_ALPHA = 1 << 16, 1e30
 PLAIN: Mapping[str, tuple[Any, ...]] = {                    # keys whose other values change what is computed
@@ -56,9 +56,9 @@ class Adapter:
         """Raises InputError where it is no LoRA adapter, is damaged, or does more than add B A to weights."""
         directory = Path(directory)
         config, tensors = AdapterConfig.read(directory / CONFIG), header(directory / MATRICES)
-        modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in PARTS
+        modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in TENSOR_ENDS
                    if name.startswith(STEM) and name.endswith(end)}
-        if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in PARTS}:
+        if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in TENSOR_ENDS}:
             raise InputError(f"{directory / MATRICES}: tensor {min(odd)!r} is none of LoRA's, {STEM}…{FIRST} and "
                              f"{SECOND}: the model would be computed without it")
         pairs = {name: config.pair(name, tensors, directory / MATRICES) for name in modules}
@@ -90,7 +90,7 @@ class AdapterConfig:
     def pair(self, name: str, tensors: Mapping[str, Tensor], file: Path) -> LowRankPair:
         """The matrices of a module and their scale, alpha / r or alpha / √r. Raises InputError where one is missing or
         of another shape."""
-        first, second, lengths = (tensors.get(f"{STEM}{name}{end}") for end in PARTS)
+        first, second, lengths = (tensors.get(f"{STEM}{name}{end}") for end in TENSOR_ENDS)
         rank, alpha = of_module(self.ranks, name, self.rank), of_module(self.alphas, name, self.alpha)
         if first is None or second is None or len(first.shape) != 2 or len(second.shape) != 2 or not (
                 first.shape[0] == second.shape[1] == rank):
@@ -123,11 +123,11 @@ def check_switch(file: Path, key: str, keys: Mapping[str, object]) -> bool:
     raise InputError(f"{file}: {key} is {given!r:.40}: it must be true or false")
 
 
-Number = TypeVar("Number", int, float)
+RankOrAlpha = TypeVar("RankOrAlpha", int, float)
 
 
 def read_pattern(file: Path, key: str, keys: Mapping[str, object],
-                 check: Callable[[Path, str, object], Number]) -> Mapping[str, Number]:
+                 check: Callable[[Path, str, object], RankOrAlpha]) -> Mapping[str, RankOrAlpha]:
     """Numbers by patterns of modules' names, each a regular expression. Raises InputError for a pattern that could
     match slowly, or is none."""
     patterns = keys.get(key) or {}
@@ -145,7 +145,7 @@ def read_pattern(file: Path, key: str, keys: Mapping[str, object],
     return {pattern: check(file, f"{key}: {pattern}", number) for pattern, number in patterns.items()}
 
 
-def of_module(numbers: Mapping[str, Number], name: str, usual: Number) -> Number:
+def of_module(numbers: Mapping[str, RankOrAlpha], name: str, usual: RankOrAlpha) -> RankOrAlpha:
     """The number of the first pattern that is a module's name, or its end behind a dot (PEFT's get_pattern_key)."""
     return next((number for pattern, number in numbers.items() if re.match(rf"(.*\.)?({pattern})$", name)), usual)
 

@@ -15,7 +15,7 @@ from typing import IO
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
-from formats.machine.own_python import child_of_python
+from formats.disk.own_python import child_of_python
 from opmatrix.display.progress import ProgressLine
 
 READ_BYTES = 1 << 20                                        # bytes between two looks of the display

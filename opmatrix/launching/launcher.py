@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, Self
 
 from formats.core.errors import InputError
-from formats.machine.own_python import Child, child_of_module
+from formats.disk.own_python import PythonChild, child_of_module
 from opmatrix.algebra.data import Numeric
 from opmatrix.launching.headings import RanksFailed
 from opmatrix.launching.jobs import Job
@@ -34,7 +34,7 @@ STARTING = 120.0                                            # seconds that ranks
 SLEPT = 2.0                                                 # seconds between two looks that nothing explains
 AFTERMATH = 1.0                                             # seconds in which who was lost says why
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-HERE = {"GLOO_SOCKET_IFNAME": "lo"}                         # ranks meet on this machine, whatever a cluster sets
+LOOPBACK_DEVICE = {"GLOO_SOCKET_IFNAME": "lo"}              # ranks meet on this machine, whatever a cluster sets
 LOST = "Lost"
 
 
@@ -77,7 +77,7 @@ class Launched:
 class Ranks:
     """So many processes, as a context: none is left at its end. `deadline`: seconds in which some rank must get on.
     `port`: of this machine, a free one for 0. Raises InputError for a port in use and where torch is not installed."""
-    def __init__(self, count: int, deadline: float = 8.0, port: int = 0, program: Child | None = None) -> None:
+    def __init__(self, count: int, deadline: float = 8.0, port: int = 0, program: PythonChild | None = None) -> None:
         if count < 1: raise InputError(f"ranks {count}: at least 1")
         if deadline <= 0: raise InputError(f"deadline {deadline}: seconds, more than 0")
         if program is None and find_spec("torch") is None:
@@ -105,7 +105,7 @@ class Ranks:
     def start(self, rank: int, port: int) -> None:
         given = dict(rank=rank, ranks=self.count, port=port, socket=self.door.fileno())
         process = subprocess.Popen(self.program.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, env=self.program.environment | ONE_THREAD | HERE,
+                                   stderr=subprocess.PIPE, env=self.program.environment | ONE_THREAD | LOOPBACK_DEVICE,
                                    pass_fds=[self.door.fileno()] if rank == 0 else [])
         one = Watched(process)
         self.ranks.append(one)

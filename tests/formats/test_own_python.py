@@ -7,8 +7,8 @@ import sys
 import pytest
 from children import LIMIT, ROOT
 
+from formats.disk.own_python import child_of_module, child_of_python
 from formats.machine.blas import TRIAL
-from formats.machine.own_python import child_of_module, child_of_python
 from rewrites.cli import leave_working_directory
 
 TRAPS = "torch", "numpy", "queue", "pip", "formats", "llvmlite"

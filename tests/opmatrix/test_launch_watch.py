@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from formats.core.errors import InputError
-from formats.machine.own_python import child_of_python
+from formats.disk.own_python import child_of_python
 from opmatrix.launching.headings import RanksFailed
 from opmatrix.launching.jobs import Job
 from opmatrix.launching.launcher import Ranks

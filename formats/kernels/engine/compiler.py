@@ -18,8 +18,8 @@ from typing import IO, Any
 
 from formats.core.errors import InputError
 from formats.disk.cache import say, why
+from formats.disk.own_python import child_of_module
 from formats.machine.host import Host
-from formats.machine.own_python import child_of_module
 
 from . import objects
 from .compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, Function

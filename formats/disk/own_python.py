@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 
-HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+PACKAGES_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 PATH_VARIABLE = "PYTHONPATH"
 
 
 @dataclass(frozen=True)
-class Child:
+class PythonChild:
     """A command that runs a Python, and the environment that it runs in."""
     command: list[str]
     environment: dict[str, str]
 
 
-def child_of_python(*arguments: str, **variables: str) -> Child:
+def child_of_python(*arguments: str, **variables: str) -> PythonChild:
     """A Python with these arguments and additional variables of the environment. `-P` keeps the working directory off
     `sys.path`; an empty part of an inherited PYTHONPATH would bring it back, so parts that are empty are dropped.
     Raises RuntimeError where `sys.executable` names no Python."""
@@ -31,10 +31,10 @@ def child_of_python(*arguments: str, **variables: str) -> Child:
     inherited = environment.pop(PATH_VARIABLE, "")
     if parts := [part for part in inherited.split(os.pathsep) if part]:
         environment[PATH_VARIABLE] = os.pathsep.join(parts)
-    return Child([sys.executable, "-P", *arguments], environment | variables)
+    return PythonChild([sys.executable, "-P", *arguments], environment | variables)
 
 
-def child_of_module(module: str, *arguments: str, users: Iterable[str] = (), **variables: str) -> Child:
+def child_of_module(module: str, *arguments: str, users: Iterable[str] = (), **variables: str) -> PythonChild:
     """A Python that runs a module of ours as `-m` does. It finds our packages by file and others as any Python does;
     the paths that this process has beyond that come last, and after them the folders of `users`, modules that a user
     declared kernels in."""
@@ -58,9 +58,9 @@ def folder_of(module: str) -> str:
     return file
 
 
-def main(paths: str, module: str, *arguments: str) -> None:
+def run_ours(paths: str, module: str, *arguments: str) -> None:
     """Run a module of the packages beside this file, with `paths` after the entries that Python itself has."""
-    sys.path.insert(0, HOME)
+    sys.path.insert(0, PACKAGES_FOLDER)
     import_module(module.partition(".")[0])                  # of all packages of this name the one that is ours
     del sys.path[0]
     sys.path += [each for each in json.loads(paths) if each not in sys.path]
@@ -68,4 +68,4 @@ def main(paths: str, module: str, *arguments: str) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__": main(*sys.argv[1:])
+if __name__ == "__main__": run_ours(*sys.argv[1:])
