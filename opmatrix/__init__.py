@@ -107,7 +107,7 @@ def body(where: str) -> Any:
     return getattr(import_module(f"opmatrix.{module}"), name)
 
 
-BESIDE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 class PackagesBeside:
@@ -118,7 +118,7 @@ class PackagesBeside:
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The spec of a package of ours; None for any other module. ImportError where the package is missing."""
         if name not in ("formats", "rewrites"): return None
-        file = os.path.join(BESIDE, name, "__init__.py")
+        file = os.path.join(OUR_FOLDER, name, "__init__.py")
         if os.path.exists(file): return spec_from_file_location(name, file)
         raise ImportError(f"opmatrix needs its package {name} at {file}, where there is none: install opmatrix again")
 
@@ -127,7 +127,7 @@ def check_loaded(name: str) -> None:
     """Raises ImportError where another module of that name was imported before this package: a process has one module
     of a name."""
     if (loaded := sys.modules.get(name)) is None: return
-    file, ours = getattr(loaded, "__file__", None) or str(loaded), os.path.join(BESIDE, name, "__init__.py")
+    file, ours = getattr(loaded, "__file__", None) or str(loaded), os.path.join(OUR_FOLDER, name, "__init__.py")
     if os.path.realpath(file) != ours:
         raise ImportError(f"opmatrix needs its package {name} at {ours}, but {file} was imported first, and a process "
                           "has one module of a name: rename that one, or import opmatrix before it")
