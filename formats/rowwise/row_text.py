@@ -8,6 +8,7 @@ from functools import partial
 
 from formats.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
+from formats.rowwise.stored import StoredColumns
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 LANE_STEPS = 1, 2, 4, 8                                     # of lanes that are merged, one after another
@@ -22,12 +23,23 @@ class RowText(VectorText):
     seen: dict[tuple[int, str, str], str] = field(default_factory=dict)
     places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)   # of kept values: bytes, and a word
     room: int = 0
+    written_heads: int = 1                                  # of the loop that is being written
+    written_columns: tuple[int, int] = (0, 0)               # ... and its columns: the first, and where they end
 
     def __post_init__(self) -> None:
         self.loops = Loops(self.root)
         self.kept = self.loops.number
         for number, item in enumerate(self.loops.items): self.reserve(number, item.node)
         for loop in self.loops.loops: self.write_loop(loop)
+        self.check_stored()
+
+    def check_stored(self) -> None:
+        """Raises ValueError where a number of the result, or of what is kept, is stored by no line."""
+        for item in self.loops.items:
+            node = item.node
+            if self.is_variable(node): continue
+            parts = len(node.args) if node.op == "fold" and node is not self.loops.root else 1
+            for part in range(parts): self.stores.check(self.word(node, part), node.heads, node.cols)
 
     def reserve(self, number: int, node: RowValue) -> None:
         """Room for what an item makes: none for single numbers of one head, which are variables, and for the result."""
@@ -44,12 +56,29 @@ class RowText(VectorText):
         return node.heads == 1 and node.cols == 1 and node.op not in IN_PLACE_OPS and node is not self.loops.root
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
-        """Where the number of a head and a column of an operand or a kept value lies."""
+        """Where the number of a head and a column of an operand or a kept value is read."""
         if node.op == "value": return join_sum(f"x{node.extra}", scaled(h, f"c.x{node.extra}_head"), at)
         if node.op == "const":
             return join_sum(f"c.c{node.extra}", scaled(h, self.size(node.cols)), at)
-        if node is self.loops.root: return join_sum("out", self.row_step(h), at)
-        return join_sum(self.places[id(node), part][1], scaled(h, self.size(node.cols)), at)
+        return self.place(node, h, at, part)
+
+    def place(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
+        """Where the number of a head and a column of a kept value is stored: never in an operand, which the result may
+        be as it is."""
+        step = self.row_step(h) if node is self.loops.root else scaled(h, self.size(node.cols))
+        return join_sum(self.word(node, part), step, at)
+
+    def word(self, node: RowValue, part: int = 0) -> str:
+        """The word of where a kept value lies: the result, or scratch."""
+        return "out" if node is self.loops.root else self.places[id(node), part][1]
+
+    def keep(self, vector: str, node: RowValue, h: str, at: str, lanes: str, start: int = 0, part: int = 0) -> None:
+        """A vector of columns stored as those of a kept value, from a column on."""
+        place = self.place(node, h, plus(at, self.size(start) if start else ""), part)
+        self.put(f"keep({vector}, {place}, {lanes})")
+        first, last = self.written_columns
+        base, _, _ = place.partition(" ")
+        self.stores.add(base, StoredColumns(self.written_heads, start + first, start + last))
 
     def row_step(self, h: str) -> str:
         """A head of the result: beside the one before where heads are joined."""
@@ -111,25 +140,30 @@ class RowText(VectorText):
             self.put(f"for h in range({self.size(loop.heads)}):")
             self.indent += 1
         h = "h" if heads else "0"
+        self.written_heads = loop.heads
         if body: body(items[0][1].node, h)
         else: self.write_items(loop, h)
         if heads: self.indent -= 1
 
     def columns(self, cols: int, body: Callable[[str, str], None]) -> None:
         """A body for each whole vector of so many columns, and for what is left."""
-        if cols == 1: return self.block(partial(body, "0", "1"))
-        if cols > IN_TEXT:
-            self.put(f"for at in range(0, {self.size(cols)} // 16 * 16, 16):")
-            self.indent += 1
-            self.block(partial(body, "at", "None"))
-            self.indent -= 1
-            self.put(f"if {self.size(cols)} % 16:")
-            self.indent += 1
-            self.put(f"at, lanes = {self.size(cols)} // 16 * 16, {self.size(cols)} % 16")
-            self.block(partial(body, "at", "lanes"))
-            self.indent -= 1
-            return None
-        return self.block(partial(body, "0", str(cols)))
+        whole = cols // 16 * 16
+        if cols <= IN_TEXT: return self.block_of((0, cols), partial(body, "0", str(cols)))
+        self.put(f"for at in range(0, {self.size(cols)} // 16 * 16, 16):")
+        self.indent += 1
+        self.block_of((0, whole), partial(body, "at", "None"))
+        self.indent -= 1
+        self.put(f"if {self.size(cols)} % 16:")
+        self.indent += 1
+        self.put(f"at, lanes = {self.size(cols)} // 16 * 16, {self.size(cols)} % 16")
+        self.block_of((whole, cols), partial(body, "at", "lanes"))
+        self.indent -= 1
+        return None
+
+    def block_of(self, columns: tuple[int, int], body: Callable[[], None]) -> None:
+        """A block that is run for each vector of these columns."""
+        self.written_columns = columns
+        self.block(body)
 
     def block(self, body: Callable[[], None]) -> None:
         """Lines whose variables nobody reads behind them."""
@@ -157,7 +191,7 @@ class RowText(VectorText):
         """A value where it is kept."""
         found = self.lanes(node, h, at, lanes, own=True)
         if self.is_variable(node): self.put(f"t{number}_0 = first_lane({found})")
-        else: self.put(f"keep({found}, {self.address(node, h, at)}, {lanes})")
+        else: self.keep(found, node, h, at, lanes)
 
     def merge_block(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:
         """16 more numbers into the carriers of a fold, the unit where there are none."""
@@ -182,27 +216,25 @@ class RowText(VectorText):
         """One carrier of 16."""
         found = [f"a{number}_{k}" for k in range(len(node.args))]
         if node.extra.commutative: found = self.merge_lanes(node.extra, found)
+        self.written_columns = 0, 1
         for k, each in enumerate(found):
             if node.heads == 1: self.put(f"t{number}_{k} = first_lane({each})")
-            else: self.put(f"keep({each}, {self.address(node, h, '0', k)}, 1)")
+            else: self.keep(each, node, h, "0", "1", part=k)
 
     def write_beside(self, node: RowValue, h: str) -> None:
         """Columns of several values, side by side."""
         for part, start in zip(node.args, node.extra, strict=True):
             def body(at: str, lanes: str, part: RowValue = part, start: int = start) -> None:
-                found = self.lanes(part, h, at, lanes)
-                place = plus(at, self.size(start) if start else "")
-                self.put(f"keep({found}, {self.address(node, h, place)}, {lanes})")
+                self.keep(self.lanes(part, h, at, lanes), node, h, at, lanes, start)
             self.columns(part.cols, body)
 
     def write_place(self, node: RowValue, h: str) -> None:
         """Columns among zeros."""
         def zero(at: str, lanes: str) -> None:
-            self.put(f"keep(in_all_lanes({self.literal(0.0)}), {self.address(node, h, at)}, {lanes})")
+            self.keep(f"in_all_lanes({self.literal(0.0)})", node, h, at, lanes)
 
         def body(at: str, lanes: str) -> None:
-            place = plus(at, self.size(node.extra) if node.extra else "")
-            self.put(f"keep({self.lanes(node.args[0], h, at, lanes)}, {self.address(node, h, place)}, {lanes})")
+            self.keep(self.lanes(node.args[0], h, at, lanes), node, h, at, lanes, node.extra)
         self.columns(node.cols, zero)
         self.columns(node.args[0].cols, body)
 
@@ -216,7 +248,7 @@ class RowText(VectorText):
             self.indent += 1
             self.block(lambda: self.put(f"a = a + {self.value(node.args[0], 'k', at, lanes)}"))
             self.indent -= 1
-            self.put(f"keep(a, {self.address(node, '0', at)}, {lanes})")
+            self.keep("a", node, "0", at, lanes)
         self.columns(node.cols, body)
 
     def write_times(self, node: RowValue, h: str) -> None:
@@ -235,7 +267,7 @@ class RowText(VectorText):
             one = f"t{self.kept[id(x)]}_0" if alone else f"one_number({self.address(x, own, at_x)})"
             self.put(f"a = fused({one}, get({join_sum(f'c.c{array}', matrix, f'i * {p} + {at}')}, {lanes}), a)")
             self.indent -= 1
-            self.put(f"keep(a, {self.address(node, h, at)}, {lanes})")
+            self.keep("a", node, h, at, lanes)
         self.columns(node.cols, body)
 
     # ---- the whole

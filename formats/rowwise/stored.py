@@ -1,0 +1,33 @@
+"""The numbers that the text of a kernel stores: none that is kept or given is left as its memory was."""
+from typing import NamedTuple
+
+
+class StoredColumns(NamedTuple):
+    """Some lines store these columns, from the first to before the last, of so many heads."""
+    heads: int
+    first: int
+    last: int
+
+
+class Stores:
+    """What is stored so far, by the word of where it lies."""
+
+    def __init__(self) -> None: self.by_word: dict[str, list[StoredColumns]] = {}
+
+    def add(self, word: str, stored: StoredColumns) -> None: self.by_word.setdefault(word, []).append(stored)
+
+    def check(self, word: str, heads: int, cols: int) -> None:
+        """Raises ValueError, which names the word, where a column of some head is not stored.
+
+            >>> stores = Stores()
+            >>> stores.add("out", StoredColumns(2, 0, 16))
+            >>> stores.check("out", 2, 16)
+            >>> stores.check("out", 2, 17)
+            Traceback (most recent call last):
+            ValueError: out: its kernel stores 16 of 17 columns of 2 heads, and leaves the rest as memory was"""
+        reached = 0
+        for stored in sorted(self.by_word.get(word, ()), key=lambda each: each.first):
+            if stored.heads == heads and stored.first <= reached: reached = max(reached, stored.last)
+        if reached < cols:
+            raise ValueError(f"{word}: its kernel stores {reached} of {cols} columns of {heads} heads, and leaves the "
+                             "rest as memory was")
