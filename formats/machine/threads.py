@@ -67,6 +67,11 @@ def limit(count: int) -> Generator[None]:
     finally: CHOSEN.pop(block, None)
 
 
+def numbers_of_threads() -> tuple[int, ...]:
+    """Each number of threads that a program may use."""
+    return tuple(range(1, available() + 1))
+
+
 class SingleBlas:
     """A re-entrant context: while anyone is inside, every BLAS library runs on one thread (two microseconds)."""
 

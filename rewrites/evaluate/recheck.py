@@ -20,6 +20,7 @@ from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.loading import PROGRAM
+from opmatrix.pipelines.cached import decoder_of
 from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program
 from rewrites.compiler.search import search
@@ -29,6 +30,7 @@ from rewrites.evaluate.reported import sha256_hex
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
+from rewrites.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.certificate import measure_rounding, restored, versions
 from rewrites.verify.differences import Change
@@ -103,6 +105,7 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     yield attempted("steps within bounds", lambda: steps(program, batches))
     lengths = kept.get(LENGTHS_FIELD, [])
     if lengths and batches: yield attempted("steps at other lengths", lambda: at_lengths(program, batches[0], lengths))
+    if batches and decoder_of(program): yield attempted("sessions", lambda: sessions(program, batches[0], lengths))
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
     yield from of_model(program, model, batches, stated, exact, kept["verified"])
@@ -164,6 +167,15 @@ def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[in
     found = verify_lengths(program, batches_at(kept, sentences), Steps.at(kept, [program]))
     return judged("steps at other lengths", f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at "
                   f"{found['nearest']:.2g} of its bound", "1", found["nearest"] <= 1)
+
+
+def sessions(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
+    """Attention over pages, forks, rewinds and windows against whole texts, on every number of threads."""
+    found = Sessions.of(lengths)
+    holds = verify_sessions(program, sentences, found)
+    return judged("sessions", f"{found.rows} rows of texts of up to {found.longest} tokens, over caches of "
+                  f"{' and '.join(found.numbers)}, on {' and '.join(map(str, found.threads))} threads, the nearest at "
+                  f"{found.nearest:.2g} of its bound", "1", holds and found.nearest <= 1)
 
 
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: object) -> Check:

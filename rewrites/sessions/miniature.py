@@ -3,7 +3,7 @@ whole sentences, and over the caches of a session.
 
 Whatever weights a program has, its sessions differ from whole texts by attention alone (opmatrix.pipelines.cached). So
 a program of that step is soon computed on texts as long as any, while pages, kernels and caches are the same."""
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +49,11 @@ class Attention:
         """The kernel of whole sentences whose rows can be read one by one."""
         return next(each for each in KERNELS.values() if each.cached_variant == self.whole and each.restrict)
 
+    def kind(self, bias: Constant | None) -> Hashable:
+        """The step, whatever its numbers are."""
+        return (self.widths, self.scale, self.where, self.whole, self.picked and self.picked.kernel,
+                getattr(bias, "shape", None))
+
     @property
     def work(self) -> int:
         """Multiplications of a pair of rows."""
@@ -62,7 +67,7 @@ class Attention:
 
 def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | None]]:
     """Each kind of attention whose rows sessions compute, once, with its table by distance."""
-    seen = set[tuple[object, ...]]()
+    seen = set[Hashable]()
     calls = program.schedule.calls[program.schedule.first:]
     picked = next((step for step, call in zip(program.steps, calls, strict=True)
                    if call.kernel.changes_space and not call.kernel.cached_variant and of_new_rows(call)), None)
@@ -74,9 +79,7 @@ def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | Non
                           step.attributes.get("scale", 1.0), where_of(call, over), step.operands.get("bias", ""),
                           picked if last else None, call.kernel.name if over else call.kernel.cached_variant)
         bias = program.constants.get(found.bias)
-        kind = (found.widths, found.scale, found.where, found.picked and found.picked.kernel,
-                getattr(bias, "shape", None))
-        if kind not in seen: yield found, bias
+        if (kind := found.kind(bias)) not in seen: yield found, bias
         seen.add(kind)
 
 

@@ -1,6 +1,6 @@
 """Calls of a session, one after another, and what came of them: prompts, steps of one row and of several on both sides
 of every border, forks that write what they share, rewinds, sequences that leave while others go on."""
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +10,11 @@ from opmatrix.patterns import FAR
 from opmatrix.pipelines.cached import rows_behind
 from opmatrix.pipelines.session import HeldSequence, Session
 from opmatrix.program import Program
-from rewrites.sessions.miniature import Miniature, page_side
+from rewrites.sessions.miniature import EVEN, Miniature, page_side
 
 EVERY_PAGE, MULTIPLES = 640, 8                              # rows up to which every page is looked at; of a border's
                                                             # multiples beyond so many
-GROWN = 600                                                 # rows that come one by one
+GROWN = 300                                                 # rows that come one by one
 TOGETHER = 16                                               # forks that step at once
 DRAWN, TAIL = 24, 4                                         # rows beside borders; the last ones
 PARTING = 5, 21, 32                                         # rows of sequences that part, within a page and at its end
@@ -114,10 +114,13 @@ class Script:
     # ---- what is called in turn
 
     def run(self) -> None:
-        """All of it."""
-        self.scan()
-        self.grow()
-        self.diverge()
+        """Where a lost key shows, every page and border; where other numbers do, sequences that part."""
+        if self.miniature.shares == EVEN:
+            self.scan(self.watched())
+            self.grow()
+        else:
+            self.scan(self.near(self.borders))
+            self.diverge()
 
     def watched(self) -> Iterator[int]:
         """Positions on both sides of every page and border, of many only some."""
@@ -126,18 +129,23 @@ class Script:
         for border in self.borders:
             times = np.unique(np.linspace(1, max(1, length // border), MULTIPLES).astype(int))
             borders |= {border * int(n) for n in times}
-        near = {border + more for border in borders for more in (-1, 0, 1)}
-        near |= {*range(length - TAIL, length), *self.rng.integers(0, length, DRAWN).tolist()}
-        yield from sorted(at for at in near if 0 <= at < length)
+        yield from self.near(borders)
 
-    def scan(self) -> None:
+    def near(self, borders: Iterable[int]) -> list[int]:
+        """Positions on both sides of borders, the last ones, and drawn ones."""
+        length, rng = self.miniature.length, np.random.default_rng(0)
+        near = {border + more for border in borders for more in (-1, 0, 1)}
+        near |= {*range(length - TAIL, length), *rng.integers(0, length, DRAWN).tolist()}
+        return sorted(at for at in near if 0 <= at < length)
+
+    def scan(self, watched: Iterable[int]) -> None:
         """A prompt as long as any, and forks of it that go back to a watched position and take a row; some take as many
         as a border has, from anywhere."""
         length = self.miniature.length
         self.start(length + 2 * TOGETHER * page_side() + max(self.borders, default=0), rewinds=length)
         prompt = self.join(self.new_text())
         self.step({prompt: length})
-        watched = [*self.watched()]
+        watched = [*watched]
         for at in range(0, len(watched), TOGETHER):
             forks = [self.fork(prompt, position) for position in watched[at:at + TOGETHER]]
             self.step(dict.fromkeys(forks, 1))

@@ -2,12 +2,13 @@
 threads to the bit; caches to the bit; and the steps of a program over caches in float64 against those over whole
 sentences."""
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.threads import available, limit
+from formats.machine.threads import limit, numbers_of_threads, single_blas
 from opmatrix.batch import Batch
 from opmatrix.pipelines.cached import decoder_of
 from opmatrix.program import Program
@@ -26,42 +27,42 @@ SAMPLED = 512                                               # rows of a prompt o
 
 
 @dataclass
-class SessionsVerified:
-    """What was looked at: kinds of attention, number types, threads, the longest text, and how near a row came to its
-    bound."""
+class Sessions:
+    """The sessions that were looked at, whichever program has them: on texts of so many tokens at most, over caches of
+    these number types, on these numbers of threads; how many rows, and how near one came to its bound."""
 
-    kinds: int
-    numbers: tuple[str, ...]
-    threads: tuple[int, ...]
     longest: int
-    rows: int
-    nearest: float
+    numbers: tuple[str, ...] = tuple(HELD_NUMBERS)
+    threads: tuple[int, ...] = field(default_factory=numbers_of_threads)
+    kinds: set[Hashable] = field(default_factory=set)
+    rows: int = 0
+    nearest: float = 0.0
+
+    @classmethod
+    def of(cls, lengths: Iterable[Sequence[int]]) -> "Sessions":
+        """As long as the longest of these sentences."""
+        return cls(max((n for each in lengths for n in each), default=LONGEST))
 
     def described(self) -> dict[str, object]:
-        return {"kinds": self.kinds, "numbers": [*self.numbers], "threads": [*self.threads], "longest": self.longest,
-                "rows": self.rows, "nearest": self.nearest}
+        """What a certificate says of them."""
+        return asdict(self) | {"kinds": len(self.kinds)}
 
 
-def verify_sessions(program: Program, sentences: Batch, lengths: Iterable[Sequence[int]]) -> SessionsVerified | None:
-    """The sessions of a program, None where no session computes what it does: attention of each kind, over caches of
-    every number type, on texts as long as the longest of these lengths. Raises VerificationError."""
+def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> bool:
+    """The sessions of a program; False where no session computes what it does. Attention of each kind that was not yet
+    looked at, on a script of calls, and its steps over caches on a few tokens of these sentences. Raises
+    VerificationError."""
     decoder = decoder_of(program)
-    if decoder is None: return None
-    longest = max((n for each in lengths for n in each), default=LONGEST)
+    if decoder is None: return False
     if not program.state: verify_steps_over_caches(program, decoder, sentences)
-    found = SessionsVerified(0, tuple(HELD_NUMBERS), numbers_of_threads(), longest, 0, 0.0)
     for attention, bias in find_attention(program):
-        length = int(min(longest, max(SAMPLED, (WORK / attention.work) ** 0.5)))
-        found.kinds += 1
+        if attention.kind(bias) in sessions.kinds: continue
+        length = int(min(sessions.longest, max(SAMPLED, (WORK / attention.work) ** 0.5)))
         for shares in (EVEN, SPREAD):
             miniature = attention.miniature(shares, length, bias)
-            for number in found.numbers: verify_script(miniature, number, decoder, found)
-    return found
-
-
-def numbers_of_threads() -> tuple[int, ...]:
-    """Each number of threads that a program may use."""
-    return tuple(range(1, available() + 1))
+            for number in sessions.numbers: verify_script(miniature, number, decoder, sessions)
+        sessions.kinds.add(attention.kind(bias))
+    return True
 
 
 def borders_of(decoder: Program) -> set[int]:
@@ -70,18 +71,18 @@ def borders_of(decoder: Program) -> set[int]:
             for border in call.kernel.borders(call.bound)}
 
 
-def verify_script(miniature: Miniature, number: str, decoder: Program, found: SessionsVerified) -> None:
+def verify_script(miniature: Miniature, number: str, decoder: Program, sessions: Sessions) -> None:
     """A script on caches of a number type: the same bits on any number of threads, every row within the bound of what
     it means, every cache what it is to hold. Raises VerificationError."""
     first: Script | None = None
-    for count in found.threads:
+    for count in sessions.threads:
         script = Script(miniature, number, [*borders_of(decoder) | borders_of(miniature.program.decode_with(number))])
         with limit(count): script.run()
         if first is None: first = script
-        else: compare_threads(first, script, found.threads[0], count)
+        else: compare_threads(first, script, sessions.threads[0], count)
     assert first is not None
-    found.nearest = max(found.nearest, compare_rows(first, number))
-    found.rows += sum(len(each.rows) for each in first.observed)
+    with single_blas(): sessions.nearest = max(sessions.nearest, compare_rows(first, number))
+    sessions.rows += sum(len(each.rows) for each in first.observed)
     for kept in first.kept: compare_cache(first, kept, number)
 
 
