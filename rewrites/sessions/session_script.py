@@ -15,7 +15,7 @@ from rewrites.sessions.miniature import EVEN, Miniature, page_side
 EVERY_PAGE, MULTIPLES = 640, 8                              # rows up to which every page is looked at; of a border's
                                                             # multiples beyond so many
 GROWN = 300                                                 # rows that come one by one
-TOGETHER = 16                                               # forks that step at once
+TOGETHER, PARTED = 16, 5                                    # forks that step at once; of so many one parts
 DRAWN, TAIL = 24, 4                                         # rows beside borders; the last ones
 PARTING = 5, 21, 32                                         # rows of sequences that part, within a page and at its end
 Tokens = NDArray[np.int64]
@@ -49,13 +49,14 @@ class Script:
         self.observed: list[Observed] = []
         self.kept: list[Kept] = []
         self.along: dict[HeldSequence, int] = {}
+        self.rows: dict[HeldSequence, int] = {}             # that a sequence is to have, whatever it says
         self.session: Session
 
     # ---- what is called
 
     def start(self, capacity: int, rewinds: int) -> None:
         """Another session, of no sequence."""
-        self.session, self.along = self.program.start(capacity, rewinds=rewinds), {}
+        self.session, self.along, self.rows = self.program.start(capacity, rewinds=rewinds), {}, {}
 
     def new_text(self, begun: Tokens | None = None) -> int:
         """A text, which begins with these tokens."""
@@ -67,38 +68,44 @@ class Script:
     def join(self, text: int) -> HeldSequence:
         """A sequence that goes along a text."""
         made = self.session.join()
-        self.along[made] = text
+        self.along[made], self.rows[made] = text, 0
         return made
 
     def fork(self, of: HeldSequence, length: int | None = None, part: bool = False) -> HeldSequence:
         """A fork, which may go back, and may part from the text of the other."""
         made = self.session.fork(of)
-        if length is not None: self.session.rewind(made, length)
-        self.along[made] = self.along[of]
+        self.along[made], self.rows[made] = self.along[of], self.rows[of]
+        if length is not None: self.rewind(made, length)
         if part: self.part(made)
         return made
 
+    def rewind(self, sequence: HeldSequence, length: int) -> None:
+        self.session.rewind(sequence, length)
+        self.rows[sequence] = length
+
     def part(self, sequence: HeldSequence) -> None:
         """Go on along another text."""
-        self.along[sequence] = self.new_text(self.texts[self.along[sequence]][:sequence.length])
+        self.along[sequence] = self.new_text(self.texts[self.along[sequence]][:self.rows[sequence]])
 
     def leave(self, sequences: Sequence[HeldSequence]) -> None:
         for each in sequences:
             self.session.leave(each)
-            del self.along[each]
+            del self.along[each], self.rows[each]
 
     def step(self, counts: dict[HeldSequence, int]) -> None:
         """So many rows more of each sequence, as far as its text goes; what they are is noted."""
-        counts = {each: min(count, self.miniature.length - each.length) for each, count in counts.items()}
+        counts = {each: min(count, self.miniature.length - self.rows[each]) for each, count in counts.items()}
         counts = {each: count for each, count in counts.items() if count > 0}
         if not counts: return
-        firsts = {each: each.length for each in counts}
+        firsts = {each: self.rows[each] for each in counts}
         new = {each: self.texts[self.along[each]][first:first + counts[each]] for each, first in firsts.items()}
         rows = self.session.step(new)
         at = 0
         for each, count in counts.items():
             given = 1 if self.program.pooled else count
             self.observed.append(Observed(self.along[each], firsts[each] + count - given, rows[at:at + given].copy()))
+            self.rows[each] += count
+            if each.length != self.rows[each]: raise ValueError(f"{each!r} has taken {self.rows[each]} rows")
             at += given
 
     def keep(self) -> None:
@@ -106,7 +113,7 @@ class Script:
         from opmatrix.runtime.by_sequence import held
         session = self.session
         for each, text in self.along.items():
-            length, page = session.state.sequences[each]
+            length, page = self.rows[each], session.state.sequences[each].page
             if not length: continue
             at = held(page * session.side + (length - 1) % session.side, session.before)[-length:]
             for name, cache in session.caches.items(): self.kept.append(Kept(text, length, name, cache[at].copy()))
@@ -139,15 +146,16 @@ class Script:
         return sorted(at for at in near if 0 <= at < length)
 
     def scan(self, watched: Iterable[int]) -> None:
-        """A prompt as long as any, and forks of it that go back to a watched position and take a row; some take as many
-        as a border has, from anywhere."""
+        """A prompt as long as any, and forks of it that go back to a watched position and take a row, some of them one of
+        another text; others take as many as a border has, from anywhere."""
         length = self.miniature.length
         self.start(length + 2 * TOGETHER * page_side() + max(self.borders, default=0), rewinds=length)
         prompt = self.join(self.new_text())
         self.step({prompt: length})
         watched = [*watched]
         for at in range(0, len(watched), TOGETHER):
-            forks = [self.fork(prompt, position) for position in watched[at:at + TOGETHER]]
+            forks = [self.fork(prompt, position, part=number % PARTED == 0)
+                     for number, position in enumerate(watched[at:at + TOGETHER])]
             self.step(dict.fromkeys(forks, 1))
             self.leave(forks)
         for border in self.borders:
@@ -167,7 +175,7 @@ class Script:
         self.start(len(counts) * (each + side), rewinds=0)
         sequences = {self.join(self.new_text()): count for count in counts}
         for _ in range(length):
-            going = {one: count for one, count in sequences.items() if one.length < length}
+            going = {one: count for one, count in sequences.items() if self.rows[one] < length}
             self.step(going)
         self.keep()
 
@@ -187,7 +195,7 @@ class Script:
             self.step({second: 2})
             self.step({fourth: side + 1, first: 2})
             for sequence, gone in ((fourth, side), (second, 1)):
-                self.session.rewind(sequence, max(1, sequence.length - gone))
+                self.rewind(sequence, max(1, self.rows[sequence] - gone))
                 self.part(sequence)
             self.step({fourth: 2, second: 2, third: 1})
             self.leave([third])

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.errors import InputError
 from formats.machine.threads import limit, numbers_of_threads, single_blas
 from opmatrix.batch import Batch
 from opmatrix.pipelines.cached import decoder_of
@@ -23,6 +24,7 @@ from rewrites.verify.programs import EQUAL
 LONGEST = 1024                                              # rows of texts where a certificate lists no lengths
 WORK = 7e10                                                 # multiplications of a prompt, at most
 FEW = 5                                                     # tokens that a program's steps are read on in float64
+REFUSED = InputError, ValueError, TypeError, LookupError    # what a session may raise
 SAMPLED = 512                                               # rows of a prompt of which all are compared
 
 
@@ -77,13 +79,17 @@ def verify_script(miniature: Miniature, number: str, decoder: Program, sessions:
     first: Script | None = None
     for count in sessions.threads:
         script = Script(miniature, number, [*borders_of(decoder) | borders_of(miniature.program.decode_with(number))])
-        with limit(count): script.run()
-        if first is None: first = script
+        try:
+            with limit(count): script.run()
+        except REFUSED as error:
+            raise VerificationError(3, shown(miniature.attention), "a session does not take what it is given: "
+                                    f"{error}", number=number) from error
+        if first is None:
+            first = script
+            with single_blas(): sessions.nearest = max(sessions.nearest, compare_rows(script, number))
+            sessions.rows += sum(len(each.rows) for each in script.observed)
         else: compare_threads(first, script, sessions.threads[0], count)
-    assert first is not None
-    with single_blas(): sessions.nearest = max(sessions.nearest, compare_rows(first, number))
-    sessions.rows += sum(len(each.rows) for each in first.observed)
-    for kept in first.kept: compare_cache(first, kept, number)
+        for kept in script.kept: compare_cache(script, kept, number)
 
 
 def compare_threads(first: Script, other: Script, one: int, count: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
-from formats.machine.threads import limit, threads
+from formats.machine.threads import limit, numbers_of_threads, threads
 from formats.stacked import Stacked
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
@@ -138,6 +138,7 @@ class Steps:
         some, whole = rows_looked_at(call, batch), len(batch) > 1 or batch.rows in self.all
         meant = Meant.of(call, arguments, batch, None if whole and reads_all(call, batch) else some)
         shares = [meant.compared(shown, found, batch.rows)]
+        compare_threads(shown, call, arguments, found, batch.rows)
         for more in call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(0)):
             out = launched(call, told := arguments | more, found.shape)
             shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
@@ -151,6 +152,17 @@ class Steps:
         if len(batch) == 1 and batch.rows == max(map(max, self.lengths)):
             shares += tails(shown, call, arguments, meant, batch)
         self.nearest = max(self.nearest, *shares)
+
+
+def compare_threads(shown: str, call: Call, arguments: dict[str, Any], found: np.ndarray, rows: int) -> None:
+    """A step on every number of threads, of very many rows on two and on all: the same bits. Raises
+    VerificationError."""
+    if call.kernel.view or rows >= SAMPLED and not call.kernel.launches: return
+    every = numbers_of_threads()
+    for count in every if rows < SAMPLED else sorted({1, min(2, every[-1]), every[-1]}):
+        with limit(count): out = launched(call, arguments, found.shape)
+        if not np.array_equal(out, found, equal_nan=True):
+            raise VerificationError(3, shown, f"on {count} threads it has other bits", rows=rows)
 
 
 def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch: Batch) -> Iterator[float]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
-from formats.machine.threads import limit
+from formats.machine.threads import limit, numbers_of_threads
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
@@ -19,7 +19,8 @@ from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program
 from opmatrix.runtime.meanings import bound, widen_arguments
 from opmatrix.runtime.schedule import Call
-from opmatrix.runtime.scheme import GROUP_ROWS
+from opmatrix.runtime.recorded import Recorded
+from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
@@ -190,7 +191,26 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> StepsVerified:
         with limit(1): whole = program.run(batch)
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
+        for count in numbers_of_threads()[1:]:
+            with limit(count): compare_bits(program, batch, count)
     return {"count": len(program.steps), "nearest": nearest, "step": at}
+
+
+def compare_bits(program: Program, batch: Batch, workers: int) -> None:
+    """A whole run on so many threads against its steps on one, group by group where all of them are recorded: some
+    kernels sum in another order for other numbers of rows, none for other threads. Raises VerificationError."""
+    recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
+    groups = make_groups(batch.starts, workers, reading=program.schedule.reading) if recorded else []
+    parts = [batch] if len(groups) < 2 else [batch.sentences(each.first, each.last) for each in groups]
+    last = list[NDArray[np.float32]]()
+    for part in parts:
+        with limit(1):
+            for step, (_, _, found) in zip(program.steps, program.schedule.walk(part), strict=True):
+                if step.output == program.output: given = found
+        last.append(given)
+    if not np.array_equal(np.concatenate(last), program.run(batch), equal_nan=True):
+        raise VerificationError(3, name(program), f"its run on {workers} threads has other bits than its steps on one",
+                                rows=batch.rows)
 
 
 class Meant(NamedTuple):
