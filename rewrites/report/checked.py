@@ -127,6 +127,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near])}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it
+    looked = set[Hashable]()                                # products whose weights several programs hold
     whose, made = dict[int, str](), dict[int, dict[str, object]]()       # by point: who checks it, how it was made
     for at, point in enumerate(points):
         if not point.methods: continue
@@ -143,7 +144,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         if whose[at] == name:
             calls[name] = partial(verify_structure, point.program, few, unrounded(point.structure, emitter), [wanted],
                                   meant)
-        calls[f"steps {at}"] = partial(verify_steps, point.program, few)
+        calls[f"steps {at}"] = partial(verify_steps, point.program, few, looked)
     results = dict(zip(calls, in_threads(calls.values()), strict=True))
     shared = laws_verified | {name: results[name] for name in ("exact", "outputs") if name in results}
     structures = results | {"exact": results["exact"]["float64"]}

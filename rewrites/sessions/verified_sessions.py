@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from formats.machine.threads import limit, numbers_of_threads, single_blas
+from formats.machine.threads import numbers_of_threads, on_threads, single_blas
 from opmatrix.batch import Batch
 from opmatrix.pipelines.cached import decoder_of
 from opmatrix.program import Program
@@ -80,7 +80,7 @@ def verify_script(miniature: Miniature, number: str, decoder: Program, sessions:
     for count in sessions.threads:
         script = Script(miniature, number, [*borders_of(decoder) | borders_of(miniature.program.decode_with(number))])
         try:
-            with limit(count): script.run()
+            with on_threads(count): script.run()
         except REFUSED as error:
             raise VerificationError(3, shown(miniature.attention), "a session does not take what it is given: "
                                     f"{error}", number=number) from error
