@@ -1,6 +1,7 @@
 """Sessions that are wrong beyond a threshold alone, each in one way, in kernels over caches or in what keeps pages."""
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -194,8 +195,11 @@ WINDOWED = {"window off", "window said", "early freed"}
 
 
 def drawn(rng: np.random.Generator, count: int, longest: int, windowed: bool) -> Iterator[SessionFault]:
-    """So many faults, every kind in turn; thresholds are drawn within the longest text."""
-    kinds = [kind for kind in FAULTS if windowed or kind not in WINDOWED]
-    for at in range(count):
-        kind = kinds[at % len(kinds)]
+    """So many faults."""
+    return islice(endless(rng, longest, windowed), count)
+
+
+def endless(rng: np.random.Generator, longest: int, windowed: bool) -> Iterator[SessionFault]:
+    """Faults, every kind in turn; thresholds are drawn within the longest text."""
+    for kind in cycle([kind for kind in FAULTS if windowed or kind not in WINDOWED]):
         yield SessionFault(kind, int(rng.integers(0, longest - PAGE)), int(rng.integers(1 << 16)), kind in WINDOWED)

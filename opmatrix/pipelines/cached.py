@@ -17,8 +17,8 @@ from opmatrix.runtime.seen import pattern
 from opmatrix.signature import FLOAT, Port, check_cache
 
 CAUSAL = "sequence & causal"                                # whom rows of caches see, at most
-ELSEWHERE = (f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window or "
-             "without")
+ELSEWHERE = (f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window "
+             "or without")
 
 
 def cached(program: Program, number: str | None = None) -> Program:

@@ -2,8 +2,8 @@
 
 A page knows the page before it, so sequences share those that they begin with. What sequences hold is told by their
 lengths and last pages alone: what a call writes, it writes to pages that nobody holds, or behind the rows that anybody
-has, until these are replaced, all at once. Where rows see a window alone, the pages wholly behind it are given back: the
-first page that is still read then has none before it."""
+has, until these are replaced, all at once. Where rows see a window alone, the pages wholly behind it are given back:
+the first page that is still read then has none before it."""
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, TypeVar

@@ -68,9 +68,10 @@ class Pages:
     """Caches of so many rows, in whole pages, and the sequences that share them.
 
     One caller at a time; others wait. `exact`: caches are float64. `behind`: rows behind a new one that it sees, at
-    most; pages that lie behind those, and behind so many more that `rewinds` may give back, are given back. Raises InputError, which names space, sequence and
-    sizes, for a sequence that it does not hold, and where the caches are full. A call that raises anything, wherever it
-    was, has changed nothing, or was over: what it changes is `state`, in one assignment, behind all that it writes."""
+    most; pages that lie behind those, and behind so many more that `rewinds` may give back, are given back. Raises
+    InputError, which names space, sequence and sizes, for a sequence that it does not hold, and where the caches
+    are full. A call that raises anything, wherever it was, has changed nothing, or was over: what it changes is
+    `state`, in one assignment, behind all that it writes."""
     program: "Program | None" = None
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False, behind: int = FAR,
@@ -79,8 +80,8 @@ class Pages:
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
         if type(rewinds) is not int or rewinds < 0:
-            raise InputError(f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, 0 "
-                             "or more")
+            raise InputError(f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, "
+                             "0 or more")
         self.behind, self.rewinds = behind, rewinds
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
         self.spare = pages * PAGE                           # where a page begins that no sequence has

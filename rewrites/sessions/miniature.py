@@ -92,7 +92,7 @@ def where_of(call: Call, over: bool) -> str:
 
 
 class Miniature:
-    """A program that gathers queries, keys and values by a token, and queries and keys by its position too, and attends.
+    """A program that gathers queries, keys and values by a token, the first two by its position too, and attends.
 
     Where shares are even, all scores are 0, and each value is seen in one column, by which one key that is lost shows.
     Where they are spread, what makes them is seen; some values lie beside the middle of two numbers of bfloat16, so
@@ -206,8 +206,8 @@ def page_side() -> int:
 
 
 def ties(count: int) -> Table:
-    """Numbers a little beside the middle of two numbers of bfloat16, by all that float32 tells apart: what is rounded to
-    some bits between lies in the middle, and goes the other way."""
+    """Numbers a little beside the middle of two numbers of bfloat16, by all that float32 tells apart: what is rounded
+    to some bits between lies in the middle, and goes the other way."""
     at = np.arange(count)
     fine = 2.0 ** -(9 + at % (FINEST - 8)).astype(np.float64)
     odd = at // (FINEST - 8) % 2

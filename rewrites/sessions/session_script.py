@@ -146,8 +146,8 @@ class Script:
         return sorted(at for at in near if 0 <= at < length)
 
     def scan(self, watched: Iterable[int]) -> None:
-        """A prompt as long as any, and forks of it that go back to a watched position and take a row, some of them one of
-        another text; others take as many as a border has, from anywhere."""
+        """A prompt as long as any, and forks of it that go back to a watched position and take a row, some of them one
+        of another text; others take as many as a border has, from anywhere."""
         length = self.miniature.length
         self.start(length + 2 * TOGETHER * page_side() + max(self.borders, default=0), rewinds=length)
         prompt = self.join(self.new_text())

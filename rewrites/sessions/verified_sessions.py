@@ -1,8 +1,7 @@
 """What sessions compute against the whole text: attention on the texts of a script in float64 and at every number of
 threads to the bit; caches to the bit; and the steps of a program over caches in float64 against those over whole
 sentences."""
-from collections.abc import Iterable, Sequence
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -16,7 +15,7 @@ from opmatrix.program import Program
 from opmatrix.relations import HELD, SLOTS
 from opmatrix.signature import HELD_NUMBERS, widened
 from rewrites.sessions.miniature import EVEN, SPREAD, Attention, Miniature, find_attention
-from rewrites.sessions.session_script import Kept, Observed, Script
+from rewrites.sessions.session_script import Kept, Observed, Rows, Script
 from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
@@ -96,8 +95,8 @@ def compare_threads(first: Script, other: Script, one: int, count: int) -> None:
     """The same bits on two numbers of threads. Raises VerificationError."""
     for mine, theirs in zip(first.observed, other.observed, strict=True):
         if np.array_equal(mine.rows, theirs.rows, equal_nan=True): continue
-        raise VerificationError(3, shown(first.miniature.attention), f"a session on {count} threads has other bits than "
-                                f"on {one}", rows=len(mine.rows), position=mine.first)
+        raise VerificationError(3, shown(first.miniature.attention), f"a session on {count} threads has other bits "
+                                f"than on {one}", rows=len(mine.rows), position=mine.first)
 
 
 def compare_rows(script: Script, number: str) -> float:
@@ -117,7 +116,7 @@ def compare_rows(script: Script, number: str) -> float:
     return nearest
 
 
-def positions_of(observed: Sequence[Observed], watched: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def positions_of(observed: Sequence[Observed], watched: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
     """The positions that are compared, and the rows there."""
     at, rows = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
     for each in observed:

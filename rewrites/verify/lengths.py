@@ -164,7 +164,7 @@ class Steps:
 def compare_threads(shown: str, call: Call, arguments: dict[str, Any], found: np.ndarray, rows: int) -> None:
     """A step on every number of threads, of very many rows on two and on all: the same bits. Raises
     VerificationError."""
-    if call.kernel.view or rows >= SAMPLED and not call.kernel.launches: return
+    if call.kernel.view or (rows >= SAMPLED and not call.kernel.launches): return
     every = numbers_of_threads()
     for count in every if rows < SAMPLED else sorted({1, min(2, every[-1]), every[-1]}):
         with on_threads(count): out = launched(call, arguments, found.shape)
@@ -218,20 +218,19 @@ def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> 
     it, against its steps to the bit. Of very many rows one program runs as a whole; others without the layers that
     say nothing more. Raises VerificationError."""
     for batch in batches:
-        whole_program, fresh = program, steps.fresh(program, batch)
+        fresh, looked = steps.fresh(program, batch), program
         if fresh and batch.rows >= SAMPLED and not steps.first_run(batch):
-            program = shortened(program, fresh)
-            fresh = steps.fresh(program, batch)
-        segments, first = program.schedule.segments, program.schedule.first
+            looked = shortened(program, fresh)
+            fresh = steps.fresh(looked, batch)
+        segments, first = looked.schedule.segments, looked.schedule.first
         called = {at - first for each in segments if not isinstance(each, Recorded) for at in each.steps}
         # what is called between recordings is of the whole batch, and they are of groups: these are taken one by one
         apart = len(batch) > 1 and len(segments) > 1
-        if whole := (fresh & called if apart else set()): walk(program, batch, whole, steps, until=max(whole) + 1)
+        if whole := (fresh & called if apart else set()): walk(looked, batch, whole, steps, until=max(whole) + 1)
         for part in batch.pieces(GROUP_ROWS) if apart else [batch]:
-            if steps.runs(batch, fresh): compare_run(program, part, fresh, steps)
-            elif fresh: walk(program, part, fresh, steps, until=max(fresh) + 1)
+            if steps.runs(batch, fresh): compare_run(looked, part, fresh, steps)
+            elif fresh: walk(looked, part, fresh, steps, until=max(fresh) + 1)
         steps.noted(program, batch)
-        program = whole_program
     return {"batches": len(batches), "nearest": steps.nearest}
 
 
@@ -242,21 +241,22 @@ def shortened(program: Program, asked: set[int]) -> Program:
     at = {step.output: i for i, step in enumerate(steps)}
     last = [*range(len(steps))]
     for i, step in enumerate(steps):
-        for name in step.operands.values():
-            if name in at: last[at[name]] = i
-    for name in (*program.outputs.values(), *program.state.values()): last[at[name]] = len(steps)
+        for operand in step.operands.values():
+            if operand in at: last[at[operand]] = i
+    for output in program.outputs.values(): last[at[output]] = len(steps)
     kept, instead, here = list[Step](), dict[str, str](), 0
     while here < len(steps):
         step = steps[here]
-        operands = {operand: instead.get(name, name) for operand, name in step.operands.items()}
+        operands = {operand: instead.get(value, value) for operand, value in step.operands.items()}
         kept.append(Step(step.kernel, operands, step.attributes, step.output))
         end = end_of_stretch(here, bound, last, asked)
         if end > here: instead[steps[end].output] = step.output
         here = end + 1
-    outputs = {name: instead.get(value, value) for name, value in program.outputs.items()}
-    read = {name for step in kept for name in step.operands.values()}
-    constants = {name: each for name, each in program.constants.items() if name in read}
-    return Program(kept, constants, outputs, inputs=program.inputs)
+    outputs = {output: instead.get(value, value) for output, value in program.outputs.items()}
+    read = {value for step in kept for value in step.operands.values()}
+    constants = {value: each for value, each in program.constants.items() if value in read}
+    meta = {"model": name(program)}
+    return Program(kept, constants, outputs, meta, inputs=program.inputs)
 
 
 def end_of_stretch(begin: int, bound: Sequence[Call], last: Sequence[int], asked: set[int]) -> int:

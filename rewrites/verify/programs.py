@@ -20,8 +20,8 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program, Step
 from opmatrix.runtime.meanings import bound, widen_arguments
-from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.recorded import Recorded
+from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
@@ -204,16 +204,10 @@ def verify_steps(program: Program, batches: Sequence[Batch], seen: set[Hashable]
 
 def weighed(step: Step, program: Program, batch: Batch) -> Hashable:
     """A step with weights, whatever rows enter it, for programs that hold the same; None where it has none."""
-    held = {operand: id(program.constants[name]) for operand, name in step.operands.items() if name in program.constants}
-    weights = [name for operand, name in step.operands.items() if operand in held and kind_is_packed(program, name)]
-    if not weights: return None
-    return (step.kernel, tuple(sorted(held.items())), tuple(step.operands), tuple(sorted(step.attributes.items())),
-            batch.starts.tobytes())
-
-
-def kind_is_packed(program: Program, name: str) -> bool:
-    """True of a weight, stored by a format."""
-    return isinstance(program.constants[name], Format | Stacked)
+    constants = {operand: program.constants.get(value) for operand, value in step.operands.items()}
+    if not any(isinstance(each, Format | Stacked) for each in constants.values()): return None
+    held = tuple((operand, None if each is None else id(each)) for operand, each in sorted(constants.items()))
+    return step.kernel, held, tuple(sorted(step.attributes.items())), batch.starts.tobytes()
 
 
 def compare_bits(program: Program, batch: Batch, workers: int) -> None:

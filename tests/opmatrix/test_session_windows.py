@@ -1,6 +1,7 @@
 """Windows in sessions: keys behind them are not seen, pages behind them are given back, forks and rewinds respect that;
 a text is what the program gives of the whole."""
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def entered(program, ids, cuts, **options):
     """Scores of a text that comes in these pieces, and its session."""
     session = cached(program).start(**options)
     held = session.join()
-    rows = [session.step({held: ids[low:high]}) for low, high in zip(cuts, cuts[1:], strict=False)]
+    rows = [session.step({held: ids[low:high]}) for low, high in pairwise(cuts)]
     return np.concatenate(rows), session, held
 
 
@@ -69,7 +70,7 @@ def test_a_text_in_any_pieces_has_the_bits_of_one_step(w):
     once, _, _ = entered(program, ids, [0, 290], capacity=304)
     for cuts in ([*range(291)], [0, 7, 50, 51, 200, 203, 290], [0, 16, 128, 256, 290]):
         for count in (1, 2):
-            with limit(count): rows, session, held = entered(program, ids, cuts, capacity=304, rewinds=0)
+            with limit(count): rows, session, _ = entered(program, ids, cuts, capacity=304, rewinds=0)
             assert np.array_equal(rows, once), cuts
     assert abs(once - whole).max() < 1e-5 * abs(whole).max()
     exact, _, _ = entered(program, ids[:60], [0, 33, 34, 60], capacity=64, exact=True)
@@ -123,8 +124,8 @@ def test_a_sequence_goes_back_as_far_as_it_was_promised():
     session.rewind(held, 350)
     wanted, _, _ = entered(program, ids, [0, 400], capacity=400)
     assert np.array_equal(session.step({held: ids[350:]}), wanted[350:])
-    with pytest.raises(InputError, match=r"rewind: sequence 1 of 400 rows holds those from 320 on, and at 200 sees those "
-                                         r"from 180 on: go back to 0, or start\(capacity, rewinds=200\)"):
+    with pytest.raises(InputError, match=r"rewind: sequence 1 of 400 rows holds those from 320 on, and at 200 sees "
+                                         r"those from 180 on: go back to 0, or start\(capacity, rewinds=200\)"):
         session.rewind(held, 200)
     assert held.length == 400
     session.rewind(held, 0)

@@ -41,7 +41,8 @@ def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False,
     operands, attributes = {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.3, "where": where}
     if bias: constants["B"], operands = array(heads, 41), operands | {"bias": "B"}
     if last: attributes["query"] = "last"
-    steps += [Step("attend_once" if last else "attention", operands, attributes, "a"), Step("join", {"x": "a"}, {}, "j")]
+    steps += [Step("attend_once" if last else "attention", operands, attributes, "a"),
+              Step("join", {"x": "a"}, {}, "j")]
     constants["U"] = FORMATS["dense"].pack(array(heads * e, 24) / 5)
     return Program([*steps, Step("linear", {"x": "j", "weight": "U"}, {}, "z")], constants, "z")
 
@@ -142,5 +143,5 @@ def test_a_kernel_that_is_wrong_on_two_threads_only_is_found(name, monkeypatch):
     program = rebound(decoding())
     with limit(1), pytest.raises(VerificationError, match="threads"): verify_steps(program, [SENTENCES])
     lengths = ((1,), (5,), (LONGEST,))
-    with pytest.raises(VerificationError, match="threads|its run is not|is not what its kernel means"):
+    with pytest.raises(VerificationError, match=r"threads|its run is not|is not what its kernel means"):
         verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program]))

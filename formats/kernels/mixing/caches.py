@@ -4,8 +4,9 @@ A row's slot is where its own key and value lie: it sees what is in its page up 
 So the keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal
 pattern needs no positions. Rows that follow one another, as those of a prompt, are queries that meet a page together;
 where there are few rows, workers share the keys of one. With a window a row sees the keys of its last positions alone;
-pages behind it may be anybody's, so positions are told, and no page is counted. The sums are those of chunks.py, so the same however that is
-done. A cache is float32 or bfloat16; a row of it is rounded when it is appended, and widened when it is read."""
+pages behind it may be anybody's, so positions are told, and no page is counted. The sums are those of chunks.py, so the
+same however that is done. A cache is float32 or bfloat16; a row of it is rounded when it is appended, and widened when
+it is read."""
 import struct
 from math import gcd
 
@@ -228,11 +229,12 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over what its sequence has cached up to
     the row's own slot.
 
-    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both
-    bfloat16 as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
+    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both bfloat16
+    as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
     first. With starts, q and out have a row for the last of each sequence, slots are those of all rows. A bias is a
-    table by distance, see biased.py. A row sees so many keys `behind` itself, all where that is None; positions (T) say
-    then how many keys its sequence has had before it, as pages that no row sees any more may be missing. IndexError where a slot is outside, ValueError where they lead nowhere."""
+    table by distance, see biased.py. A row sees so many keys `behind` itself, all where that is None; positions (T)
+    say then how many keys its sequence has had before it, as pages that no row sees any more may be missing.
+    IndexError where a slot is outside, ValueError where they lead nowhere."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
