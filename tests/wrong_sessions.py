@@ -147,7 +147,7 @@ def uncopied(fault: SessionFault) -> Iterator[Any]:
     """A page of a fork's own lacks the last row that was to be copied."""
     right = Pages.moved
     def wrong(self: Any, usage: Any, page: int, rows: int) -> int:
-        return int(right(self, usage, page, rows - (rows - 1 > fault.place % PAGE)))
+        return int(right(self, usage, page, rows - (rows > 2 + fault.place % 12)))
     yield mock.patch.object(Pages, "moved", wrong)
 
 

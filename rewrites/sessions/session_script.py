@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from opmatrix.patterns import FAR
 from opmatrix.pipelines.cached import rows_behind
+from opmatrix.pipelines.pages import NO_PAGE
 from opmatrix.pipelines.session import HeldSequence, Session
 from opmatrix.program import Program
 from rewrites.sessions.miniature import EVEN, Miniature, page_side
@@ -107,6 +108,18 @@ class Script:
             self.rows[each] += count
             if each.length != self.rows[each]: raise ValueError(f"{each!r} has taken {self.rows[each]} rows")
             at += given
+        self.check_pages()
+
+    def check_pages(self) -> None:
+        """Raises ValueError where a page that a sequence has is free, or pages lead in a circle: the next step may take
+        what is still read, or never end."""
+        free, before = {*self.session.usage.free}, self.session.before
+        for sequence in self.along:
+            page, pages = self.session.state.sequences[sequence].page, 0
+            while page != NO_PAGE:
+                if page in free: raise ValueError(f"page {page} of {sequence!r} is free")
+                page, pages = int(before[page]), pages + 1
+                if pages > len(before): raise ValueError(f"the pages of {sequence!r} lead in a circle")
 
     def keep(self) -> None:
         """Note what the caches hold of each sequence."""
