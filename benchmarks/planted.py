@@ -1,14 +1,16 @@
 """Kernels that are wrong beyond a threshold alone: which does `verify` of a saved program find, which `optimize`?
 
-    python benchmarks/planted.py [--count 60] [--family bert|gpt2|llama] [--positions 300] [--model DIR]
+    python benchmarks/planted.py [--count 60] [--family bert|gpt2|llama|mistral] [--positions 300] [--model DIR]
                                  [--number-type int8] [--seed 0] [--csv OUT]
 
 Faults are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
-wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling, embeddings. Each
-appears only in sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list.
-The model is a random one of a family, of so many positions, or one of your own; its front is made once without faults,
-and its programs are verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with
-every tenth fault all of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
+wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling, embeddings. Of a
+family that decodes every third is one of its sessions (tests/wrong_sessions.py): lost pages and rows, page boundaries,
+masks of several rows, shared writes, rewinds, double rounding, windows, two threads. Each appears only in sequences
+longer, or rows further, than a threshold drawn within the lengths that the certificates list. The model is a random one
+of a family, of so many positions, or one of your own; its front is made once without faults, and its programs are
+verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with every tenth fault all
+of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
 import json
 import tempfile
 from collections import Counter
@@ -28,7 +30,9 @@ FAMILIES = {                                                # of one layer
     "bert": dict(hidden_size=64, intermediate_size=128, num_attention_heads=2, num_hidden_layers=1),
     "gpt2": dict(vocab_size=41, n_embd=64, n_layer=1, n_head=2),
     "llama": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
-                  num_hidden_layers=1)}
+                  num_hidden_layers=1),
+    "mistral": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
+                    num_hidden_layers=1, sliding_window=21)}
 COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
 
 
@@ -97,8 +101,9 @@ def judged(place: Path, model: Path, number_type: str, count: int, seed: int) ->
     kernels, longest = kernels_of([point.program for point in points]), max(map(max, points[0].lengths))
     places = [place / f"{at}" for at in range(len(points))]
     for each, point in zip(places, points, strict=True): point.program.save(each)
-    found = []
-    for at, fault in enumerate(wrong_kernels.drawn(np.random.default_rng(seed), count, longest, kernels)):
+    found, faults = [], wrong_kernels.drawn(np.random.default_rng(seed), count, longest, kernels)
+    say(f"seed {seed}, texts of up to {longest} tokens")
+    for at, fault in enumerate(with_sessions(faults, points[0].program, longest, seed)):
         with fault.planted():
             programs = [Program.load(each) for each in places]
             names = [checked(program) for program in programs if has(program, fault)]
@@ -109,6 +114,17 @@ def judged(place: Path, model: Path, number_type: str, count: int, seed: int) ->
         if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
         elif len(found) % 10 == 0: say(f"{len(found)} of {count}")
     return found
+
+
+def with_sessions(faults, program, longest: int, seed: int):
+    """These faults; of a program that decodes a fault of its sessions in place of every third."""
+    import wrong_sessions
+
+    from opmatrix.pipelines.cached import decoder_of, rows_behind
+    decoder = decoder_of(program)
+    if decoder is None: return faults
+    others = wrong_sessions.endless(np.random.default_rng(seed), longest, rows_behind(decoder) < longest)
+    return (next(others) if at % 3 == 2 else fault for at, fault in enumerate(faults))
 
 
 def verified(model: Path, number_type: str):
@@ -132,13 +148,14 @@ def verified(model: Path, number_type: str):
 
 def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
-    from rewrites.report.checked import check_lengths
+    from rewrites.report.checked import check_decoders, check_lengths
     from rewrites.verify import verify_steps
     points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
     programs = {name: program.over(program.steps) for name, program in searched.programs.items()}
     few = searched.workload.few
     for point in points: verify_steps(point.program, [few])
     check_lengths(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
+    check_decoders(points, few)
 
 
 def refused(call) -> bool:
@@ -160,7 +177,8 @@ def kernels_of(programs: list) -> dict[str, list[bool]]:
 
 
 def has(program, fault) -> bool:
-    """Whether a program has the kernel of a fault."""
+    """Whether a program has the kernel of a fault, or sessions."""
+    if not hasattr(fault, "narrow"): return True
     return fault.narrow in kernels_of([program]).get(fault.kernel, ()) or (
         not fault.narrow and fault.kernel in kernels_of([program]))
 

@@ -171,11 +171,13 @@ class Program(Reopened):
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
             yield step, found, exact
 
-    def start(self, capacity: int, exact: bool = False) -> "Session":
+    def start(self, capacity: int, exact: bool = False, rewinds: int | None = None) -> "Session":
         """The session of a program with state (opmatrix.pipelines.cached): caches of so many rows, for any number of
-        sequences. `exact`: float64, by the meanings of the kernels. Raises InputError for a program without state."""
-        from opmatrix.pipelines.session import Session
-        return Session(self, capacity, exact)
+        sequences. `exact`: float64, by the meanings of the kernels. Where no row sees further behind than a window,
+        rows behind it are given back, but for so many `rewinds` that a sequence may always go back, 64 where none are
+        given. Raises InputError for a program without state."""
+        from opmatrix.pipelines.session import REWINDS, Session
+        return Session(self, capacity, exact, REWINDS if rewinds is None else rewinds)
 
     def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True, *,
               truncate: bool | None = None,

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
 from formats.machine.threads import in_threads
@@ -98,6 +100,7 @@ class Verified(NamedTuple):
     points: list[Point]
     dropped: list[Point]
     imported: Point
+    near: np.ndarray
 
 
 class TimedFront(NamedTuple):
@@ -300,7 +303,7 @@ def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_ver
     off, points = state_errors(searched, front.points, few, near)
     points = check_programs(searched, choices, points, laws_verified, [few], near)
     return Verified([point for point in points if point.verified], [point for point in points if not point.verified],
-                    replace(front.imported, measured_error=off, predicted_error=off))
+                    replace(front.imported, measured_error=off, predicted_error=off), near)
 
 
 def find_figures(asked: Sequence[Goal], name: str, program: Program) -> dict[str, float]:
@@ -320,13 +323,17 @@ def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, fl
 
 
 def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) -> Verified:
-    """Every program with its certificate: what was verified, and how it keeps the goals."""
+    """Every program with its certificate: what was verified, and how it keeps the goals. Raises VerificationError for
+    one that `opmatrix verify` would not take."""
+    from rewrites.evaluate.recheck import DONE, Made, check_certificates
     from rewrites.verify.certificate import certify
     few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
     kept = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
     programs = in_threads(partial(certify, point.program, point.checks | goals, few, machine=machine,
                                   lengths=point.lengths)
                           for point, goals in zip(front.points, kept, strict=True))
+    made = Made(DONE, [front.near], searched.programs["imported"])
+    check_certificates(programs, searched.opened.operator, made)
     return front._replace(points=[replace(point, program=program)
                                   for point, program in zip(front.points, programs, strict=True)])
 

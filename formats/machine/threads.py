@@ -47,7 +47,7 @@ def available() -> int:
     return min(asked()[1], most()) or Host.here().usable
 
 
-FIXED: ContextVar[int] = ContextVar("workers", default=0)     # of a recording, for its thread alone
+FIXED: ContextVar[int] = ContextVar("workers", default=0)     # of a recording or a check, for its thread alone
 CHOSEN: dict[tuple[int, object], int] = {}                  # by thread and block of `limit`
 
 
@@ -65,6 +65,19 @@ def limit(count: int) -> Generator[None]:
         CHOSEN[block] = min(count, available())
         yield
     finally: CHOSEN.pop(block, None)
+
+
+@contextmanager
+def on_threads(count: int) -> Generator[None]:
+    """Kernels that this thread begins inside use so many threads, whatever others limit."""
+    before = FIXED.set(min(count, available()))
+    try: yield
+    finally: FIXED.reset(before)
+
+
+def numbers_of_threads() -> tuple[int, ...]:
+    """Each number of threads that a program may use."""
+    return tuple(range(1, available() + 1))
 
 
 class SingleBlas:

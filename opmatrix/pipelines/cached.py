@@ -7,15 +7,18 @@ before; RoPE has turned them by then."""
 from collections.abc import Callable
 
 from formats.core.errors import InputError
-from opmatrix.patterns import parse
+from opmatrix.patterns import FAR, Pattern, parse
 from opmatrix.program import Program, Step
+from opmatrix.relations import HELD
+from opmatrix.runtime.arguments import Arguments
 from opmatrix.runtime.operands import C, Heads
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from opmatrix.signature import FLOAT, Port, check_cache
 
-CAUSAL = "sequence & causal"                                # whom rows of caches see
-ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed"
+CAUSAL = "sequence & causal"                                # whom rows of caches see, at most
+ELSEWHERE = (f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window "
+             "or without")
 
 
 def cached(program: Program, number: str | None = None) -> Program:
@@ -23,7 +26,7 @@ def cached(program: Program, number: str | None = None) -> Program:
     same steps, but attention in float32 over caches. These hold numbers of this type: float32, or bf16, to which keys
     and values are rounded; where none is given, bf16 of those that the program rounds to it, else float32. Raises
     InputError for another type, and where a step reads other rows in any other way than as causal attention within
-    sequences."""
+    sequences, of all rows or of a window of them."""
     if number is not None: check_cache(number)
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
@@ -45,8 +48,8 @@ def cached(program: Program, number: str | None = None) -> Program:
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
         operands |= {name: step.operands[name] for name in ("bias",) if name in step.operands}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
-        steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last},
-                          step.output))
+        steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last,
+                                                                 **window_attribute(call.bound)}, step.output))
     if not ports: raise InputError("cached: no step of this program is attention: nothing is to be cached")
     read = {name for step in steps for name in step.operands.values()}
     steps = [step for step in steps if step.output in read or step.output not in rounding]
@@ -73,9 +76,26 @@ def of_new_rows(call: Call) -> bool:
 
 
 def causal(call: Call) -> bool:
-    """Whether a step is attention of rows to those up to themselves; the last of a sequence sees no others."""
+    """Whether a step is attention of rows to those up to themselves, to all or to a window; the last of a sequence sees
+    no others."""
     if not call.kernel.cached_variant: return False
-    seen, wanted = pattern(call.bound), parse(CAUSAL).reach
-    if query := getattr(call.bound, "query", ""):
-        return query == "last" and seen.within and (seen & parse(CAUSAL)).reach == wanted
-    return seen.within and seen.reach == wanted
+    seen, query = pattern(call.bound), getattr(call.bound, "query", "")
+    if query: return query == "last" and seen.within and looks_back(seen & parse(CAUSAL))
+    return seen.within and looks_back(seen)
+
+
+def looks_back(seen: Pattern) -> bool:
+    """True if a row sees itself, and of the rows before it all, or all of a window."""
+    return seen.reach is not None and seen.reach[0] >= 0 and seen.reach[1] == 0
+
+
+def window_attribute(bound: Arguments) -> dict[str, int]:
+    """What a step over caches says of the window of attention that it stands for."""
+    reach = pattern(bound).reach
+    return {"behind": reach[0]} if reach is not None and reach[0] < FAR else {}
+
+
+def rows_behind(program: Program) -> int:
+    """Rows behind a new one that some step of a program with state reads: FAR where one reads all."""
+    reading = [call.bound for call in program.schedule.calls if HELD in call.kernel.relations(call.bound)]
+    return max((min(FAR, getattr(bound, "behind", FAR)) for bound in reading), default=FAR)

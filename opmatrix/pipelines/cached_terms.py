@@ -8,7 +8,7 @@ from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.shapes import H, brief
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.patterns import among, everyone, parse
-from opmatrix.pipelines.cached import CAUSAL, ELSEWHERE
+from opmatrix.pipelines.cached import CAUSAL, ELSEWHERE, looks_back
 from opmatrix.program import OUTPUT
 from opmatrix.relations import GIVEN, HELD, SLOTS
 from opmatrix.runtime.operands import C
@@ -19,7 +19,12 @@ def cached_model(model: Operator) -> dict[str, Operator]:
     every cache, an input of space C, the next value under the input's name. `optimize` and searches take it, and a
     program of it has a session. Raises InputError, which names the operator, where one reads other rows in any other
     way than as causal attention within sequences."""
-    made = Recalling()
+    return rewritten_outputs(model)
+
+
+def rewritten_outputs(model: Operator, windows: bool = False) -> dict[str, Operator]:
+    """The outputs of `cached_model`; `windows`: attention to a window of rows is taken for attention to all."""
+    made = Recalling(windows)
     term = made.rewritten(model, I)
     if not made.outputs: raise InputError("cached: no operator of this model is attention: nothing is to be cached")
     return {OUTPUT: term, **made.outputs}
@@ -27,15 +32,16 @@ def cached_model(model: Operator) -> dict[str, Operator]:
 
 def check_sessions(model: Operator) -> None:
     """Raises InputError, which names the operator, for a model that no session computes. A session of a program knows
-    how far rows of its caches lie apart, though no term says it."""
+    how far rows of its caches lie apart, and so windows, though no term says it."""
     near = [node for node in model.walk() if node.kind.name == "by_distance"]
-    cached_model(substitute(model, dict.fromkeys(near, const(0.0))))
+    rewritten_outputs(substitute(model, dict.fromkeys(near, const(0.0))), windows=True)
 
 
 class Recalling:
     """Rewrites a model, factor by factor, and collects the caches on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, windows: bool = False) -> None:
+        self.windows = windows
         self.outputs: dict[str, Operator] = {}
         self.appended: dict[tuple[Operator, Operator], Operator] = {}
 
@@ -49,8 +55,8 @@ class Recalling:
                     made = own if made is None else made @ own
                 assert made is not None
                 return made
-            case "product", (scores, values, over, where) if (
-                    over is softmax and where.within and where.reach == parse(CAUSAL).reach):
+            case "product", (scores, values, over, where) if over is softmax and where.within and looks_back(where):
+                if where.reach != parse(CAUSAL).reach and not self.windows: raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
             case "product", (*_, where) if where is not everyone: raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
@@ -66,8 +72,7 @@ class Recalling:
         if inner is None:
             raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
         if (near := next((node for node in scores.walk() if node.kind.name == "by_distance"), None)) is not None:
-            raise InputError(f"cached: {brief(near)}: no term says how far rows of caches lie apart: search the model "
-                             "as it is, and take cached(program) of what is found")
+            raise InputError(apart(brief(near)))
         queries, keys = inner.children[0], inner.children[1].children[0]
         over = product(self.rewritten(queries, before), turn(self.cached(keys, before)))
         scored = replaced(scores, inner, over)
@@ -86,6 +91,12 @@ class Recalling:
             self.appended[value, before] = made = given(name, columns, C, 1 if heads is H else heads) + new
             self.outputs[name] = before @ made
         return self.appended[value, before]
+
+
+def apart(what: str) -> str:
+    """The error of an operator that asks how far rows lie apart."""
+    return (f"cached: {what}: no term says how far rows of caches lie apart: search the model as it is, and take "
+            "cached(program) of what is found")
 
 
 def replaced(term: Operator, old: Operator, new: Operator) -> Operator:

@@ -10,6 +10,8 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.kernels.mixing.chunks import PAGE
 from opmatrix.batch import Ids
+from opmatrix.patterns import FAR
+from opmatrix.pipelines.cached import rows_behind
 from opmatrix.pipelines.pages import pages_of
 from opmatrix.pipelines.pieces import Pieces
 from opmatrix.pipelines.pooling import LAST
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from opmatrix.program import Program
 
 AT_ONCE = 16                                                # sequences at once
+PIECE = 512                                                 # tokens of a prompt that enter at once, with windows
 END, CUT = "end", "limit"                                   # why a reply ends: a token that ends texts; its limit
 
 Prompt: TypeAlias = str | Ids
@@ -30,7 +33,8 @@ Prompt: TypeAlias = str | Ids
 @dataclass
 class Reply:
     """What follows a prompt: its token ids, the one that ended it among them, their text, and why it ended: "end", a
-    token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts."""
+    token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts, `entered` how
+    many tokens of its prompt a session has."""
     number: int
     prompt: Sequence[int]
     most: int
@@ -38,6 +42,12 @@ class Reply:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     ended: str = ""
+    entered: int = 0
+
+    @property
+    def rest(self) -> Sequence[int]:
+        """The tokens of its prompt that are still to enter a session."""
+        return self.prompt[self.entered:]
 
     def take(self, token: int, ends: frozenset[int]) -> str:
         """Another token; the piece of text that is whole with it."""
@@ -177,8 +187,15 @@ def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling,
          cache: str | None = None) -> Iterator[tuple[Reply, str]]:
     """Replies as they grow, in a session of their own, whose caches have room for so many of the longest as are
     generated at once, in this number type."""
-    pages = sorted((pages_of(len(each.prompt) + each.most, PAGE) for each in replies), reverse=True)
-    return write(decodable(program, cache).start(PAGE * sum(pages[:AT_ONCE])), {}, replies, sampling)
+    decoder = decodable(program, cache)
+    pages = sorted((pages_held(rows_behind(decoder), len(each.prompt) + each.most) for each in replies), reverse=True)
+    return write(decoder.start(PAGE * sum(pages[:AT_ONCE]), rewinds=0), {}, replies, sampling)
+
+
+def pages_held(behind: int, rows: int) -> int:
+    """Pages of a sequence of so many rows, at most: of those that a row sees, and of a piece of a prompt, where the
+    others are given back."""
+    return pages_of(min(rows, behind + PIECE + 2 * PAGE), PAGE)
 
 
 def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int,
@@ -198,13 +215,23 @@ def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies:
     usage, need = session.usage, 0
     for each, reply in zip(sequences, replies, strict=True):
         has, page = session.rows(each, "generate")
-        need += pages_of(has + len(reply.prompt) + reply.most, PAGE) - pages_of(has, PAGE)
+        most, begun = (pages_held(session.behind + session.rewinds, rows)
+                       for rows in (has + len(reply.prompt) + reply.most, has))
+        need += most - begun
         need += bool(has % PAGE and usage.users[page] > 1)  # a page that others use, too, is copied
     if need > (free := len(usage.free)):
         wanted = session.capacity + PAGE * (need - free)
         raise InputError(f"generate: space C is full: prompts and replies of {len(replies)} sequences need {need} "
                          f"pages of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or "
                          "let sequences leave")
+
+
+def enter(session: "Session", sequence: "HeldSequence", reply: Reply) -> None:
+    """Enter all but the last piece of a prompt, where pages behind a window are given back: it needs no more rows than
+    the window and a piece."""
+    while session.behind < FAR and len(reply.rest) > PIECE:
+        session.step({sequence: reply.rest[:PIECE]})
+        reply.entered += PIECE
 
 
 def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Iterable[Reply],
@@ -214,7 +241,9 @@ def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Ite
     ends, by_sequence, queue, live = find_ends(session.program), session.program.pooled, deque(waiting), {**kept}
     while live or queue:
         while queue and len(live) < AT_ONCE: live[session.join()] = queue.popleft()
-        new = {each: reply.ids[-1:] or reply.prompt for each, reply in live.items()}
+        for each, reply in live.items():
+            if not reply.ids: enter(session, each, reply)
+        new = {each: reply.ids[-1:] or reply.rest for each, reply in live.items()}
         rows = session.step(new)
         if not by_sequence: rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]
         for each, row in zip(new, rows, strict=True):

@@ -2,7 +2,8 @@
 
 A page knows the page before it, so sequences share those that they begin with. What sequences hold is told by their
 lengths and last pages alone: what a call writes, it writes to pages that nobody holds, or behind the rows that anybody
-has, until these are replaced, all at once."""
+has, until these are replaced, all at once. Where rows see a window alone, the pages wholly behind it are given back:
+the first page that is still read then has none before it."""
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -60,8 +61,19 @@ class Usage:
 
     def cut(self, page: int, pages: int) -> int:
         """A sequence gives back so many pages; where it ends then."""
-        for _ in range(pages): page = self.drop(page)
+        for _ in range(pages):
+            if page == NO_PAGE: break                       # pages before it were given back
+            page = self.drop(page)
         return page
+
+    def forget(self, page: int) -> None:
+        """Give back the pages before one that nobody else needs: no sequence that has this page reads them any more."""
+        before, self.before[page] = int(self.before[page]), NO_PAGE
+        while before != NO_PAGE:
+            self.users[before] -= 1
+            if self.users[before]: break
+            heappush(self.free, before)
+            before = int(self.before[before])
 
 
 def pages_of(rows: int, side: int) -> int:

@@ -1,7 +1,8 @@
 """Sessions: the state of a program, sequence by sequence. A program itself never changes.
 
 Rows of caches are handed out in pages (pages.py); a page knows the page before it, so sequences share those that they
-begin with, and what a fork writes goes to a page of its own."""
+begin with, and what a fork writes goes to a page of its own. Where no step reads rows further behind than a window,
+pages behind it are given back, but for those that a rewind may need."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
@@ -17,6 +18,8 @@ from opmatrix import body
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.batch import Ids
 from opmatrix.extents import collect_needs
+from opmatrix.patterns import FAR
+from opmatrix.pipelines.cached import rows_behind
 from opmatrix.pipelines.new_rows import New
 from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.runtime.recorded import Repeated
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from opmatrix.program import Program
 
 F = TypeVar("F", bound=Callable[..., object])
+REWINDS = 64                                                # rows that a sequence with windows may always go back
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
@@ -63,15 +67,22 @@ def alone(call: F) -> F:
 class Pages:
     """Caches of so many rows, in whole pages, and the sequences that share them.
 
-    One caller at a time; others wait. `exact`: caches are float64. Raises InputError, which names space, sequence and
-    sizes, for a sequence that it does not hold, and where the caches are full. A call that raises anything, wherever it
-    was, has changed nothing, or was over: what it changes is `state`, in one assignment, behind all that it writes."""
+    One caller at a time; others wait. `exact`: caches are float64. `behind`: rows behind a new one that it sees, at
+    most; pages that lie behind those, and behind so many more that `rewinds` may give back, are given back. Raises
+    InputError, which names space, sequence and sizes, for a sequence that it does not hold, and where the caches
+    are full. A call that raises anything, wherever it was, has changed nothing, or was over: what it changes is
+    `state`, in one assignment, behind all that it writes."""
     program: "Program | None" = None
 
-    def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False):
+    def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False, behind: int = FAR,
+                 rewinds: int = REWINDS):
         from formats.kernels.mixing.chunks import PAGE
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
+        if type(rewinds) is not int or rewinds < 0:
+            raise InputError(f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, "
+                             "0 or more")
+        self.behind, self.rewinds = behind, rewinds
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
         self.spare = pages * PAGE                           # where a page begins that no sequence has
         held = [((self.spare + PAGE, port.heads, port.columns), np.float64 if exact else HELD_NUMBERS[port.number])
@@ -110,7 +121,19 @@ class Pages:
         if type(length) is not int or not 0 <= length <= has:
             raise InputError(f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to "
                              f"{length!r:.40}")
+        if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
+            raise InputError(f"rewind: sequence {sequence.number} of {has} rows holds those from {first} on, and at "
+                             f"{length} sees those from {needed} on: go back to 0, or start(capacity, rewinds="
+                             f"{has - length})")
         self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
+        self.settle()
+
+    def first_held(self, sequence: HeldSequence) -> int:
+        """The first row of a sequence whose page it still has."""
+        length, page = self.state.sequences[sequence]
+        at = pages_of(length, self.side)
+        while page != NO_PAGE: page, at = int(self.before[page]), at - 1
+        return at * self.side
 
     @alone
     def leave(self, sequence: HeldSequence) -> None:
@@ -118,6 +141,7 @@ class Pages:
         self.rows(sequence, "leave")
         self.cut(sequence, 0)
         self.commit({each: rows for each, rows in self.state.sequences.items() if each is not sequence})
+        self.settle()
 
     @property
     def sequences(self) -> dict[int, HeldSequence]:
@@ -206,6 +230,24 @@ class Pages:
         self.state = State(sequences, made or self.state.made)
         self.latest.of = self.state
 
+    def settle(self) -> None:
+        """Give back the pages that no sequence reads any more, nor would if it went back by `rewinds` rows. It follows
+        from the state alone, so it may come late; what is interrupted is done by the next call."""
+        if self.behind >= FAR: return
+        read, firsts = set[int](), set[int]()
+        for length, page in self.state.sequences.values():
+            first = max(0, length - self.behind - self.rewinds) // self.side
+            for _ in range(first, (length - 1) // self.side):
+                if page == NO_PAGE: break
+                read.add(page)                              # and the page before it
+                page = int(self.before[page])
+            firsts.add(page)
+        gone = [page for page in firsts - read - {NO_PAGE} if self.before[page] != NO_PAGE]
+        if not gone: return
+        usage = self.begin()
+        for page in gone: usage.forget(page)
+        usage.of = self.state
+
     def staying(self, usage: Usage, writers: Sequence[HeldSequence],
                 had: Mapping[HeldSequence, Holding]) -> HeldSequence | None:
         """The sequence of those that write to a page which may write where it is: nobody else sees what lies behind its
@@ -260,12 +302,12 @@ class Session(Pages):
     too, by the meanings of the kernels: slow, the oracle."""
     program: "Program"
 
-    def __init__(self, program: "Program", capacity: int, exact: bool = False):
+    def __init__(self, program: "Program", capacity: int, exact: bool = False, rewinds: int = REWINDS):
         ports = [port for port in program.inputs if port.name in program.state]
         if not ports:
             raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a "
                              "program that has")
-        super().__init__(ports, capacity, exact)
+        super().__init__(ports, capacity, exact, rows_behind(program), rewinds)
         self.program, self.kept = program, list[tuple[New, Repeated]]()         # the batch of the last step, its runs
 
     @alone
@@ -280,6 +322,7 @@ class Session(Pages):
             found = repeated.run()[0]
             if batch.padded and not self.program.pooled: found = found[batch.real]
         self.commit({**self.state.sequences, **has})
+        self.settle()
         return found
 
     def rounded(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, Repeated, dict[HeldSequence, Holding]]:

@@ -44,18 +44,27 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
             exact: Sequence[bool] = ()) -> tuple[list[dict[str, float]], list[Compared], list[Flips]]:
     """How far each program is from the model in float64 on `verify`, relative, output by output; how far each but the
     first is from that one on `state`, sentence by sentence, and how the cosines of the first sentences change, of as
-    many as EMBEDDED allows. Where both batches are one every program runs once. What a program is beside goes the ways
-    that its rows went; how many the model would have sent elsewhere is the last that is given. Raises VerificationError
-    for a program that is `exact` where rounding does not explain one."""
-    near = in_threads(plan_groups(programs, model, verify, state is verify, exact))
-    far = near if state is verify else run_groups(programs, state)
+    many as EMBEDDED allows. One that is `exact` differs by rounding alone: of it `verify` says that, and `state` is run
+    where there are others. What a program is beside goes the ways that its rows went; how many the model would have
+    sent elsewhere is the last that is given. Raises VerificationError for a program that is `exact` where rounding does
+    not explain one."""
+    near = in_threads(plan_groups(programs, model, verify, True, exact))
     offs = [{name: Change.joined(look.offs[at][name] for look in near).relative for name in near[0].offs[at]}
             for at in range(len(programs))]
-    before, *after = map(np.concatenate, zip(*(look.vectors for look in far if look.vectors), strict=True))
-    changes = changes_of(far)
     flips = [reduce(add, (look.flips[at] for look in near)) for at in range(len(programs))]
-    return offs, [Compared(change, change_cosines(before, each))
-                  for change, each in zip(changes, after, strict=True)], flips
+    stated = compared_of(near)
+    others = [at for at in range(1, len(programs)) if not (exact and exact[at])]
+    if state is not verify and others:
+        far = compared_of(run_groups([programs[at] for at in (0, *others)], state))
+        for at, each in zip(others, far, strict=True): stated[at - 1] = each
+    return offs, stated, flips
+
+
+def compared_of(looks: Sequence[Changes]) -> list[Compared]:
+    """The changes of each program but the first, over all groups."""
+    before, *after = map(np.concatenate, zip(*(look.vectors for look in looks if look.vectors), strict=True))
+    return [Compared(change, change_cosines(before, each))
+            for change, each in zip(changes_of(looks), after, strict=True)]
 
 
 def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:

@@ -1,7 +1,7 @@
 """What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken
 from the certificate: limits are in the code, what it states is compared with what is found here, and the rest is
 printed as a claim."""
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
@@ -20,6 +20,7 @@ from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.loading import PROGRAM
+from opmatrix.pipelines.cached import decoder_of
 from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program
 from rewrites.compiler.search import search
@@ -29,6 +30,7 @@ from rewrites.evaluate.reported import sha256_hex
 from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
+from rewrites.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.certificate import measure_rounding, restored, versions
 from rewrites.verify.differences import Change
@@ -59,6 +61,19 @@ class Check(NamedTuple):
     verdict: str
 
 
+class Made(NamedTuple):
+    """What the run that writes a certificate has at hand: the names of the checks that it has made itself, by the same
+    functions, what the model gives for the certificate's inputs, and the imported program."""
+
+    done: frozenset[str]
+    wanted: Sequence[np.ndarray]
+    imported: Program
+
+
+DONE = frozenset({"steps within bounds", "steps at other lengths", "sessions", "own rounding", "laws",
+                  "graphs of the laws", "errors at other lengths"})       # what every run makes
+
+
 class Alike:
     """A machine on which every kernel takes as long: one kernel for each operator is the same program on all of
     them."""
@@ -84,9 +99,11 @@ def of_directory(directory: Path, model: str | None = None, files: Files = NO_FI
     return [loaded, *named, *checks(program, operator, files)]
 
 
-def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES) -> Iterator[Check]:
+def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES,
+           made: Made | None = None) -> Iterator[Check]:
     """Every check of a program and its certificate; with the model, those that need the oracle, and with the files of
-    its goals, these."""
+    its goals, these. A run that writes the certificate leaves out those that it has just `made`."""
+    done = frozenset[str]() if made is None else made.done
     if not (kept := program.meta.get("certificate")):
         yield Check("certificate", "none", "a program that was verified carries one", FAILS)
         return
@@ -100,16 +117,29 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
         return
     yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
                  bool(batches))
-    yield attempted("steps within bounds", lambda: steps(program, batches))
-    lengths = kept.get(LENGTHS_FIELD, [])
-    if lengths and batches: yield attempted("steps at other lengths", lambda: at_lengths(program, batches[0], lengths))
-    yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
-    yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
-    yield from of_model(program, model, batches, stated, exact, kept["verified"])
-    told = list_errors(kept["verified"])
-    if told: yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, told))
+    lengths, told = kept.get(LENGTHS_FIELD, []), list_errors(kept["verified"])
+    again: dict[str, Callable[[], Check]] = {"steps within bounds": lambda: steps(program, batches)}
+    if lengths and batches: again["steps at other lengths"] = lambda: at_lengths(program, batches[0], lengths)
+    if batches and decoder_of(program): again["sessions"] = lambda: sessions(program, batches[0], lengths)
+    again["own rounding"] = lambda: rounding(program, batches, kept["own"], stated)
+    again["laws"] = lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True)
+    for what, check in again.items():
+        if what not in done: yield attempted(what, check)
+    yield from of_model(program, model, batches, stated, exact, kept["verified"], made)
+    if told and "errors at other lengths" not in done:
+        yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, told))
     yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
     yield from claims(kept)
+
+
+def check_certificates(programs: Iterable[Program], model: Operator, made: Made) -> None:
+    """What `opmatrix verify` checks of programs, before they are called verified. Raises VerificationError, which names
+    the check that fails."""
+    for program in programs:
+        for check in checks(program, model, made=made):
+            if check.verdict == FAILS:
+                raise VerificationError(3, "certificate", f"{check.what} fails", found=check.found,
+                                        allowed=check.allowed)
 
 
 def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
@@ -166,6 +196,15 @@ def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[in
                   f"{found['nearest']:.2g} of its bound", "1", found["nearest"] <= 1)
 
 
+def sessions(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
+    """Attention over pages, forks, rewinds and windows against whole texts, on every number of threads."""
+    found = Sessions.of(lengths)
+    holds = verify_sessions(program, sentences, found)
+    return judged("sessions", f"{found.rows} rows of texts of up to {found.longest} tokens, over caches of "
+                  f"{' and '.join(found.numbers)}, on {' and '.join(map(str, found.threads))} threads, the nearest at "
+                  f"{found.nearest:.2g} of its bound", "1", holds and found.nearest <= 1)
+
+
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: object) -> Check:
     """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the
     whole program may be off."""
@@ -179,7 +218,7 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: ob
 # ---- what needs the model
 
 def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: object, exact: bool,
-             verified: Mapping[str, object]) -> Iterator[Check]:
+             verified: Mapping[str, object], made: Made | None = None) -> Iterator[Check]:
     """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the
     laws."""
     single = search_for(verified, "sentence")
@@ -189,10 +228,10 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         yield Check("error against the model", f"stated {stated}", NEEDS_MODEL, CLAIMED)
         yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         return
-    imported: list[Program] = []
+    imported, near = ([], None) if made is None else ([made.imported], made.wanted)
 
     def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
-        own = run_beside(program, model, chosen, exact=exact)
+        own = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
         found = Errors.of(own.found, own.wanted).relative
         if not exact:
             said = f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
@@ -206,13 +245,14 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
                       found <= most)
     def worst() -> Check:
-        own = run_beside(program, model, batches, exact=exact)
+        own = run_beside(program, model, batches, near, exact=exact)
         found = max(float(Change.of(given, wanted, program.starts(batch)).each.max())
                     for batch, given, wanted in zip(batches, own.found, own.wanted, strict=True))
         return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
                       is_magnitude(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
     if single is not None: yield attempted("worst sentence against the model", worst)
+    if made is not None: return                             # it has judged more rows than these
     what = f"error on {FRESH} other rows"
     yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
     yield attempted("graphs of the laws", lambda: graphs(model))

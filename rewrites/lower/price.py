@@ -9,7 +9,7 @@ from formats import FORMATS, Dense, can_stack
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
 from opmatrix.extents import Extents, PatternPairs
-from opmatrix.pipelines.cached import decoder_of
+from opmatrix.pipelines.cached import decoder_of, window_attribute
 from opmatrix.runtime.costs import (
     Costs,
     behind_product,
@@ -21,7 +21,7 @@ from opmatrix.runtime.costs import (
 )
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.kernels.attend import SEEN
+from opmatrix.runtime.kernels.attend import BEYOND, SEEN
 from opmatrix.runtime.operands import Cache
 from opmatrix.runtime.scheme import Running
 from opmatrix.signature import FLOAT
@@ -185,6 +185,7 @@ def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Exten
     if not kernel.cached_variant: return kernel.cost(bound, out, extents)
     variant, kept = KERNELS[kernel.cached_variant], (bound.k, bound.v)
     rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in kept)
-    record = variant.record(q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows)
+    record = variant.record(q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows,
+                            behind=window_attribute(bound).get("behind", BEYOND))
     put = [("scale", {"T": extents["T"], "p": row_width(each)}) for each in kept]
     return [*variant.cost(record, out, extents), *put]

@@ -16,6 +16,7 @@ from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare, compare_gi
 from rewrites.opened import Searched
 from rewrites.pareto.proposals import Choices
 from rewrites.report.points import Point
+from rewrites.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.lengths import (
@@ -126,6 +127,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near])}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it
+    looked = set[Hashable]()                                # products whose weights several programs hold
     whose, made = dict[int, str](), dict[int, dict[str, object]]()       # by point: who checks it, how it was made
     for at, point in enumerate(points):
         if not point.methods: continue
@@ -142,7 +144,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         if whose[at] == name:
             calls[name] = partial(verify_structure, point.program, few, unrounded(point.structure, emitter), [wanted],
                                   meant)
-        calls[f"steps {at}"] = partial(verify_steps, point.program, few)
+        calls[f"steps {at}"] = partial(verify_steps, point.program, few, looked)
     results = dict(zip(calls, in_threads(calls.values()), strict=True))
     shared = laws_verified | {name: results[name] for name in ("exact", "outputs") if name in results}
     structures = results | {"exact": results["exact"]["float64"]}
@@ -150,5 +152,16 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
     def checks(at: int) -> dict[str, object]:
         if at not in whose: return {}
         return {**made[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
-    return check_lengths(searched, [replace(point, checks=shared | point.checks | checks(at))
-                                    for at, point in enumerate(points)], few[0])
+    points = check_lengths(searched, [replace(point, checks=shared | point.checks | checks(at))
+                                      for at, point in enumerate(points)], few[0])
+    return check_decoders(points, few[0])
+
+
+def check_decoders(points: Sequence[Point], few: Batch) -> list[Point]:
+    """Points with what is found of the sessions of programs that have some, each kind of attention once. Raises
+    VerificationError."""
+    sessions = Sessions.of(length for point in points for length in point.lengths)
+    decoding = [verify_sessions(point.program, few, sessions) for point in points]
+    checks = {"sessions": sessions.described()}
+    return [replace(point, checks=point.checks | checks) if decodes else point
+            for point, decodes in zip(points, decoding, strict=True)]

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
-from formats.machine.threads import limit, threads
+from formats.machine.threads import limit, numbers_of_threads, on_threads, threads
 from formats.stacked import Stacked
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.files.certified import MAX_INPUT_ROWS
-from opmatrix.program import Program
+from opmatrix.program import Program, Step
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
@@ -99,6 +99,13 @@ class Steps:
     all: frozenset[int]
     seen: set[Hashable] = field(default_factory=set)
     nearest: float = 0.0
+    run: set[bytes] = field(default_factory=set)
+
+    def first_run(self, batch: Batch) -> bool:
+        """True once for a batch: of very many rows one program runs as a whole, of the others what is fresh."""
+        first = batch.starts.tobytes() not in self.run
+        self.run.add(batch.starts.tobytes())
+        return first
 
     @classmethod
     def at(cls, lengths: Lengths, programs: Sequence[Program], timed: Iterable[Batch] = ()) -> "Steps":
@@ -139,6 +146,7 @@ class Steps:
         some, whole = rows_looked_at(call, batch), len(batch) > 1 or batch.rows in self.all
         meant = Meant.of(call, arguments, batch, None if whole and reads_all(call, batch) else some)
         shares = [meant.compared(shown, found, batch.rows)]
+        compare_threads(shown, call, arguments, found, batch.rows)
         for more in call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(0)):
             out = launched(call, told := arguments | more, found.shape)
             shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
@@ -152,6 +160,17 @@ class Steps:
         if len(batch) == 1 and batch.rows == max(map(max, self.lengths)):
             shares += tails(shown, call, arguments, meant, batch)
         self.nearest = max(self.nearest, *shares)
+
+
+def compare_threads(shown: str, call: Call, arguments: dict[str, Any], found: np.ndarray, rows: int) -> None:
+    """A step on every number of threads, of very many rows on two and on all: the same bits. Raises
+    VerificationError."""
+    if call.kernel.view or (rows >= SAMPLED and not call.kernel.launches): return
+    every = numbers_of_threads()
+    for count in every if rows < SAMPLED else sorted({1, min(2, every[-1]), every[-1]}):
+        with on_threads(count): out = launched(call, arguments, found.shape)
+        if not np.array_equal(out, found, equal_nan=True):
+            raise VerificationError(3, shown, f"on {count} threads it has other bits", rows=rows)
 
 
 def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch: Batch) -> Iterator[float]:
@@ -197,19 +216,59 @@ def described(value: object) -> Hashable:
 def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> dict[str, float]:
     """On each batch those steps that nobody looked at against what their kernels mean, within their bounds: of many
     rows some, and on operands that tell more; and on those that count for all the whole run, as it is for whoever uses
-    it, against its steps to the bit. Raises VerificationError."""
-    segments, first = program.schedule.segments, program.schedule.first
-    called = {at - first for each in segments if not isinstance(each, Recorded) for at in each.steps}
+    it, against its steps to the bit. Of very many rows one program runs as a whole; others without the layers that
+    say nothing more. Raises VerificationError."""
     for batch in batches:
-        fresh = steps.fresh(program, batch)
+        fresh, looked = steps.fresh(program, batch), program
+        if fresh and batch.rows >= SAMPLED and not steps.first_run(batch):
+            looked = shortened(program, fresh)
+            fresh = steps.fresh(looked, batch)
+        segments, first = looked.schedule.segments, looked.schedule.first
+        called = {at - first for each in segments if not isinstance(each, Recorded) for at in each.steps}
         # what is called between recordings is of the whole batch, and they are of groups: these are taken one by one
         apart = len(batch) > 1 and len(segments) > 1
-        if whole := (fresh & called if apart else set()): walk(program, batch, whole, steps, until=max(whole) + 1)
+        if whole := (fresh & called if apart else set()): walk(looked, batch, whole, steps, until=max(whole) + 1)
         for part in batch.pieces(GROUP_ROWS) if apart else [batch]:
-            if steps.runs(batch, fresh): compare_run(program, part, fresh, steps)
-            elif fresh: walk(program, part, fresh, steps, until=max(fresh) + 1)
+            if steps.runs(batch, fresh): compare_run(looked, part, fresh, steps)
+            elif fresh: walk(looked, part, fresh, steps, until=max(fresh) + 1)
         steps.noted(program, batch)
     return {"batches": len(batches), "nearest": steps.nearest}
+
+
+def shortened(program: Program, asked: set[int]) -> Program:
+    """The program without stretches of steps none of which is asked for: where one value of a stretch alone is read
+    behind it, and an earlier one has its shape, that one stands for it. Of equal layers one is left."""
+    bound, steps = calls(program), program.steps
+    at = {step.output: i for i, step in enumerate(steps)}
+    last = [*range(len(steps))]
+    for i, step in enumerate(steps):
+        for operand in step.operands.values():
+            if operand in at: last[at[operand]] = i
+    for output in program.outputs.values(): last[at[output]] = len(steps)
+    kept, instead, here = list[Step](), dict[str, str](), 0
+    while here < len(steps):
+        step = steps[here]
+        operands = {operand: instead.get(value, value) for operand, value in step.operands.items()}
+        kept.append(Step(step.kernel, operands, step.attributes, step.output))
+        end = end_of_stretch(here, bound, last, asked)
+        if end > here: instead[steps[end].output] = step.output
+        here = end + 1
+    outputs = {output: instead.get(value, value) for output, value in program.outputs.items()}
+    read = {value for step in kept for value in step.operands.values()}
+    constants = {value: each for value, each in program.constants.items() if value in read}
+    meta = {"model": name(program)}
+    return Program(kept, constants, outputs, meta, inputs=program.inputs)
+
+
+def end_of_stretch(begin: int, bound: Sequence[Call], last: Sequence[int], asked: set[int]) -> int:
+    """The last step behind one whose value that one's may stand for, so that all between are left out; itself where
+    there is none."""
+    end, read = begin, 0
+    for at in range(begin + 1, len(bound)):
+        if at in asked: break
+        if read <= at and bound[at].shape == bound[begin].shape and not bound[begin].kernel.view: end = at
+        read = max(read, last[at])
+    return end
 
 
 def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -> None:

@@ -10,16 +10,19 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
-from formats.machine.threads import limit
+from formats.format import Format
+from formats.machine.threads import limit, numbers_of_threads, on_threads
+from formats.stacked import Stacked
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
-from opmatrix.program import Program
+from opmatrix.program import Program, Step
 from opmatrix.runtime.meanings import bound, widen_arguments
+from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.schedule import Call
-from opmatrix.runtime.scheme import GROUP_ROWS
+from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
@@ -176,21 +179,53 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
             **describe_routing(own.flips)}
 
 
-def verify_steps(program: Program, batches: Sequence[Batch]) -> StepsVerified:
+def verify_steps(program: Program, batches: Sequence[Batch], seen: set[Hashable] | None = None) -> StepsVerified:
     """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches
     the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other
-    numbers of rows. Raises VerificationError for the first step that is not; returns which came nearest to its bound,
-    and how near."""
+    numbers of rows. Products whose weights are among those `seen`, of other programs, are passed by; further ones are
+    added. Raises VerificationError for the first step that is not; returns which came nearest to its bound, and how
+    near."""
     nearest, at = 0.0, ""
     for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
+            if step.output == program.output: last = found
+            if seen is not None and (same := weighed(step, program, batch)):
+                if same in seen: continue
+                seen.add(same)
             share = Meant.of(call, arguments, batch, None).compared(step.show(program.constants), found, batch.rows)
             nearest, at = max((nearest, at), (share, step.output))
-            if step.output == program.output: last = found
         with limit(1): whole = program.run(batch)
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
+        for count in numbers_of_threads()[1:]:
+            compare_bits(program, batch, count)
     return {"count": len(program.steps), "nearest": nearest, "step": at}
+
+
+def weighed(step: Step, program: Program, batch: Batch) -> Hashable:
+    """A step with weights, whatever rows enter it, for programs that hold the same; None where it has none."""
+    constants = {operand: program.constants.get(value) for operand, value in step.operands.items()}
+    if not any(isinstance(each, Format | Stacked) for each in constants.values()): return None
+    held = tuple((operand, None if each is None else id(each)) for operand, each in sorted(constants.items()))
+    return step.kernel, held, tuple(sorted(step.attributes.items())), batch.starts.tobytes()
+
+
+def compare_bits(program: Program, batch: Batch, workers: int) -> None:
+    """A whole run on so many threads against its steps on one, group by group where all of them are recorded: some
+    kernels sum in another order for other numbers of rows, none for other threads. Raises VerificationError."""
+    recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
+    groups = make_groups(batch.starts, workers, reading=program.schedule.reading) if recorded else []
+    parts = [batch] if len(groups) < 2 else [batch.sentences(each.first, each.last) for each in groups]
+    last = list[NDArray[np.float32]]()
+    for part in parts:
+        with on_threads(1):
+            for step, (_, _, found) in zip(program.steps, program.schedule.walk(part), strict=True):
+                if step.output == program.output: given = found
+        last.append(given)
+    with on_threads(workers): whole = program.run(batch)
+    if not np.array_equal(np.concatenate(last), whole, equal_nan=True):
+        raise VerificationError(3, name(program), f"its run on {workers} threads has other bits than its steps on one",
+                                rows=batch.rows)
 
 
 class Meant(NamedTuple):

@@ -17,7 +17,16 @@ from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.evaluate.recheck import FAILS, HOLDS, checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
-from rewrites.verify.lengths import MAX_LENGTH, Steps, batches_at, lengths_of, rows_looked_at
+from rewrites.verify.lengths import (
+    MAX_LENGTH,
+    Steps,
+    batches_at,
+    calls,
+    kind_of,
+    lengths_of,
+    rows_looked_at,
+    shortened,
+)
 from rewrites.verify.programs import Meant
 
 SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
@@ -287,3 +296,56 @@ def test_a_longer_text_is_said_once_a_program(rng, caplog, run):
 def test_every_kernel_with_tiles_declares_them():
     assert {name for name, each in KERNELS.items() if each.row_mixing and each.launches and each.restrict is None} <= {
         "attention_cached"}
+
+
+def stacked_layers(rng, layers, turn=1):
+    """Layers of a product with a residual each, and one with other columns between."""
+    def packed(*shape): return FORMATS["dense"].pack(rng.standard_normal(shape, np.float32) / 5)
+    constants, steps, x = {"E": packed(17, 24)}, [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")], "x"
+    for at in range(layers):
+        constants |= {f"U{at}": packed(24, 40), f"D{at}": packed(40, 24)}
+        other = {"activation": "gelu"} if at == turn else {"activation": "relu"}
+        steps += [Step("linear", {"x": x, "weight": f"U{at}"}, other, f"u{at}"),
+                  Step("linear", {"x": f"u{at}", "weight": f"D{at}", "residual": x}, {}, f"y{at}")]
+        x = f"y{at}"
+    constants["H"] = packed(24, 9)
+    return Program([*steps, Step("linear", {"x": x, "weight": "H"}, {}, "z")], constants, "z")
+
+
+def test_of_equal_layers_one_is_left(rng):
+    """Each kind of step is there once, at least, and what is left runs; values that are still read stay."""
+    program = stacked_layers(rng, 8)
+    steps = Steps(((40,),), frozenset({40}))
+    batch = Batch([np.arange(40) % 17])
+    fresh = steps.fresh(program, batch)
+    short = shortened(program, fresh)
+    assert [step.output for step in short.steps] == ["x", "u0", "y0", "u1", "y1", "z"]
+    kinds = [{kind_of(call, batch) for call in calls(each)} for each in (program, short)]
+    assert kinds[0] == kinds[1] and short.run(batch).shape == (40, 9)
+    assert shortened(program, {*range(len(program.steps))}).steps == program.steps
+    assert [step.output for step in shortened(program, {0, len(program.steps) - 1}).steps] == ["x", "z"]
+
+
+@pytest.mark.parametrize("skips", [1, 2, 5])
+def test_values_that_are_read_behind_a_stretch_keep_it(rng, skips):
+    """A step behind reads a value of the middle too."""
+    program = stacked_layers(rng, 8)
+    steps = [*program.steps[:-1], Step("linear", {"x": "y7", "weight": "H", }, {}, "z")]
+    steps[-2] = Step("linear", {"x": "u7", "weight": "D7", "residual": f"y{skips}"}, {}, "y7")
+    short = shortened(Program(steps, program.constants, "z"), {len(steps) - 1, len(steps) - 2})
+    assert short.steps[-2].operands["residual"] in {"x", *(f"y{at}" for at in range(skips + 1))}
+    assert short.run(Batch([[1, 2, 3]])).shape == (3, 9)
+
+
+def test_of_very_many_rows_others_run_without_them(rng):
+    """The first program runs as a whole; a fault of a kernel that the second has alone is found all the same."""
+    first, second = stacked_layers(rng, 6), stacked_layers(rng, 6, 3)
+    steps = [*second.steps]
+    at = next(i for i, step in enumerate(steps) if step.attributes.get("activation") == "gelu")
+    steps[at] = Step("linear", steps[at].operands, {"activation": "tanh"}, steps[at].output)
+    second = second.over(steps)
+    lengths = ((1,), (1500,))
+    looked = Steps.at(lengths, [first, second])
+    with mock.patch.object(Program, "run", autospec=True, side_effect=Program.run) as run:
+        for program in (first, second): verify_lengths(program, batches_at(lengths, SENTENCES), looked)
+    assert [len(each.args[0].steps) for each in run.mock_calls if each.args and each.args[1].rows == 1500] == [14, 4]

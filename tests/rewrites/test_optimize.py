@@ -312,7 +312,7 @@ def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path
     prices = Prices(MACHINE, result.workload.timed.extents())
     searched = Searched(None, result.workload, SimpleNamespace(prices=prices), result.structures,
                         {"fused": result.imported.program}, None)
-    timed = time_front(searched, Verified(result.points, [], result.imported), 2, lambda *_: None)
+    timed = time_front(searched, Verified(result.points, [], result.imported, np.zeros(1)), 2, lambda *_: None)
     assert timed.busy == f"{len(result.points) + 2} programs were disturbed"
     assert all(len(point.rounds_s) == 2 and point.measured_s == sum(point.rounds_s) / 2 for point in timed.points)
     given = replace(result, busy=timed.busy)

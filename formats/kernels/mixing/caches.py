@@ -3,8 +3,10 @@
 A row's slot is where its own key and value lie: it sees what is in its page up to there, and all of the pages before.
 So the keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal
 pattern needs no positions. Rows that follow one another, as those of a prompt, are queries that meet a page together;
-where there are few rows, workers share the keys of one. The sums are those of chunks.py, so the same however that is
-done. A cache is float32 or bfloat16; a row of it is rounded when it is appended, and widened when it is read."""
+where there are few rows, workers share the keys of one. With a window a row sees the keys of its last positions alone;
+pages behind it may be anybody's, so positions are told, and no page is counted. The sums are those of chunks.py, so the
+same however that is done. A cache is float32 or bfloat16; a row of it is rounded when it is appended, and widened when
+it is read."""
 import struct
 from math import gcd
 
@@ -40,12 +42,14 @@ __all__ = ["append", "attention_cached"]
 COPIED_ROWS = 64                                             # rows of an item that are copied
 ROOM_LINES = 8                                               # of a worker's room: two carriers, fades, gains, shares,
                                                              # pages
-__borders__ = PAGE, KEYS_AT_ONCE, CHUNK
+FARTHEST = 2 ** 40                                          # positions: farther than any sequence is long
+__borders__ = PAGE, QUERIES, KEYS_AT_ONCE, CHUNK, STRANDS * CHUNK
 # before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
+# behind: keys behind itself that a row sees; positions: of rows, where pages may be missing;
 # together: heads that share keys and values; rows: of an item; halves: 1 for bfloat16; own: bytes of a worker's room,
 # behind which the first worker keeps carriers of so many bytes each; the rest as in heads.py
 CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows halves own "
-                                   "carrier"), *BY_DISTANCE, ("scale", "f8")])
+                                   "carrier behind positions"), *BY_DISTANCE, ("scale", "f8")])
 # x (T, heads, cols) to the rows of out that slots name
 APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols halves room apart"))
 f4 = np.float32
@@ -86,6 +90,14 @@ def last_slot(c, row):
 
 
 @njit(**HELPER)
+def length_of(c, row, slot):
+    """Keys of a row's sequence up to the row, or up to the last row of a sequence, whose slot this is."""
+    if not c.positions: return (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    last = longs(c.starts + 8 * row, 2)[1] - 1 if c.starts else row
+    return longs(c.positions + 8 * last, 1)[0] + 1
+
+
+@njit(**HELPER)
 def begin_unit(c, room, row, head, rows):
     """The queries of so many rows up to one, of a head, or those of a row and the heads that share keys; and their
     outputs: address, bytes between two."""
@@ -107,7 +119,7 @@ def attend_unit_cached(c, room, row, head, rows):
     """The outputs of a unit: strand after strand."""
     u, o, beside = begin_unit(c, room, row, head, rows)
     slot, step = last_slot(c, row), (c.e + 15) // 16 * 64
-    length = (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    length = length_of(c, row, slot)
     more, last = room + c.own - QUERIES * step, min((length - 1) // CHUNK, STRANDS - 1)
     add_strand(c, u, head, slot, length, 0, room, room + LINE, o, beside)
     for strand in range(1, last + 1):
@@ -150,7 +162,7 @@ def attend_strands(item, worker, arguments):
     each, unit, strand = c.h // c.together, item // STRANDS, item % STRANDS
     row, head, slot = unit // each, unit % each * c.together, last_slot(c, unit // each)
     if slot < 0: return
-    length = (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    length = length_of(c, unit // each, slot)
     if strand * CHUNK >= length: return
     u, o, beside = begin_unit(c, c.room + worker * c.apart, row, head, 1)
     tops = c.room + c.own + item * c.carrier
@@ -165,7 +177,7 @@ def merge_strands(item, worker, arguments):
     each, room = c.h // c.together, c.room + worker * c.apart
     row, head, slot = item // each, item % each * c.together, last_slot(c, item // each)
     if slot < 0: return
-    length = (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
+    length = length_of(c, row, slot)
     o, wide = c.o + 4 * (row * c.o_row + head * c.o_head), (c.together + 15) // 16 * 16
     tops, step = c.room + c.own + item * STRANDS * c.carrier, (c.e + 15) // 16 * 64
     for strand in range(1, min((length - 1) // CHUNK, STRANDS - 1) + 1):
@@ -212,14 +224,17 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray,
                      out: np.ndarray, scale: float = 1.0, starts: np.ndarray | Layout | None = None,
-                     bias: np.ndarray | None = None) -> np.ndarray:
+                     bias: np.ndarray | None = None, behind: int | None = None,
+                     positions: np.ndarray | None = None) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over what its sequence has cached up to
     the row's own slot.
 
-    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both
-    bfloat16 as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
+    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both bfloat16
+    as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
     first. With starts, q and out have a row for the last of each sequence, slots are those of all rows. A bias is a
-    table by distance, see biased.py. IndexError where a slot is outside, ValueError where they lead nowhere."""
+    table by distance, see biased.py. A row sees so many keys `behind` itself, all where that is None; positions (T)
+    say then how many keys its sequence has had before it, as pages that no row sees any more may be missing.
+    IndexError where a slot is outside, ValueError where they lead nowhere."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -233,6 +248,11 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     slots = as_words("slots", slots, int(batch.starts[-1]) if batch else T, len(k))
     before = as_words("before", before, count := len(k) // PAGE, count, -1)
     separate(out, slots=slots, before=before)
+    if behind is not None:
+        if behind < 0 or positions is None:
+            raise ValueError(f"behind: {behind} keys: give 0 or more, and positions with them")
+        positions = as_words("positions", positions, len(slots), FARTHEST)
+        separate(out, positions=positions)
     if endless(before): raise ValueError("before: it leads from a page back to the page itself")
     serves = [served(name, view, heads) for name, view in zip("qkv", (q, k, v), strict=True)]
     views = zip(("q", "k", "v", "out"), (q, k, v, out), (T, len(k), len(k), T), (*serves, 1), (f4, k.dtype.type,
@@ -253,8 +273,9 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     with POOL.lock:
         reserved = ROOM.reserve(own + apart * units * STRANDS * carrier, workers)
         pages = address(slots), address(before), address(batch and batch.starts)
-        fields = (*lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, own, carrier, *table,
-                  strip, factor)
+        window = (FARTHEST, 0) if behind is None else (min(behind, FARTHEST), address(positions))
+        fields = (*lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, own, carrier, *window,
+                  *table, strip, factor)
         made = filled(*fields)
         if apart: launch(workers, (attend_strands, made, units * STRANDS), (merge_strands, made, units))
         else: launch(workers, (attend_cached, made, -(-T // rows) * (heads // together)))

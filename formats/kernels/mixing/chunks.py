@@ -1,5 +1,8 @@
 """What rows see of a cache, in chunks of 256 keys counted from the first token of their sequence.
 
+A row may see its last keys alone, those of a window; pages wholly behind the windows of all rows are not read, and a
+chunk that is passed by leaves a carrier as it is.
+
 The carrier (m, l, o) of softmax is summed apart for every eighth chunk, a *strand*, from the last chunk back; strands
 are merged in ascending order. So the order of every sum follows from positions alone: not from the pages that a
 sequence was given, from how many rows meet a page together, or from who computes which strand. A score is summed column
@@ -155,6 +158,23 @@ def hide_later(s, keys, first, rows):
         for i in range(min(j - first + 1, rows)): line[i] = HIDDEN
 
 
+@njit(**HELPER)
+def hide_earlier(s, keys, first, rows):
+    """Minus infinity where a key lies behind a row's window: of the first row so many of the keys do, of each other one
+    more."""
+    for j in range(min(first + rows - 1, keys)):
+        line = floats(s + j * LINE, QUERIES)
+        for i in range(max(j - first + 1, 0), rows): line[i] = HIDDEN
+
+
+@njit(**HELPER)
+def hide_earlier_of_row(s, keys, first, heads):
+    """Minus infinity where a key lies behind the window of a row, in each of so many heads."""
+    for head in range(heads):
+        scores = floats(s + head * ROW, KEYS_AT_ONCE)
+        for j in range(min(first, keys)): scores[j] = HIDDEN
+
+
 # ---- a strand of chunks
 
 @njit(**HELPER)
@@ -189,6 +209,7 @@ def score_lines(c, u, k, pages, at, end, keys, head, ahead):
         page += count
     if c.table: add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
     hide_later(u.s, keys, ahead, u.rows)
+    hide_earlier(u.s, keys, ahead - 1 - c.behind, u.rows)
 
 
 @njit(**HELPER)
@@ -201,6 +222,7 @@ def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
         if side or page + 1 == end:
             score_turned(u.turned, u.many, u.keys, c.d, u.s + 4 * ((page - at) * PAGE - side))
     if c.table: add_rows(c, u.s, ROW, keys, head, u.many, ahead - 1, u.strip)
+    hide_earlier_of_row(u.s, keys, ahead - 1 - c.behind, u.many)
 
 
 @njit(**HELPER)
@@ -228,24 +250,36 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
 
 
 @njit(**HELPER)
+def begin_carrier(u, columns, masses, o, beside):
+    """Masses and sums of no key."""
+    for g in range(0, 4 * u.wide, 64): keep(zeros(1, 1), masses + g, None)
+    for i in range(u.many):
+        for j in range(0, columns, 16): keep(zeros(1, 1), o + i * beside + 4 * j, min(16, columns - j))
+
+
+@njit(**HELPER)
 def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
-    """The carrier of a strand for queries of which the last lies in this slot, the last of so many keys."""
+    """The carrier of a strand for queries of which the last lies in this slot, the last of so many keys. Pages in which
+    none of them sees a key are not read."""
     pages, page, at = longs(u.pages, CHUNK // PAGE), slot // PAGE, (length - 1) // PAGE
     chunk, fresh = (length - 1) // CHUNK, True
     chunk -= (chunk - strand) % STRANDS
+    lowest = max(length - u.rows - c.behind, 0) // PAGE
     for g in range(0, 4 * u.wide, 64): keep(zeros(1, 1) + LOWEST, tops + g, None)
-    while chunk >= 0:
+    while chunk >= lowest // (CHUNK // PAGE):
         first = chunk * (CHUNK // PAGE)
-        while at >= first:
+        while at >= max(first, lowest):
             if at < first + CHUNK // PAGE: pages[at - first] = page
-            page, at = longs(c.before + 8 * page, 1)[0], at - 1
+            page, at = max(longs(c.before + 8 * page, 1)[0], 0), at - 1      # what leads nowhere reads no other memory
         for tile in range(0, CHUNK, KEYS_AT_ONCE):
-            begins = chunk * CHUNK + tile
-            keys = min(KEYS_AT_ONCE, length - begins)
+            begins = max(chunk * CHUNK + tile, lowest * PAGE)
+            keys = min(chunk * CHUNK + tile + KEYS_AT_ONCE, length) - begins
             if keys > 0:
-                add_tile(c, u, head, tile // PAGE, keys, length - u.rows + 1 - begins, fresh, tops, masses, o, beside)
+                add_tile(c, u, head, (begins - chunk * CHUNK) // PAGE, keys, length - u.rows + 1 - begins, fresh, tops,
+                         masses, o, beside)
                 fresh = False
         chunk -= STRANDS
+    if fresh: begin_carrier(u, c.e, masses, o, beside)
 
 
 @njit(**HELPER)

@@ -1,5 +1,5 @@
 """New rows into a cache, in place; and rows as a cache would hold them."""
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -51,6 +51,8 @@ class append(Arguments):
         """Nothing, but that a processor may flush what is smaller than any normal number."""
         return copied(a) if a.number == FLOAT else np.full(a.cache.shape, FLUSHED)
     cost = one_pass("scale")
+
+    def borders(a) -> Collection[int]: return compiled.borders("append")
 
 
 @kernel(held_as=HALF, prices={})

@@ -58,6 +58,7 @@ KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
 SomeRows = Annotated[str, OneOf(("all", "last"))]
 Cached = Annotated[str, OneOf((SEEN,))]
+Behind = Annotated[int, Range(int, 0, BEYOND)]
 
 
 def time_attention(call: Callable[..., object]) -> Cases:
@@ -273,6 +274,18 @@ def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed
                partial(compiled.attention_cached, q, k, v, slots, before, out, 1.0))
 
 
+def window_of(a: Arguments, slot: int) -> list[int]:
+    """The rows of a cache that a row in this slot sees."""
+    return held(slot, a.batch.before)[-a.behind - 1:]
+
+
+def least_of(*numbers: Any) -> Any:
+    """The smallest of numbers, or of formulas."""
+    if all(isinstance(each, int | float) for each in numbers): return min(numbers)
+    import sympy
+    return sympy.Min(*numbers)
+
+
 def cached_slots(a: Arguments) -> Any:
     """The slots of the rows that are asked for: all of the batch, or the last of each sequence."""
     return a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
@@ -290,12 +303,13 @@ def price_cached(number: str) -> Price:
         prices={name: price_cached(number) for number, name in HELD_PRICED.items()})
 class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
-    the row itself: chunk by chunk of keys, counted from its first token."""
+    the row itself, or so many keys `behind` it at most: chunk by chunk of keys, counted from its first token."""
 
     def run(out: Any, batch: Any, q: Heads, k: Cache, v: Cache, bias: Array | None = None, *, scale: float = 1.0,
-            where: Cached = SEEN, rows: SomeRows = "all") -> None:
+            where: Cached = SEEN, rows: SomeRows = "all", behind: Behind = BEYOND) -> None:
+        window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
         compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale,
-                                  None if rows == "all" else batch.starts, bias)
+                                  None if rows == "all" else batch.starts, bias, *window)
 
     def shape(a) -> Heads:
         result = fit_heads(a)
@@ -303,13 +317,15 @@ class attention_cached(Arguments):
         same("q rows", a.q.space, space := T if a.rows == "all" else S)
         return result._replace(space=space)
 
+    def limits(a) -> dict[str, int]: return {"positions": BEYOND} if a.behind < BEYOND else {}
+
     def relations(a) -> tuple[Relation, ...]: return (HELD,)
 
     def reference(a) -> Doubles:
         """Softmax of each row, over what its sequence has cached."""
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.q, heads), cached_slots(a), strict=True):
-            k, v = (in_groups(each[held(slot, a.batch.before)], heads) for each in (a.k, a.v))
+            k, v = (in_groups(each[window_of(a, slot)], heads) for each in (a.k, a.v))
             scores = np.einsum("hd,khd->hk", q, k) * a.scale + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.array(parts)
@@ -318,7 +334,7 @@ class attention_cached(Arguments):
         """As attention, row by row, over what its sequence has cached, some pages at a time."""
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.exact.q, heads), cached_slots(a), strict=True):
-            k, v = (in_groups(each[held(slot, a.batch.before)], heads) for each in (a.exact.k, a.exact.v))
+            k, v = (in_groups(each[window_of(a, slot)], heads) for each in (a.exact.k, a.exact.v))
             exact, size = (np.einsum("hd,khd->hk", *each) for each in ((q, k), (abs(q), abs(k))))
             near = near_keys(a.exact.bias, len(k) - 1, np.arange(len(k)))
             share, doubt = bound_shares(exact * a.scale + near, gamma(k.shape[2] + 2 + biased(a))
@@ -332,5 +348,11 @@ class attention_cached(Arguments):
         """The scores of its rows; of the last of each sequence theirs, as those that are new see more and more."""
         rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
         if a.rows == "last": rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
+        if a.behind < BEYOND: scores = least_of(scores, rows * (a.behind + 1))
         return [(HELD_PRICED[a.k.number], {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads,
                                            "d": (a.k.cols + a.v.cols) / 2})]
+
+    def borders(a) -> Collection[int]:
+        """Keys that meet at once, pages, chunks, a round of strands; the first row that does not see all."""
+        window = {a.behind + 1} if a.behind < BEYOND else set[int]()
+        return {*compiled.borders("attention_cached"), *window}

@@ -1,0 +1,218 @@
+"""Calls of a session, one after another, and what came of them: prompts, steps of one row and of several on both sides
+of every border, forks that write what they share, rewinds, sequences that leave while others go on."""
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.patterns import FAR
+from opmatrix.pipelines.cached import rows_behind
+from opmatrix.pipelines.pages import NO_PAGE
+from opmatrix.pipelines.session import HeldSequence, Session
+from opmatrix.program import Program
+from rewrites.sessions.miniature import EVEN, Miniature, page_side
+
+EVERY_PAGE, MULTIPLES = 640, 8                              # rows up to which every page is looked at; of a border's
+                                                            # multiples beyond so many
+GROWN = 300                                                 # rows that come one by one
+TOGETHER, PARTED = 16, 5                                    # forks that step at once; of so many one parts
+DRAWN, TAIL = 24, 4                                         # rows beside borders; the last ones
+PARTING = 5, 21, 32                                         # rows of sequences that part, within a page and at its end
+Tokens = NDArray[np.int64]
+Rows = NDArray[np.float32]
+
+
+class Observed(NamedTuple):
+    """Rows that a step gave: of which text, from which position on; of a program of last rows only the last."""
+    text: int
+    first: int
+    rows: Rows
+
+
+class Kept(NamedTuple):
+    """The rows of a cache that a sequence holds, the last ones of so many of a text."""
+    text: int
+    length: int
+    cache: str
+    rows: NDArray[np.generic]
+
+
+class Script:
+    """A session of a miniature whose caches hold one number type, and all that was observed of it. Sequences go on
+    along texts that are known before: two that share a beginning and part have texts that do."""
+
+    def __init__(self, miniature: Miniature, number: str, borders: Sequence[int]) -> None:
+        self.miniature, self.borders = miniature, sorted(borders)
+        self.program: Program = miniature.program.decode_with(number)
+        self.rng = np.random.default_rng(miniature.length)
+        self.texts: list[Tokens] = []
+        self.observed: list[Observed] = []
+        self.kept: list[Kept] = []
+        self.along: dict[HeldSequence, int] = {}
+        self.rows: dict[HeldSequence, int] = {}             # that a sequence is to have, whatever it says
+        self.session: Session
+
+    # ---- what is called
+
+    def start(self, capacity: int, rewinds: int) -> None:
+        """Another session, of no sequence."""
+        self.session, self.along, self.rows = self.program.start(capacity, rewinds=rewinds), {}, {}
+
+    def new_text(self, begun: Tokens | None = None) -> int:
+        """A text, which begins with these tokens."""
+        text = self.miniature.text(self.rng)
+        if begun is not None: text[:len(begun)] = begun
+        self.texts.append(text)
+        return len(self.texts) - 1
+
+    def join(self, text: int) -> HeldSequence:
+        """A sequence that goes along a text."""
+        made = self.session.join()
+        self.along[made], self.rows[made] = text, 0
+        return made
+
+    def fork(self, of: HeldSequence, length: int | None = None, part: bool = False) -> HeldSequence:
+        """A fork, which may go back, and may part from the text of the other."""
+        made = self.session.fork(of)
+        self.along[made], self.rows[made] = self.along[of], self.rows[of]
+        if length is not None: self.rewind(made, length)
+        if part: self.part(made)
+        return made
+
+    def rewind(self, sequence: HeldSequence, length: int) -> None:
+        self.session.rewind(sequence, length)
+        self.rows[sequence] = length
+
+    def part(self, sequence: HeldSequence) -> None:
+        """Go on along another text."""
+        self.along[sequence] = self.new_text(self.texts[self.along[sequence]][:self.rows[sequence]])
+
+    def leave(self, sequences: Sequence[HeldSequence]) -> None:
+        for each in sequences:
+            self.session.leave(each)
+            del self.along[each], self.rows[each]
+
+    def step(self, counts: dict[HeldSequence, int]) -> None:
+        """So many rows more of each sequence, as far as its text goes; what they are is noted."""
+        counts = {each: min(count, self.miniature.length - self.rows[each]) for each, count in counts.items()}
+        counts = {each: count for each, count in counts.items() if count > 0}
+        if not counts: return
+        firsts = {each: self.rows[each] for each in counts}
+        new = {each: self.texts[self.along[each]][first:first + counts[each]] for each, first in firsts.items()}
+        rows = self.session.step(new)
+        at = 0
+        for each, count in counts.items():
+            given = 1 if self.program.pooled else count
+            self.observed.append(Observed(self.along[each], firsts[each] + count - given, rows[at:at + given].copy()))
+            self.rows[each] += count
+            if each.length != self.rows[each]: raise ValueError(f"{each!r} has taken {self.rows[each]} rows")
+            at += given
+        self.check_pages()
+
+    def check_pages(self) -> None:
+        """Raises ValueError where a page that a sequence has is free, or pages lead in a circle: the next step may take
+        what is still read, or never end."""
+        free, before = {*self.session.usage.free}, self.session.before
+        for sequence in self.along:
+            page, pages = self.session.state.sequences[sequence].page, 0
+            while page != NO_PAGE:
+                if page in free: raise ValueError(f"page {page} of {sequence!r} is free")
+                page, pages = int(before[page]), pages + 1
+                if pages > len(before): raise ValueError(f"the pages of {sequence!r} lead in a circle")
+
+    def keep(self) -> None:
+        """Note what the caches hold of each sequence."""
+        from opmatrix.runtime.by_sequence import held
+        session = self.session
+        for each, text in self.along.items():
+            length, page = self.rows[each], session.state.sequences[each].page
+            if not length: continue
+            at = held(page * session.side + (length - 1) % session.side, session.before)[-length:]
+            for name, cache in session.caches.items(): self.kept.append(Kept(text, length, name, cache[at].copy()))
+
+    # ---- what is called in turn
+
+    def run(self) -> None:
+        """Where a lost key shows, every page and border; where other numbers do, sequences that part."""
+        if self.miniature.shares == EVEN:
+            self.scan(self.watched())
+            self.grow()
+        else:
+            self.scan(self.near(self.borders))
+            self.diverge()
+
+    def watched(self) -> Iterator[int]:
+        """Positions on both sides of every page and border, of many only some."""
+        length, side = self.miniature.length, page_side()
+        borders = {side * at for at in range(1, 1 + min(EVERY_PAGE, length) // side)}
+        for border in self.borders:
+            times = np.unique(np.linspace(1, max(1, length // border), MULTIPLES).astype(int))
+            borders |= {border * int(n) for n in times}
+        yield from self.near(borders)
+
+    def near(self, borders: Iterable[int]) -> list[int]:
+        """Positions on both sides of borders, the last ones, and drawn ones."""
+        length, rng = self.miniature.length, np.random.default_rng(0)
+        near = {border + more for border in borders for more in (-1, 0, 1)}
+        near |= {*range(length - TAIL, length), *rng.integers(0, length, DRAWN).tolist()}
+        return sorted(at for at in near if 0 <= at < length)
+
+    def scan(self, watched: Iterable[int]) -> None:
+        """A prompt as long as any, and forks of it that go back to a watched position and take a row, some of them one
+        of another text; others take as many as a border has, from anywhere."""
+        length = self.miniature.length
+        self.start(length + 2 * TOGETHER * page_side() + max(self.borders, default=0), rewinds=length)
+        prompt = self.join(self.new_text())
+        self.step({prompt: length})
+        watched = [*watched]
+        for at in range(0, len(watched), TOGETHER):
+            forks = [self.fork(prompt, position, part=number % PARTED == 0)
+                     for number, position in enumerate(watched[at:at + TOGETHER])]
+            self.step(dict.fromkeys(forks, 1))
+            self.leave(forks)
+        for border in self.borders:
+            for count in (border - 1, border, border + 1):
+                if not 1 < count < length: continue
+                fork = self.fork(prompt, int(self.rng.integers(0, length - count + 1)))
+                self.step({fork: count})
+                self.leave([fork])
+        self.keep()
+
+    def grow(self) -> None:
+        """Sequences that come row by row, and some rows at a time, beside one another: their pages lie in turns. With
+        windows there is room for what they see alone, and what is behind is given back."""
+        behind, length, side = rows_behind(self.program), min(GROWN, self.miniature.length), page_side()
+        counts = (1, 3, side + 1)
+        each = min(length, behind + max(counts) + 2 * side) if behind < FAR else length
+        self.start(len(counts) * (each + side), rewinds=0)
+        sequences = {self.join(self.new_text()): count for count in counts}
+        for _ in range(length):
+            going = {one: count for one, count in sequences.items() if self.rows[one] < length}
+            self.step(going)
+        self.keep()
+
+    def diverge(self) -> None:
+        """Forks that part from what they share: both write to one page in one step, or one after the other; a rewind
+        that goes on with other tokens; pages of one that left."""
+        side, length = page_side(), self.miniature.length
+        self.start(len(PARTING) * 40 * side, rewinds=length)
+        for begun in PARTING:
+            if begun + 2 >= length: continue
+            first = self.join(self.new_text())
+            self.step({first: begun})
+            second, third = self.fork(first, part=True), self.fork(first, part=True)
+            self.step({first: 1, second: 1})
+            self.step({third: 3})
+            fourth = self.fork(second, part=True)
+            self.step({second: 2})
+            self.step({fourth: side + 1, first: 2})
+            for sequence, gone in ((fourth, side), (second, 1)):
+                self.rewind(sequence, max(1, self.rows[sequence] - gone))
+                self.part(sequence)
+            self.step({fourth: 2, second: 2, third: 1})
+            self.leave([third])
+            last = self.join(self.new_text())
+            self.step({last: side + 2, first: side})
+            self.step({each: 1 for each in self.along})
+        self.keep()
