@@ -1,7 +1,8 @@
-"""What no kernel computes is read as a term: for a class that no chain of kernels reaches, one step that stands for as
-much of its term as lies between it and values that are computed."""
+"""Terms as steps of their own: for a class that the model's own kernels do not compute, every term that it has, each
+as one step that stands for as much of it as lies between it and values that are computed."""
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from opmatrix.algebra.data import Data
@@ -15,17 +16,22 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from rewrites.law import value as rows
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 
 if TYPE_CHECKING:
     from rewrites.lower.lower import KernelCall, Lowering
+
+MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
+TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
 
 
 @dataclass(frozen=True, eq=False)
 class Interpreted(Implementation):
     """A term of one graph, known by identity; `arrays` are what it speaks of: the name of an attribute, and which array
-    of a pattern's."""
+    of a pattern's; `read` is the term with the members that it was read by."""
 
     arrays: tuple[tuple[str, int], ...] = ()
+    read: ClassTerm | None = None
 
     def data(self, values: Mapping[str, Any]) -> list[Data]:
         """The arrays, from a template's table."""
@@ -38,34 +44,103 @@ def read_array(values: Mapping[str, Any], name: str, at: int) -> Data:
     return found
 
 
-def interpret_uncovered(lowering: "Lowering",
-                calls: "Sequence[tuple[int, KernelCall]]") -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
-    """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
-    facts, terms = lowering.graph.facts, lowering.terms
-    reached, values = reachable(lowering,
-                                calls), {term: cls for cls, term in terms.items() if is_row_buffer(lowering, cls)}
-    named = {value: (name, 0) for name, value in lowering.template.values.items() if isinstance(value, Data)}
-    for name, value in lowering.template.values.items():
-        if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
-    imported = {entry.name for entry in lowering.template.entries}
-    roots = {cls for name, cls in lowering.graph.named.items() if name not in imported}
-    needed = not roots <= reached                           # else kernels do all, and programs stay what they are
-    for cls in (roots | {lowering.graph.named[name] for name in imported}) - reached:
-        if cls in roots or (is_row_buffer(lowering, cls) and cls not in facts["given"]):
-            term = terms[cls]
-            inside = {part: at for part, at in values.items() if part is not term}
-            if not is_writable(term): continue              # one's own things have no text
-            for used, kernel in list_readings(term, inside, reached, needed):
-                if not inside.keys() >= {*used}: continue       # caches are for their own kernels
-                names = {part: f"x{k}" for k, part in enumerate(used)}
-                text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
-                wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
-                if not wanted <= KERNELS[kernel].operands.keys(): continue
-                def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
-                    return substitute(term, {part: o[name] for part, name in names.items()})
-                yield (cls, Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows),
-                                        {"term": text}, arrays=tuple(named[array] for array in arrays)),
-                                        {name: inside[part] for part, name in names.items()})
+@dataclass
+class TermCalls:
+    """The terms of a lowered graph that are steps: of the outputs, and of each value that one of these reads and no
+    kernel computes. Where kernels compute all of the model as it was written, programs stay what they are: there is no
+    such step, unless a law of the user's own has made a term that no kernel begins with. `matched` are the kernels."""
+
+    lowering: "Lowering"
+    matched: MatchedCalls
+    done: set[int] = field(default_factory=set)
+
+    @cached_property
+    def reached(self) -> set[int]:
+        """The classes that kernels compute, by whatever laws."""
+        return reachable(self.lowering, self.matched)
+
+    @cached_property
+    def written(self) -> set[int]:
+        """The classes that kernels compute of the model as it was written."""
+        return reachable(self.lowering, self.lowering.matched_imported)
+
+    @cached_property
+    def roots(self) -> set[int]:
+        """The classes of results."""
+        imported = {entry.name for entry in self.lowering.template.entries}
+        return {cls for name, cls in self.lowering.graph.named.items() if name not in imported}
+
+    @cached_property
+    def buffers(self) -> dict[Operator, int]:
+        """The classes that a step may give, by the term that stands for each."""
+        return {term: cls for cls, term in self.lowering.terms.items() if is_row_buffer(self.lowering, cls)}
+
+    @cached_property
+    def arrays(self) -> dict[Data, tuple[str, int]]:
+        """The arrays of the template, by the attribute that holds each."""
+        values = self.lowering.template.values
+        named = {value: (name, 0) for name, value in values.items() if isinstance(value, Data)}
+        for name, value in values.items():
+            if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
+        return named
+
+    @cached_property
+    def needed(self) -> bool:
+        """Whether something is needed that no kernel computes of the model as it was written."""
+        return not self.roots <= self.reached or not self.roots <= self.written
+
+    @cached_property
+    def terms(self) -> ClassTerms:
+        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open)
+
+    def is_open(self, cls: int) -> bool:
+        """Whether all terms of a class are read where it is a part of others: it depends on the input, and is no value
+        that a kernel computes."""
+        if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms: return False
+        return cls not in self.reached or not is_row_buffer(self.lowering, cls)
+
+    def is_offered(self, cls: int) -> bool:
+        """Whether terms of a class are steps."""
+        able = cls in self.roots or (cls in self.buffers.values() and cls not in self.lowering.graph.facts["given"])
+        return able and (cls not in self.reached or (self.needed and cls not in self.written))
+
+    def list_calls(self) -> Iterator[TermCall]:
+        """Every term that is a step."""
+        named = {self.lowering.graph.named[entry.name] for entry in self.lowering.template.entries}
+        todo = {cls for cls in self.roots | named if self.is_offered(cls)}
+        while todo:
+            self.terms.read(todo)
+            self.done |= todo
+            inside = set[int]()
+            for cls in sorted(todo):
+                for each in self.terms.known[cls]:
+                    calls = [*self.read_term(each)]
+                    yield from calls
+                    inside.update(at for _, _, bound in calls for at in bound.values())
+            todo = {cls for cls in inside - self.done if self.is_offered(cls)}
+
+    def read_term(self, read: ClassTerm) -> Iterator[TermCall]:
+        """A term as a step, over each choice of values in it."""
+        term, stands = read.operator, self.lowering.terms[read.cls]
+        if not is_writable(term): return                    # one's own things have no text
+        inside = {part: at for part, at in self.buffers.items() if part is not term and part is not stands}
+        for used, kernel in list_readings(term, inside, self.reached, self.needed):
+            if not inside.keys() >= {*used}: continue       # caches are for their own kernels
+            names = {part: f"x{k}" for k, part in enumerate(used)}
+            text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
+            wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
+            if not wanted <= KERNELS[kernel].operands.keys() or not self.arrays.keys() >= {*arrays}: continue
+            def body(names: dict[Operator, str] = names, **o: Operator) -> Operator:
+                return substitute(term, {part: o[name] for part, name in names.items()})
+            step = Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows), {"term": text},
+                               arrays=tuple(self.arrays[array] for array in arrays), read=read)
+            yield read.cls, step, {name: inside[part] for part, name in names.items()}
+
+    @property
+    def limit(self) -> str | None:
+        """A line where a class has more terms than were read."""
+        if not self.terms.left_out: return None
+        return f"terms: {MOST_TERMS} of each class are steps; {len(self.terms.left_out)} classes have more"
 
 
 def list_readings(term: Operator, inside: Mapping[Operator, int], reached: Container[int],
@@ -103,7 +178,7 @@ def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Oper
             else: todo += part.children
 
 
-def reachable(lowering: "Lowering", calls: "Sequence[tuple[int, KernelCall]]") -> set[int]:
+def reachable(lowering: "Lowering", calls: MatchedCalls) -> set[int]:
     """The classes that kernels compute from what is given."""
     facts = lowering.graph.facts
     reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items()
