@@ -1,4 +1,6 @@
 """Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
+from dataclasses import replace
+
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, given, heads, product, repeat, total, turn
 from rewrites.kinds import adjoint, by_head
@@ -134,25 +136,25 @@ def total_shift(x: value[h, p], c: constant[h, p]):
     return (x + c) @ total, x @ total + c @ total
 
 
-VALUES = "(act a)", "(act b)"                               # a matrix that is only stored is folded by other laws
+table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise
 LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
 
 
-@law(both=True, when=VALUES, source=LINEAR_ATTENTION)
-def associate_products(a: array[k, n], b: array[n, p], c: array[p, q]):
+@law(both=True, source=LINEAR_ATTENTION)
+def associate_products(a: table[k, n], b: table[n, p], c: array[p, q]):
     """(q kᵀ) v = q (kᵀ v): scores that no softmax and no pattern changes need not be there, only a matrix as wide as
     keys and values."""
     return product(product(a, b), c), product(a, product(b, c))
 
 
-@law(both=True, when=VALUES, source=LINEAR_ATTENTION)
-def associate_means(a: array[k, n], b: array[n, p], c: array[p, q]):
+@law(both=True, source=LINEAR_ATTENTION)
+def associate_means(a: table[k, n], b: table[n, p], c: array[p, q]):
     """A mean over keys is a sum over them, divided by how many there are, so it may be taken before queries come."""
     return product(product(a, b), c, mean), product(a, product(b, c, mean))
 
 
-@law(both=True, when=VALUES, source=LINEAR_ATTENTION, without=(dict(A=operator[p, q]),))
-def associate_with_matrix(a: array[k, n], b: array[n, p], A: matrix[p, q]):
+@law(both=True, source=LINEAR_ATTENTION, without=(dict(A=operator[p, q]),))
+def associate_with_matrix(a: table[k, n], b: table[n, p], A: matrix[p, q]):
     """(q kᵀ) A = q (kᵀ A): sums of scores, by which linear attention is divided, are those of the keys, times the
     query."""
     return product(a, b) @ A, product(a, b @ A)

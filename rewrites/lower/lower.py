@@ -154,6 +154,12 @@ class Lowering:
         """The terms that are steps of their own."""
         return TermCalls(self, self.matched)
 
+    @property
+    def limit(self) -> str | None:
+        """A line where a class has more terms than were read, if terms were read at all."""
+        if self.like is not None: return self.like.limit
+        return self.term_calls.limit if "calls" in vars(self) else None
+
     @cached_property
     def epilogues(self) -> dict[Use, list[str]]:
         """The stages that follow on the product of a use."""

@@ -95,9 +95,9 @@ class TermCalls:
 
     def is_open(self, cls: int) -> bool:
         """Whether all terms of a class are read where it is a part of others: it depends on the input, and is no value
-        that a kernel computes."""
+        that the model's own kernels compute."""
         if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms: return False
-        return cls not in self.reached or not is_row_buffer(self.lowering, cls)
+        return cls not in self.written or not is_row_buffer(self.lowering, cls)
 
     def is_offered(self, cls: int) -> bool:
         """Whether terms of a class are steps."""
@@ -124,7 +124,7 @@ class TermCalls:
         term, stands = read.operator, self.lowering.terms[read.cls]
         if not is_writable(term): return                    # one's own things have no text
         inside = {part: at for part, at in self.buffers.items() if part is not term and part is not stands}
-        for used, kernel in list_readings(term, inside, self.reached, self.needed):
+        for used, kernel in self.list_readings(term, inside):
             if not inside.keys() >= {*used}: continue       # caches are for their own kernels
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
@@ -136,27 +136,26 @@ class TermCalls:
                                arrays=tuple(self.arrays[array] for array in arrays), read=read)
             yield read.cls, step, {name: inside[part] for part, name in names.items()}
 
+    def list_readings(self, term: Operator, inside: Mapping[Operator, int]) -> Iterator[tuple[list[Operator], str]]:
+        """The values that a term may be read over, and the kernel. Where something is needed that no kernel computes:
+        as much of it as goes through rows one by one, down to what kernels compute, by laws or as the model was
+        written, or beyond that as far as it goes, in a kernel of its own; a product over a monoid over the nearest
+        values, in a kernel too; else over these, in float64."""
+        ends: list[Container[int]] = [self.reached, self.written, ()] if self.needed else []
+        regions = [find_region(term, inside, lambda part, end=end: inside.get(part) in end)     # type: ignore[misc]
+                   for end in ends]
+        distinct = {frozenset(used): used for used in regions if used is not None}
+        yield from ((used, "row_term") for used in distinct.values())
+        if distinct: return
+        used = [*find_values(term, inside)]
+        folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
+        yield used, folded or "interpret"
+
     @property
     def limit(self) -> str | None:
         """A line where a class has more terms than were read."""
         if not self.terms.left_out: return None
         return f"terms: {MOST_TERMS} of each class are steps; {len(self.terms.left_out)} classes have more"
-
-
-def list_readings(term: Operator, inside: Mapping[Operator, int], reached: Container[int],
-                  needed: bool) -> Iterator[tuple[list[Operator], str]]:
-    """What a term may be read over, and by which kernel. Where something is needed that no kernel computes: as much of
-    it as goes through rows one by one, down to what kernels compute, or beyond that as far as it goes, in a kernel of
-    its own; a product over a monoid over the nearest values, in a kernel too; else over these, in float64."""
-    near = find_region(term, inside, lambda part: inside.get(part) in reached) if needed else None
-    if near is None:
-        used = [*find_values(term, inside)]
-        found = fold_kernel_of(term, used) if needed and {*used} <= inside.keys() else None
-        yield used, found or "interpret"
-    else:
-        yield near, "row_term"
-        far = find_region(term, inside, lambda part: False)
-        if far is not None and {*far} != {*near}: yield far, "row_term"
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
