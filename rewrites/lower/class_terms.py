@@ -3,14 +3,15 @@ What kernels compute below, and what does not depend on the input, is read as th
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
+from math import prod
 
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Kind, Operator
 from rewrites import kinds
 from rewrites.graph.egraph import ENode, Graph, fitting
 
-MOST_TERMS = 8                                              # of a class: those with the fewest numbers a pair of rows
-MOST_WAYS = 64                                              # in which a member is read over terms of its classes
+MOST_TERMS = 6                                              # of a class: those whose nodes make the fewest numbers
+MOST_WAYS = 36                                              # in which a member is read over terms of its classes
 ROUNDS = 12                                                 # as deep as terms are nested, until no term is new
 REWRITING = frozenset(each for each in vars(kinds).values()           # kinds that no program names
                       if isinstance(each, Kind) and each.body.__module__ == kinds.__name__)
@@ -25,6 +26,7 @@ class ClassTerm:
     operator: Operator
     member: ENode | None = None
     parts: tuple["ClassTerm", ...] = ()
+    numbers: float = 0.0                                    # that its nodes make, each once
 
     @property
     def through(self) -> Iterator[int]:
@@ -32,23 +34,18 @@ class ClassTerm:
         yield self.cls
         for part in self.parts: yield from part.through
 
-    @property
-    def rank(self) -> tuple[bool, int, int]:
-        """The order of terms where not all are taken: what stands for a class, then few pairs of rows, few nodes."""
-        nodes = [*self.operator.walk()]
-        return self.member is not None, sum(isinstance(node.out.cols, Space) for node in nodes), len(nodes)
-
 
 @dataclass
 class ClassTerms:
     """Terms by class. `standing` has a term of each class, `values` are the attributes of members, `is_open` tells
-    the classes of which more than the standing term is looked for. `left_out` are the classes with more terms than are
-    read."""
+    the classes of which more than the standing term is looked for, `rows` are of each space. `left_out` are the classes
+    with more terms than are read."""
 
     graph: Graph
     standing: Mapping[int, Operator]
     values: dict[str, object]
     is_open: Callable[[int], bool]
+    rows: Mapping[str, float]
     known: dict[int, Sequence[ClassTerm]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
 
@@ -99,7 +96,7 @@ class ClassTerms:
             for parts in ways[:MOST_WAYS]:
                 made = self.make(member, parts)
                 if made is not None: terms.setdefault(made.operator, made)
-        ranked = sorted(terms.values(), key=lambda each: each.rank)
+        ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.numbers))
         if len(ranked) > MOST_TERMS: self.left_out.add(cls)
         return ranked[:MOST_TERMS]
 
@@ -114,7 +111,11 @@ class ClassTerms:
         if any(cls in part.through for part in parts): return None
         operator = fitting(member, {part.cls: part.operator for part in parts}, self.values)
         if operator is None or cls not in self.standing or operator.out != self.standing[cls].out: return None
-        inside = [*operator.walk()][:-1]
-        if self.standing[cls] in inside or not REWRITING.isdisjoint(node.kind for node in (operator, *inside)): return None
-        return ClassTerm(cls, operator, member, parts)
+        nodes = [*operator.walk()]
+        if self.standing[cls] in nodes[:-1] or not REWRITING.isdisjoint(node.kind for node in nodes): return None
+        return ClassTerm(cls, operator, member, parts, sum(map(self.count_numbers, nodes)))
 
+    def count_numbers(self, node: Operator) -> float:
+        """The numbers that a node makes."""
+        return prod(self.rows.get(str(size), 1.0) if isinstance(size, Space) else size for size in node.out
+                    if isinstance(size, Space | int))

@@ -195,8 +195,9 @@ class Lowering:
     def match_kernels(self, matcher: KernelMatches) -> list[tuple[int, KernelCall]]:
         """Every match of an implementation, class by class."""
         whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
+        varying = self.graph.facts["act"] - self.graph.fixed
         return [(cls, KernelCall(implementation, tuple(bound.items())))
-                for cls in self.terms if cls in self.graph.facts["act"] and cls not in self.graph.fixed
+                for cls in self.terms if cls in varying and cls in matcher.held
                 for implementation, bound in sorted(
                     (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind)
                 if self.fusion or implementation.single]

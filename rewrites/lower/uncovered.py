@@ -60,9 +60,16 @@ class TermCalls:
         return reachable(self.lowering, self.matched)
 
     @cached_property
-    def written(self) -> set[int]:
-        """The classes that kernels compute of the model as it was written."""
-        return reachable(self.lowering, self.lowering.matched_imported)
+    def settled(self) -> set[int]:
+        """The classes that kernels compute, and that they computed as the model was written, if it had them: a law that
+        lets a kernel compute what a term computed takes nothing away."""
+        written = reachable(self.lowering, self.lowering.matched_imported)
+        return self.reached - ((self.roots | self.imported) - written)
+
+    @cached_property
+    def imported(self) -> set[int]:
+        """The classes of the model as it was written."""
+        return {self.lowering.graph.named[entry.name] for entry in self.lowering.template.entries}
 
     @cached_property
     def roots(self) -> set[int]:
@@ -87,33 +94,35 @@ class TermCalls:
     @cached_property
     def needed(self) -> bool:
         """Whether something is needed that no kernel computes of the model as it was written."""
-        return not self.roots <= self.reached or not self.roots <= self.written
+        return not self.roots <= self.settled
 
     @cached_property
     def terms(self) -> ClassTerms:
-        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open)
+        rows = {str(size): float(count) for size, count in self.lowering.prices.extents.items()}
+        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open, rows)
 
     def is_open(self, cls: int) -> bool:
         """Whether all terms of a class are read where it is a part of others: it depends on the input, and is no value
         that the model's own kernels compute."""
         if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms: return False
-        return cls not in self.written or not is_row_buffer(self.lowering, cls)
+        return cls not in self.settled or not is_row_buffer(self.lowering, cls)
 
     def is_offered(self, cls: int) -> bool:
         """Whether terms of a class are steps."""
-        able = cls in self.roots or (cls in self.buffers.values() and cls not in self.lowering.graph.facts["given"])
-        return able and (cls not in self.reached or (self.needed and cls not in self.written))
+        if cls in (self.settled if self.needed else self.reached): return False
+        if cls in self.roots: return True
+        given = self.lowering.graph.facts["given"]
+        return cls in self.lowering.terms and cls not in given and is_row_buffer(self.lowering, cls)
 
     def list_calls(self) -> Iterator[TermCall]:
         """Every term that is a step."""
-        named = {self.lowering.graph.named[entry.name] for entry in self.lowering.template.entries}
-        todo = {cls for cls in self.roots | named if self.is_offered(cls)}
+        todo = {cls for cls in self.roots | self.imported if self.is_offered(cls)}
         while todo:
-            self.terms.read(todo)
+            if self.needed: self.terms.read(todo)
             self.done |= todo
             inside = set[int]()
             for cls in sorted(todo):
-                for each in self.terms.known[cls]:
+                for each in self.terms.known.get(cls) or self.terms.standing_terms(cls):
                     calls = [*self.read_term(each)]
                     yield from calls
                     inside.update(at for _, _, bound in calls for at in bound.values())
@@ -141,7 +150,8 @@ class TermCalls:
         as much of it as goes through rows one by one, down to what kernels compute, by laws or as the model was
         written, or beyond that as far as it goes, in a kernel of its own; a product over a monoid over the nearest
         values, in a kernel too; else over these, in float64."""
-        ends: list[Container[int]] = [self.reached, self.written, ()] if self.needed else []
+        ends: list[Container[int]] = [self.reached, ()] if self.needed else []
+        if ends and self.settled != self.reached: ends.insert(1, self.settled)
         regions = [find_region(term, inside, lambda part, end=end: inside.get(part) in end)     # type: ignore[misc]
                    for end in ends]
         distinct = {frozenset(used): used for used in regions if used is not None}
