@@ -98,7 +98,8 @@ class TermCalls:
 
     @cached_property
     def terms(self) -> ClassTerms:
-        rows = {str(size): float(count) for size, count in self.lowering.prices.extents.items()}
+        prices = self.lowering.prices                       # none where a graph is verified and nothing is chosen
+        rows = {str(size): float(count) for size, count in prices.extents.items()} if prices else {}
         return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open, rows)
 
     def is_open(self, cls: int) -> bool:
