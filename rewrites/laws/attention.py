@@ -137,6 +137,7 @@ def total_shift(x: value[h, p], c: constant[h, p]):
 
 
 table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise
+summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is none that is stored
 LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
 
 
@@ -154,10 +155,16 @@ def associate_means(a: table[k, n], b: table[n, p], c: array[p, q]):
 
 
 @law(both=True, source=LINEAR_ATTENTION, without=(dict(A=operator[p, q]),))
-def associate_with_matrix(a: table[k, n], b: table[n, p], A: matrix[p, q]):
+def associate_with_matrix(a: table[k, n], b: table[n, p], A: summing[p, q]):
     """(q kᵀ) A = q (kᵀ A): sums of scores, by which linear attention is divided, are those of the keys, times the
     query."""
     return product(a, b) @ A, product(a, b @ A)
+
+
+@law(source="linearity", without=(dict(s=varying[1]),))
+def scale_products(a: table[k, n], b: table[n, p], s: scalar):
+    """A number that scales a product of values belongs to its left factor, where it folds as 1/√d does."""
+    return product(a, b) @ (I * s), product(a @ (I * s), b)
 
 
 ATTENTION_LAWS = collect(globals())

@@ -2,6 +2,7 @@
 What kernels compute below, and what does not depend on the input, is read as the one term that stands for its class."""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, product
 from math import prod
 
@@ -10,8 +11,8 @@ from opmatrix.algebra.term import Kind, Operator
 from rewrites import kinds
 from rewrites.graph.egraph import ENode, Graph, fitting
 
-MOST_TERMS = 6                                              # of a class: those whose nodes make the fewest numbers
-MOST_WAYS = 36                                              # in which a member is read over terms of its classes
+MOST_TERMS = 10                                             # of a class: those whose nodes make the fewest numbers
+MOST_WAYS = 64                                              # in which a member is read over terms of its classes
 ROUNDS = 12                                                 # as deep as terms are nested, until no term is new
 REWRITING = frozenset(each for each in vars(kinds).values()           # kinds that no program names
                       if isinstance(each, Kind) and each.body.__module__ == kinds.__name__)
@@ -26,7 +27,7 @@ class ClassTerm:
     operator: Operator
     member: ENode | None = None
     parts: tuple["ClassTerm", ...] = ()
-    numbers: float = 0.0                                    # that its nodes make, each once
+    size: tuple[float, int] = (0.0, 0)                      # numbers that nodes make, and nodes, above other values
 
     @property
     def through(self) -> Iterator[int]:
@@ -38,13 +39,14 @@ class ClassTerm:
 @dataclass
 class ClassTerms:
     """Terms by class. `standing` has a term of each class, `values` are the attributes of members, `is_open` tells
-    the classes of which more than the standing term is looked for, `rows` are of each space. `left_out` are the classes
-    with more terms than are read."""
+    the classes of which more than the standing term is looked for, `is_value` those that a step may give, `rows` are of
+    each space. `left_out` are the classes with more terms than are read."""
 
     graph: Graph
     standing: Mapping[int, Operator]
     values: dict[str, object]
     is_open: Callable[[int], bool]
+    is_value: Callable[[int], bool]
     rows: Mapping[str, float]
     known: dict[int, Sequence[ClassTerm]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
@@ -96,7 +98,7 @@ class ClassTerms:
             for parts in ways[:MOST_WAYS]:
                 made = self.make(member, parts)
                 if made is not None: terms.setdefault(made.operator, made)
-        ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.numbers))
+        ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.size))
         if len(ranked) > MOST_TERMS: self.left_out.add(cls)
         return ranked[:MOST_TERMS]
 
@@ -113,7 +115,23 @@ class ClassTerms:
         if operator is None or cls not in self.standing or operator.out != self.standing[cls].out: return None
         nodes = [*operator.walk()]
         if self.standing[cls] in nodes[:-1] or not REWRITING.isdisjoint(node.kind for node in nodes): return None
-        return ClassTerm(cls, operator, member, parts, sum(map(self.count_numbers, nodes)))
+        counted = self.walk_open(operator)
+        return ClassTerm(cls, operator, member, parts, (sum(map(self.count_numbers, counted)), len(counted)))
+
+    @cached_property
+    def closed(self) -> set[Operator]:
+        """The terms that stand for values, and for classes which are read no further."""
+        return {term for cls, term in self.standing.items() if self.is_value(cls) or not self.is_open(cls)}
+
+    def walk_open(self, operator: Operator) -> set[Operator]:
+        """The nodes of a term down to terms that are read no further."""
+        seen, todo = {operator}, [*operator.children]
+        while todo:
+            node = todo.pop()
+            if node in seen or node in self.closed: continue
+            seen.add(node)
+            todo += node.children
+        return seen
 
     def count_numbers(self, node: Operator) -> float:
         """The numbers that a node makes."""

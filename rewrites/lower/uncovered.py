@@ -100,7 +100,8 @@ class TermCalls:
     def terms(self) -> ClassTerms:
         prices = self.lowering.prices                       # none where a graph is verified and nothing is chosen
         rows = {str(size): float(count) for size, count in prices.extents.items()} if prices else {}
-        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open, rows)
+        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open,
+                          lambda cls: is_row_buffer(self.lowering, cls), rows)
 
     def is_open(self, cls: int) -> bool:
         """Whether all terms of a class are read where it is a part of others: it depends on the input, and is no value
@@ -150,7 +151,7 @@ class TermCalls:
         """The values that a term may be read over, and the kernel. Where something is needed that no kernel computes:
         as much of it as goes through rows one by one, down to what kernels compute, by laws or as the model was
         written, or beyond that as far as it goes, in a kernel of its own; a product over a monoid over the nearest
-        values, in a kernel too; else over these, in float64."""
+        values, in a kernel too; else over these, in float64, and row by row over those that mix rows."""
         ends: list[Container[int]] = [self.reached, ()] if self.needed else []
         if ends and self.settled != self.reached: ends.insert(1, self.settled)
         regions = [find_region(term, inside, lambda part, end=end: inside.get(part) in end)     # type: ignore[misc]
@@ -161,6 +162,8 @@ class TermCalls:
         used = [*find_values(term, inside)]
         folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
         yield used, folded or "interpret"
+        region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
+        if region is not None: yield region, "row_term"
 
     @property
     def limit(self) -> str | None:
