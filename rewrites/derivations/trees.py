@@ -1,7 +1,7 @@
 """Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is
 the same object. What a chain of law applications runs through."""
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -139,10 +139,10 @@ class Forest:
         self.graph.terms(template, make)
         return found
 
-    def tree_of_term(self, read: ClassTerm) -> Tree:
-        """A term of a class as a tree: by the members that it was read by."""
-        if read.member is None: return self.representatives[read.cls]
-        parts = tuple(self.tree_of_term(part) for part in read.parts)
+    def tree_of_term(self, read: ClassTerm, used: Collection[Operator]) -> Tree:
+        """A term of a class as a tree: by the members that it was read by, down to the values that it uses."""
+        if read.member is None or read.operator in used: return self.representatives[read.cls]
+        parts = tuple(self.tree_of_term(part, used) for part in read.parts)
         return self.tree(read.member.kind, parts, read.member.attributes, read.cls)
 
     def stored(self, cls: int) -> Tree:
@@ -176,7 +176,7 @@ class Forest:
             return found[cls]
 
         def interpreted(cls: int, step: Interpreted, operands: list[int]) -> Tree:
-            whole = self.representatives[cls] if step.read is None else self.tree_of_term(step.read)
+            whole = self.representatives[cls] if step.read is None else self.tree_of_term(step.read, step.used)
             own = whole, *(self.representatives[at] for at in operands)
             self.read[cls], parts, tree = own, tuple(map(value, operands)), own[0]
             for before, after in sorted(zip(own[1:], parts, strict=True), key=lambda pair: -pair[0].size):

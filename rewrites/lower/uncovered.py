@@ -1,8 +1,9 @@
 """Terms as steps of their own: for a class that the model's own kernels do not compute, every term that it has, each
 as one step that stands for as much of it as lies between it and values that are computed."""
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from opmatrix.algebra.data import Data
@@ -21,6 +22,7 @@ from rewrites.lower.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 if TYPE_CHECKING:
     from rewrites.lower.lower import KernelCall, Lowering
 
+MOST_READ = 64                                              # terms of a graph beside those that stand for its classes
 MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
 TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
 
@@ -28,10 +30,11 @@ TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term,
 @dataclass(frozen=True, eq=False)
 class Interpreted(Implementation):
     """A term of one graph, known by identity; `arrays` are what it speaks of: the name of an attribute, and which array
-    of a pattern's; `read` is the term with the members that it was read by."""
+    of a pattern's; `read` is the term with the members that it was read by, `used` are the values in it."""
 
     arrays: tuple[tuple[str, int], ...] = ()
     read: ClassTerm | None = None
+    used: frozenset[Operator] = frozenset()
 
     def data(self, values: Mapping[str, Any]) -> list[Data]:
         """The arrays, from a template's table."""
@@ -53,6 +56,9 @@ class TermCalls:
     lowering: "Lowering"
     matched: MatchedCalls
     done: set[int] = field(default_factory=set)
+    equal: dict[Operator, int] = field(default_factory=dict)            # terms of classes that a step may give
+    steps: set[Hashable] = field(default_factory=set)
+    left: int = MOST_READ                                   # terms that may be read beside those that stand for classes
 
     @cached_property
     def reached(self) -> set[int]:
@@ -117,35 +123,49 @@ class TermCalls:
         return cls in self.lowering.terms and cls not in given and is_row_buffer(self.lowering, cls)
 
     def list_calls(self) -> Iterator[TermCall]:
-        """Every term that is a step."""
+        """Every term that is a step: of each class the one that stands for it, and others as far as the limit goes."""
         todo = {cls for cls in self.roots | self.imported if self.is_offered(cls)}
         while todo:
             if self.needed: self.terms.read(todo)
             self.done |= todo
+            self.equal |= {each.operator: cls for cls, terms in self.terms.known.items()
+                           if is_row_buffer(self.lowering, cls) for each in terms}
             inside = set[int]()
-            for cls in sorted(todo):
-                for each in self.terms.known.get(cls) or self.terms.standing_terms(cls):
-                    calls = [*self.read_term(each)]
-                    yield from calls
-                    inside.update(at for _, _, bound in calls for at in bound.values())
+            for each in self.choose_terms(todo):
+                calls = [*self.read_term(each)]
+                yield from calls
+                inside.update(at for _, _, bound in calls for at in bound.values())
             todo = {cls for cls in inside - self.done if self.is_offered(cls)}
+
+    def choose_terms(self, classes: Iterable[int]) -> list[ClassTerm]:
+        """The terms of these classes that are read: first those that stand for them, then the next of each in turn."""
+        known = [self.terms.known.get(cls) or self.terms.standing_terms(cls) for cls in sorted(classes)]
+        every = [each for turn in zip_longest(*known) for each in turn if each is not None]
+        standing = [each for each in every if each.member is None]
+        others = [each for each in every if each.member is not None]
+        taken, self.left = others[:self.left], max(0, self.left - len(others))
+        self.terms.left_out |= {each.cls for each in others[len(taken):]}
+        return [*standing, *taken]
 
     def read_term(self, read: ClassTerm) -> Iterator[TermCall]:
         """A term as a step, over each choice of values in it."""
-        term, stands = read.operator, self.lowering.terms[read.cls]
+        term = read.operator
         if not is_writable(term): return                    # one's own things have no text
-        inside = {part: at for part, at in self.buffers.items() if part is not term and part is not stands}
+        inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls}
         for used, kernel in self.list_readings(term, inside):
             if not inside.keys() >= {*used}: continue       # caches are for their own kernels
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
             wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
             if not wanted <= KERNELS[kernel].operands.keys() or not self.arrays.keys() >= {*arrays}: continue
+            step = read.cls, kernel, text, tuple(inside[part] for part in used), tuple(arrays)
+            if step in self.steps: continue                 # another term over the same values
+            self.steps.add(step)
             def body(names: dict[Operator, str] = names, **o: Operator) -> Operator:
                 return substitute(term, {part: o[name] for part, name in names.items()})
-            step = Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows), {"term": text},
-                               arrays=tuple(self.arrays[array] for array in arrays), read=read)
-            yield read.cls, step, {name: inside[part] for part, name in names.items()}
+            made = Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows), {"term": text},
+                               arrays=tuple(self.arrays[array] for array in arrays), read=read, used=frozenset(used))
+            yield read.cls, made, {name: inside[part] for part, name in names.items()}
 
     def list_readings(self, term: Operator, inside: Mapping[Operator, int]) -> Iterator[tuple[list[Operator], str]]:
         """The values that a term may be read over, and the kernel. Where something is needed that no kernel computes:
@@ -169,7 +189,8 @@ class TermCalls:
     def limit(self) -> str | None:
         """A line where a class has more terms than were read."""
         if not self.terms.left_out: return None
-        return f"terms: {MOST_TERMS} of each class are steps; {len(self.terms.left_out)} classes have more"
+        return (f"terms: at most {MOST_TERMS} of a class and {MOST_READ} more of a graph are steps; "
+                f"{len(self.terms.left_out)} classes have more")
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
