@@ -3,7 +3,7 @@ never ends."""
 from opmatrix.algebra.operators import magnitude, product, relu, row, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.kinds import left
-from rewrites.law import SIMPLIFY, array, collect, column, law, matrix, n, p, q, value
+from rewrites.law import SIMPLIFY, array, collect, column, constant, law, matrix, n, p, q, value
 
 square, silu, sigmoid = (KINDS[name]() for name in ("square", "silu", "sigmoid"))
 
@@ -48,7 +48,8 @@ def keys_first(u: value[n], v: value[n], w: value[p]):
 @law()
 def sum_of_scores(u: value[n], v: value[n], w: array[n, q]): return product(u + v, w), product(u, w) + product(v, w)
 @law()
-def beside_itself(u: value[n]): return u, left(row(u, u), u)
+def two_biases(x: value[n], c: constant[n], y: value[p], d: constant[p]):
+    return (x + c, y + d), (x + left(row(c, d), c), y + left(row(d, c), d))
 
 
 TRUE_LAWS = collect(globals())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from true_laws import TRUE_LAWS, abs_squared, beside_itself, relu_once, square_as_product
+from true_laws import TRUE_LAWS, abs_squared, relu_once, square_as_product, two_biases
 
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, const, heads, magnitude, ones, product, reciprocal, relu, tanh, turn, weight
@@ -65,7 +65,7 @@ def test_the_laws_of_these_tests_are_true(each):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("own", [abs_squared, square_as_product, beside_itself], ids=lambda each: each.name)
+@pytest.mark.parametrize("own", [abs_squared, square_as_product, two_biases], ids=lambda each: each.name)
 def test_no_law_makes_a_program_dearer(rng, name, own):
     model = MODELS[name](rng)
     before, after = found(model), found(model, own)
@@ -88,15 +88,15 @@ def test_a_law_that_lets_a_kernel_compute_a_term_takes_nothing_away(rng):
 def test_a_law_that_never_ends_loses_nothing_and_is_named(rng):
     """Other laws are not done when it meets the limit: the program without it is taken, and a line says so."""
     model = two_parts(rng)
-    before, after = found(model), found(model, beside_itself)
+    before, after = found(model), found(model, two_biases)
     assert after.time <= before.time * (1 + 1e-9)
-    assert any(f"{beside_itself.name} was growing" in line for line in after.cut)
+    assert any(f"{two_biases.name} was growing" in line for line in after.cut)
 
 
 def test_a_law_that_never_ends_loses_nothing_of_another(rng):
     """Of several laws the one that pays alone still pays."""
     model = two_relus(rng)
-    before, one, both = found(model), found(model, relu_once), found(model, beside_itself, relu_once)
+    before, one, both = found(model), found(model, relu_once), found(model, two_biases, relu_once)
     assert one.time < before.time * (1 - 1e-9) and both.time <= one.time * (1 + 1e-9)
 
 
@@ -110,8 +110,8 @@ def test_a_part_keeps_what_was_found_without_a_law_and_another_takes_it(rng):
 
 
 def test_an_exploration_says_which_limit_was_met(rng):
-    told = exploration.explore(two_parts(rng), 12, machine="A100").with_laws(beside_itself)
-    assert f"{beside_itself.name} was growing" in str(told)
+    told = exploration.explore(two_parts(rng), 12, machine="A100").with_laws(two_biases)
+    assert f"{two_biases.name} was growing" in str(told)
 
 
 # ---- linear attention
