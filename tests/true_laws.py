@@ -1,9 +1,8 @@
-"""Twenty true laws of a user's own: some that pay, some that are of no use, some that subsume what is cheaper, one that
-never ends."""
-from opmatrix.algebra.operators import magnitude, product, relu, row, turn
+"""Twenty true laws of a user's own: some that pay, some that are of no use, some that subsume what is cheaper, some that make
+graphs larger than their budget."""
+from opmatrix.algebra.operators import magnitude, product, relu, turn
 from opmatrix.algebra.term import KINDS
-from rewrites.kinds import left
-from rewrites.law import SIMPLIFY, array, collect, column, constant, law, matrix, n, p, q, value
+from rewrites.law import SIMPLIFY, array, collect, column, law, matrix, n, p, q, value
 
 square, silu, sigmoid = (KINDS[name]() for name in ("square", "silu", "sigmoid"))
 
@@ -48,8 +47,7 @@ def keys_first(u: value[n], v: value[n], w: value[p]):
 @law()
 def sum_of_scores(u: value[n], v: value[n], w: array[n, q]): return product(u + v, w), product(u, w) + product(v, w)
 @law()
-def two_biases(x: value[n], c: constant[n], y: value[p], d: constant[p]):
-    return (x + c, y + d), (x + left(row(c, d), c), y + left(row(d, c), d))
+def sums_in_any_order(u: value[n], v: value[n], w: value[n]): return (u + v) + w, (w + u) + v
 
 
 TRUE_LAWS = collect(globals())

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rewrites.lower.lower import KernelCall, Lowering
 
 MOST_READ = 64                                              # terms of a graph beside those that stand for its classes
+INTERPRET = "interpret"
 MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
 TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
 
@@ -154,6 +155,7 @@ class TermCalls:
         inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls}
         for used, kernel in self.list_readings(term, inside):
             if not inside.keys() >= {*used}: continue       # caches are for their own kernels
+            if kernel == INTERPRET and read.cls in self.reached: continue       # a kernel that laws found is for it
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
             wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
@@ -181,7 +183,7 @@ class TermCalls:
         if distinct: return
         used = [*find_values(term, inside)]
         folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
-        yield used, folded or "interpret"
+        yield used, folded or INTERPRET
         region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
         if region is not None: yield region, "row_term"
 
