@@ -1,5 +1,6 @@
 """How far a term goes through rows one by one: the values at which what computes it ends."""
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from formats.rowwise.row_values import RowValue
 from opmatrix.algebra import nodes
@@ -14,13 +15,17 @@ ATTEMPTS = 40                                               # nodes at which a r
 
 
 def find_region(term: Operator, values: Collection[Operator],
-                ends: Callable[[Operator], bool]) -> list[Operator] | None:
+                ends: Callable[[Operator], bool], yields: bool = False) -> list[Operator] | None:
     """The values that a term is read over, of those that there are: it grows down from the term, through what goes
-    through rows one by one, and stops where `ends`, or where it must. None where it does not begin."""
+    through rows one by one, and stops where `ends`, or where it must. None where it does not begin. Where something
+    that mixes rows is no value, a region that `yields` ends at the nearest value above it, as any value may."""
     cut: set[Operator] = set()
     for _ in range(ATTEMPTS):
         found = grow_region(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
-        if found is None: return None
+        if isinstance(found, Blocked):
+            if not yields or found.above is None: return None
+            cut.add(found.above)
+            continue
         try: read_over(term, found)
         except NotByRows as error:
             fresh = {part for part in blamed(term, error.node) if part in values and part is not term} - cut
@@ -30,20 +35,27 @@ def find_region(term: Operator, values: Collection[Operator],
     return None
 
 
+class Blocked(NamedTuple):
+    """A region that meets what mixes rows and is no value; `above` is the nearest value that is made of it."""
+    above: Operator | None
+
+
 def grow_region(term: Operator, values: Collection[Operator],
-                stops: Callable[[Operator], bool]) -> list[Operator] | None:
-    """The values at which a term ends, in order; None where something that mixes rows is no value."""
+                stops: Callable[[Operator], bool]) -> list[Operator] | Blocked:
+    """The values at which a term ends, in order, or the place where it cannot go on."""
     found: dict[Operator, None] = {}
     seen: set[Operator] = set()
-    todo = [term]
+    todo: list[tuple[Operator, Operator | None]] = [(term, None)]
     while todo:
-        part = todo.pop()
+        part, above = todo.pop()
         if part in seen: continue
         seen.add(part)
         stop = stops(part) or not through_rows(part) or any(each.kind.name in OF_BATCH for each in part.children)
         if part is not term and part in values and (part.kind.name in ENTERING or stop): found[part] = None
-        elif stop or part.kind.name in (*ENTERING, *OF_BATCH): return None
-        else: todo += reversed(part.children)
+        elif stop or part.kind.name in (*ENTERING, *OF_BATCH): return Blocked(above)
+        else:
+            if part is not term and part in values: above = part
+            todo += [(child, above) for child in reversed(part.children)]
     return [*found]
 
 

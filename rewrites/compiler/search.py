@@ -1,6 +1,6 @@
 """The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite
@@ -13,9 +13,11 @@ from opmatrix.signature import Port
 from opmatrix.weightless import Planned
 from rewrites.compiler.emit import AS_ROWS, Buffer, ConstantKey, Emitter
 from rewrites.compiler.fit import Fitter
+from rewrites.compiler.incumbents import Incumbents
 from rewrites.compiler.substitutions import BlockSubstitution
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.graph.borders import FULL
+from rewrites.graph.egraph import SCHEDULE
 from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.law import Law
 from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
@@ -215,12 +217,28 @@ class SearchSpace:
             part = self.behind(number)[before]
             same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
             twin = self.elsewhere.lowerings.get((number, before)) if self.elsewhere else None
-            made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion,
+            graph = self.explorer.graph(part)
+            if twin is not None and twin.graph is not graph: twin = None
+            made = Lowering(graph, part.template, self.prices, self.fusion,
                             self.first.get(same), twin or self.first.get(near), frozenset(self.tied))
             for key in (same, near):
                 self.first.setdefault(key, made)
             self.lowerings[number, before] = made
         return self.lowerings[number, before]
+
+    def lacking(self, names: Collection[str]) -> "SearchSpace":
+        """This space without some laws, by the same prices. A graph in which none of them matched is the same."""
+        laws = [law for law in self.laws if law.name not in names]
+        phases = {*SCHEDULE, *(law.phase for law in laws)}
+        schedule = tuple(phase for phase in self.explorer.schedule if phase in phases)
+        made = SearchSpace(self.model, laws, self.machine, self.extents, self.fusion, found=self.found)
+        made.explorer, made.prices = Explorer(laws, self.explorer.budget, schedule=schedule), self.prices
+        for number, before, _ in states(self.found):
+            same = self.lowering(number, before)
+            if same.graph.fired.keys().isdisjoint(names):
+                made.lowerings[number, before] = same
+                made.explorer.graphs[same.template.text] = same.graph
+        return made
 
     def problem(self, number: int, before: str, after: str, methods: Methods) -> Problem:
         """The programs of a part from one border state to another. What a substitution is given has its error."""
@@ -245,8 +263,15 @@ class SearchSpace:
                          [self.behind(n)[before] for n, (before, _) in route],
                          total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
                          sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
-                         [cut for g in graphs for cut in g.cut], fired, tuple(outputs(self.model)), spine(self.model),
+                         self.limits(), fired, tuple(outputs(self.model)), spine(self.model),
                          {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
+
+    def limits(self) -> list[str]:
+        """A line for each limit that graphs met, and for each where more terms are equal than were read."""
+        lowerings = self.lowerings.values()
+        graphs = [*self.explorer.graphs.values(), *(each.graph for each in lowerings)]
+        lines = [*(cut for graph in graphs for cut in graph.cut), *(each.limit for each in lowerings)]
+        return [line for line in dict.fromkeys(lines) if line]
 
 
 def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[TimeModel], extents: Sized, *,
@@ -261,9 +286,16 @@ def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[Time
 
 def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: float = 10.0,
              along: Sequence[tuple[str, str]] | None = None) -> Structure:
-    """The fastest program of a space where nothing is approximated: equal parts are solved once."""
+    """The fastest program of a space where nothing is approximated: equal parts are solved once. No law of the user's
+    own makes it dearer (incumbents.py)."""
     methods = Representable() if methods is None else methods
     solved: dict[Hashable, Extraction | None] = {}
+    return Incumbents(space, lambda each: solve_space(each, methods, time_limit, along, solved)).settle()
+
+
+def solve_space(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
+                solved: dict[Hashable, Extraction | None]) -> Structure:
+    """The fastest program over the lowerings of a space. `solved` is what was found before."""
     problems = {} if not space.tied else {
         at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0])
         and (along is None or along[at[0]] == at[1:])}
@@ -288,7 +320,7 @@ def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: 
             continue
         part, lowering = space.found[number][before], space.lowering(number, before)
         shared = space.shared(number)
-        key = (part.template.text, after, sizes(part), content(part.template),
+        key = (part.template.text, id(lowering.graph), after, sizes(part), content(part.template),
                shared and (shared, type(rent), rent.key(number)))
         start = time.perf_counter()
         if key not in solved:

@@ -1,7 +1,7 @@
 """Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is
 the same object. What a chain of law applications runs through."""
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -14,8 +14,10 @@ from rewrites.graph.match import Matches, orders
 from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
 from rewrites.lower.calls import multiplied
+from rewrites.lower.class_terms import ClassTerm
 from rewrites.lower.kernel_matches import attribute_variable
 from rewrites.lower.lower import KernelCall, Lowering, Method, Use
+from rewrites.lower.uncovered import Interpreted
 from rewrites.spelling import spelled
 
 OPEN = "count", "where", "over", "relation", "any_relation"  # sorts of variables that stand for attributes
@@ -137,6 +139,12 @@ class Forest:
         self.graph.terms(template, make)
         return found
 
+    def tree_of_term(self, read: ClassTerm, used: Collection[Operator]) -> Tree:
+        """A term of a class as a tree: by the members that it was read by, down to the values that it uses."""
+        if read.member is None or read.operator in used: return self.representatives[read.cls]
+        parts = tuple(self.tree_of_term(part, used) for part in read.parts)
+        return self.tree(read.member.kind, parts, read.member.attributes, read.cls)
+
     def stored(self, cls: int) -> Tree:
         """A weight or a constant row as it is evaluated: joined ones by their halves."""
         if halves := self.lowering.halves(cls):
@@ -156,8 +164,8 @@ class Forest:
                 return self.representatives[cls]
             if cls not in found:
                 call = calls[cls]
-                if call.implementation.name == READ:
-                    return interpreted(cls, [at for _, at in call.bound])
+                if isinstance(call.implementation, Interpreted):
+                    return interpreted(cls, call.implementation, [at for _, at in call.bound])
                 operands = {name: operand(call, name, at) for name, at in call.bound}
                 found[cls] = self.instance(call, cls, operands)
                 children = tuple(held(call, cls, name, t) for name, t in operands.items() if isinstance(t, Tree))
@@ -167,8 +175,9 @@ class Forest:
                 called[found[cls]] = self.tree(kind, children, attributes, cls)
             return found[cls]
 
-        def interpreted(cls: int, operands: list[int]) -> Tree:
-            own = tuple(self.representatives[at] for at in (cls, *operands))
+        def interpreted(cls: int, step: Interpreted, operands: list[int]) -> Tree:
+            whole = self.representatives[cls] if step.read is None else self.tree_of_term(step.read, step.used)
+            own = whole, *(self.representatives[at] for at in operands)
             self.read[cls], parts, tree = own, tuple(map(value, operands)), own[0]
             for before, after in sorted(zip(own[1:], parts, strict=True), key=lambda pair: -pair[0].size):
                 tree = self.replace(tree, before, after)

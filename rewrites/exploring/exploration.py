@@ -222,7 +222,8 @@ class Exploration:
     def _repr_html_(self) -> str: return self.draw()._repr_html_()
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, [f"{self.name}: {self.cost()}", self.note]))
+        limits = [f"limit: {line}" for line in self.structure.cut]
+        return "\n".join(filter(None, [f"{self.name}: {self.cost()}", self.note, *limits]))
 
     def __repr__(self) -> str:
         return f"<Exploration {self.name}: print it for its price, .draw() for a picture>"

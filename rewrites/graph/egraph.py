@@ -339,7 +339,18 @@ def keep_imported(graph: Graph, template: Template) -> None:
     itself is among the programs, and no choice of laws leaves a class without one."""
     picks = {node.cls for node in graph.nodes if node.kind == "pick"}
     picked = {node.cls for node in graph.nodes if node.kind == "compose" and node.children[1] in picks}
-    imported = {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
-                for entry in template.entries}
+    imported = imported_keys(graph, template)
     graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked)
                    for node in graph.nodes]
+
+
+def imported_keys(graph: Graph, template: Template) -> set[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+    """Kind, classes of the children and attributes of each imported node."""
+    return {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
+            for entry in template.entries}
+
+
+def imported_part(graph: Graph, template: Template) -> Graph:
+    """The imported nodes alone, with the classes and facts of the whole graph."""
+    imported = imported_keys(graph, template)
+    return Graph([node for node in graph.nodes if node[:3] in imported], graph.facts, graph.named)

@@ -1,14 +1,19 @@
 """Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
+from dataclasses import replace
+
+from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, given, heads, product, repeat, total, turn
 from rewrites.kinds import adjoint, by_head
 from rewrites.law import (
     SIMPLIFY,
     any_relation,
+    array,
     collect,
     constant,
     count,
     distances,
     h,
+    k,
     law,
     level,
     matrix,
@@ -129,6 +134,37 @@ def repeat_shift(x: value[h, p], c: constant[h, p], H: count[n]):
 def total_shift(x: value[h, p], c: constant[h, p]):
     """A bias of heads is summed like what it is added to. True of any c."""
     return (x + c) @ total, x @ total + c @ total
+
+
+table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise
+summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is none that is stored
+LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
+
+
+@law(both=True, source=LINEAR_ATTENTION)
+def associate_products(a: table[k, n], b: table[n, p], c: array[p, q]):
+    """(q kᵀ) v = q (kᵀ v): scores that no softmax and no pattern changes need not be there, only a matrix as wide as
+    keys and values."""
+    return product(product(a, b), c), product(a, product(b, c))
+
+
+@law(both=True, source=LINEAR_ATTENTION)
+def associate_means(a: table[k, n], b: table[n, p], c: array[p, q]):
+    """A mean over keys is a sum over them, divided by how many there are, so it may be taken before queries come."""
+    return product(product(a, b), c, mean), product(a, product(b, c, mean))
+
+
+@law(both=True, source=LINEAR_ATTENTION, without=(dict(A=operator[p, q]),))
+def associate_with_matrix(a: table[k, n], b: table[n, p], A: summing[p, q]):
+    """(q kᵀ) A = q (kᵀ A): sums of scores, by which linear attention is divided, are those of the keys, times the
+    query."""
+    return product(a, b) @ A, product(a, b @ A)
+
+
+@law(source="linearity", without=(dict(s=varying[1]),))
+def scale_products(a: table[k, n], b: table[n, p], s: scalar):
+    """A number that scales a product of values belongs to its left factor, where it folds as 1/√d does."""
+    return product(a, b) @ (I * s), product(a @ (I * s), b)
 
 
 ATTENTION_LAWS = collect(globals())

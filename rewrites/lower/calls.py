@@ -38,7 +38,7 @@ class CallVariables(NamedTuple):
 
     def field(self, name: str) -> str:
         """The field of the batch that a one-hot value is made of."""
-        return str(self.lowering.template.values[self.lowering.graph.members[self.bound[name]][0].attributes[0]])
+        return str(self.lowering.terms[self.bound[name]].args[0])
 
 
 def table_number(operand: str) -> str:

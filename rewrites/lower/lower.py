@@ -16,7 +16,7 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
 from rewrites.extraction import Node, Problem
-from rewrites.graph.egraph import Graph
+from rewrites.graph.egraph import Graph, imported_part
 from rewrites.graph.match import Binding
 from rewrites.graph.template import Template
 from rewrites.kinds import as_array
@@ -27,7 +27,7 @@ from rewrites.lower.calls import attributes, list_kernels, multiplied
 from rewrites.lower.kernel_matches import KernelMatches
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds, stacks
-from rewrites.lower.uncovered import Interpreted, interpret_uncovered, read_array
+from rewrites.lower.uncovered import Interpreted, TermCalls, read_array
 
 
 class Method(NamedTuple):
@@ -145,9 +145,20 @@ class Lowering:
 
     @cached_property
     def calls(self) -> list[tuple[int, KernelCall]]:
-        """Every kernel that computes a class, with what it reads; what none reaches is read as a term."""
+        """Every kernel that computes a class, with what it reads; what none reaches is read as terms."""
         return [*self.matched, *((cls, KernelCall(term, tuple(bound.items())))
-                                 for cls, term, bound in interpret_uncovered(self, self.matched))]
+                                 for cls, term, bound in self.term_calls.list_calls())]
+
+    @cached_property
+    def term_calls(self) -> TermCalls:
+        """The terms that are steps of their own."""
+        return TermCalls(self, self.matched)
+
+    @property
+    def limit(self) -> str | None:
+        """A line where a class has more terms than were read, if terms were read at all."""
+        if self.like is not None: return self.like.limit
+        return self.term_calls.limit if "calls" in vars(self) else None
 
     @cached_property
     def epilogues(self) -> dict[Use, list[str]]:
@@ -171,10 +182,22 @@ class Lowering:
         """Every match of an implementation."""
         if self.near is not None:
             return self.near.matched
-        matcher = self.matcher
+        return self.match_kernels(self.matcher)
+
+    @cached_property
+    def matched_imported(self) -> list[tuple[int, KernelCall]]:
+        """Every match of an implementation among the imported nodes alone, without what laws have made."""
+        if self.near is not None:
+            return self.near.matched_imported
+        imported = imported_part(self.graph, self.template)
+        return self.match_kernels(KernelMatches(imported, self.terms, self.template.values))
+
+    def match_kernels(self, matcher: KernelMatches) -> list[tuple[int, KernelCall]]:
+        """Every match of an implementation, class by class."""
         whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
+        varying = self.graph.facts["act"] - self.graph.fixed
         return [(cls, KernelCall(implementation, tuple(bound.items())))
-                for cls in self.terms if cls in self.graph.facts["act"] and cls not in self.graph.fixed
+                for cls in self.terms if cls in varying and cls in matcher.held
                 for implementation, bound in sorted(
                     (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind)
                 if self.fusion or implementation.single]

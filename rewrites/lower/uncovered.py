@@ -1,7 +1,9 @@
-"""What no kernel computes is read as a term: for a class that no chain of kernels reaches, one step that stands for as
-much of its term as lies between it and values that are computed."""
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+"""Terms as steps of their own: for a class that the model's own kernels do not compute, every term that it has, each
+as one step that stands for as much of it as lies between it and values that are computed."""
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from opmatrix.algebra.data import Data
@@ -15,17 +17,25 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from rewrites.law import value as rows
 from rewrites.laws.kernel_law import Implementation
+from rewrites.lower.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 
 if TYPE_CHECKING:
     from rewrites.lower.lower import KernelCall, Lowering
+
+MOST_READ = 64                                              # terms of a graph beside those that stand for its classes
+INTERPRET = "interpret"
+MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
+TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
 
 
 @dataclass(frozen=True, eq=False)
 class Interpreted(Implementation):
     """A term of one graph, known by identity; `arrays` are what it speaks of: the name of an attribute, and which array
-    of a pattern's."""
+    of a pattern's; `read` is the term with the members that it was read by, `used` are the values in it."""
 
     arrays: tuple[tuple[str, int], ...] = ()
+    read: ClassTerm | None = None
+    used: frozenset[Operator] = frozenset()
 
     def data(self, values: Mapping[str, Any]) -> list[Data]:
         """The arrays, from a template's table."""
@@ -38,50 +48,151 @@ def read_array(values: Mapping[str, Any], name: str, at: int) -> Data:
     return found
 
 
-def interpret_uncovered(lowering: "Lowering",
-                calls: "Sequence[tuple[int, KernelCall]]") -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
-    """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
-    facts, terms = lowering.graph.facts, lowering.terms
-    reached, values = reachable(lowering,
-                                calls), {term: cls for cls, term in terms.items() if is_row_buffer(lowering, cls)}
-    named = {value: (name, 0) for name, value in lowering.template.values.items() if isinstance(value, Data)}
-    for name, value in lowering.template.values.items():
-        if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
-    imported = {entry.name for entry in lowering.template.entries}
-    roots = {cls for name, cls in lowering.graph.named.items() if name not in imported}
-    needed = not roots <= reached                           # else kernels do all, and programs stay what they are
-    for cls in (roots | {lowering.graph.named[name] for name in imported}) - reached:
-        if cls in roots or (is_row_buffer(lowering, cls) and cls not in facts["given"]):
-            term = terms[cls]
-            inside = {part: at for part, at in values.items() if part is not term}
-            if not is_writable(term): continue              # one's own things have no text
-            for used, kernel in list_readings(term, inside, reached, needed):
-                if not inside.keys() >= {*used}: continue       # caches are for their own kernels
-                names = {part: f"x{k}" for k, part in enumerate(used)}
-                text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
-                wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
-                if not wanted <= KERNELS[kernel].operands.keys(): continue
-                def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
-                    return substitute(term, {part: o[name] for part, name in names.items()})
-                yield (cls, Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows),
-                                        {"term": text}, arrays=tuple(named[array] for array in arrays)),
-                                        {name: inside[part] for part, name in names.items()})
+@dataclass
+class TermCalls:
+    """The terms of a lowered graph that are steps: of the outputs, and of each value that one of these reads and no
+    kernel computes. Where kernels compute all of the model as it was written, programs stay what they are: there is no
+    such step, unless a law of the user's own has made a term that no kernel begins with. `matched` are the kernels."""
 
+    lowering: "Lowering"
+    matched: MatchedCalls
+    done: set[int] = field(default_factory=set)
+    equal: dict[Operator, int] = field(default_factory=dict)            # terms of classes that a step may give
+    steps: set[Hashable] = field(default_factory=set)
+    left: int = MOST_READ                                   # terms that may be read beside those that stand for classes
 
-def list_readings(term: Operator, inside: Mapping[Operator, int], reached: Container[int],
-                  needed: bool) -> Iterator[tuple[list[Operator], str]]:
-    """What a term may be read over, and by which kernel. Where something is needed that no kernel computes: as much of
-    it as goes through rows one by one, down to what kernels compute, or beyond that as far as it goes, in a kernel of
-    its own; a product over a monoid over the nearest values, in a kernel too; else over these, in float64."""
-    near = find_region(term, inside, lambda part: inside.get(part) in reached) if needed else None
-    if near is None:
+    @cached_property
+    def reached(self) -> set[int]:
+        """The classes that kernels compute, by whatever laws."""
+        return reachable(self.lowering, self.matched)
+
+    @cached_property
+    def settled(self) -> set[int]:
+        """The classes that kernels compute, and that they computed as the model was written, if it had them: a law that
+        lets a kernel compute what a term computed takes nothing away."""
+        written = reachable(self.lowering, self.lowering.matched_imported)
+        return self.reached - ((self.roots | self.imported) - written)
+
+    @cached_property
+    def imported(self) -> set[int]:
+        """The classes of the model as it was written."""
+        return {self.lowering.graph.named[entry.name] for entry in self.lowering.template.entries}
+
+    @cached_property
+    def roots(self) -> set[int]:
+        """The classes of results."""
+        imported = {entry.name for entry in self.lowering.template.entries}
+        return {cls for name, cls in self.lowering.graph.named.items() if name not in imported}
+
+    @cached_property
+    def buffers(self) -> dict[Operator, int]:
+        """The classes that a step may give, by the term that stands for each."""
+        return {term: cls for cls, term in self.lowering.terms.items() if is_row_buffer(self.lowering, cls)}
+
+    @cached_property
+    def arrays(self) -> dict[Data, tuple[str, int]]:
+        """The arrays of the template, by the attribute that holds each."""
+        values = self.lowering.template.values
+        named = {value: (name, 0) for name, value in values.items() if isinstance(value, Data)}
+        for name, value in values.items():
+            if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
+        return named
+
+    @cached_property
+    def needed(self) -> bool:
+        """Whether something is needed that no kernel computes of the model as it was written."""
+        return not self.roots <= self.settled
+
+    @cached_property
+    def terms(self) -> ClassTerms:
+        prices = self.lowering.prices                       # none where a graph is verified and nothing is chosen
+        rows = {str(size): float(count) for size, count in prices.extents.items()} if prices else {}
+        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open,
+                          lambda cls: is_row_buffer(self.lowering, cls), rows)
+
+    def is_open(self, cls: int) -> bool:
+        """Whether all terms of a class are read where it is a part of others: it depends on the input, and is no value
+        that the model's own kernels compute."""
+        if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms: return False
+        return cls not in self.settled or not is_row_buffer(self.lowering, cls)
+
+    def is_offered(self, cls: int) -> bool:
+        """Whether terms of a class are steps."""
+        if cls in (self.settled if self.needed else self.reached): return False
+        if cls in self.roots: return True
+        given = self.lowering.graph.facts["given"]
+        return cls in self.lowering.terms and cls not in given and is_row_buffer(self.lowering, cls)
+
+    def list_calls(self) -> Iterator[TermCall]:
+        """Every term that is a step: of each class the one that stands for it, and others as far as the limit goes."""
+        todo = {cls for cls in self.roots | self.imported if self.is_offered(cls)}
+        while todo:
+            if self.needed: self.terms.read(todo)
+            self.done |= todo
+            self.equal |= {each.operator: cls for cls, terms in self.terms.known.items()
+                           if is_row_buffer(self.lowering, cls) for each in terms}
+            inside = set[int]()
+            for each in self.choose_terms(todo):
+                calls = [*self.read_term(each)]
+                yield from calls
+                inside.update(at for _, _, bound in calls for at in bound.values())
+            todo = {cls for cls in inside - self.done if self.is_offered(cls)}
+
+    def choose_terms(self, classes: Iterable[int]) -> list[ClassTerm]:
+        """The terms of these classes that are read: first those that stand for them, then the next of each in turn."""
+        known = [self.terms.known.get(cls) or self.terms.standing_terms(cls) for cls in sorted(classes)]
+        every = [each for turn in zip_longest(*known) for each in turn if each is not None]
+        standing = [each for each in every if each.member is None]
+        others = [each for each in every if each.member is not None]
+        taken, self.left = others[:self.left], max(0, self.left - len(others))
+        self.terms.left_out |= {each.cls for each in others[len(taken):]}
+        return [*standing, *taken]
+
+    def read_term(self, read: ClassTerm) -> Iterator[TermCall]:
+        """A term as a step, over each choice of values in it."""
+        term = read.operator
+        if not is_writable(term): return                    # one's own things have no text
+        inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls}
+        for used, kernel in self.list_readings(term, inside):
+            if not inside.keys() >= {*used}: continue       # caches are for their own kernels
+            if kernel == INTERPRET and read.cls in self.reached: continue       # a kernel that laws found is for it
+            names = {part: f"x{k}" for k, part in enumerate(used)}
+            text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
+            wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
+            if not wanted <= KERNELS[kernel].operands.keys() or not self.arrays.keys() >= {*arrays}: continue
+            step = read.cls, kernel, text, tuple(inside[part] for part in used), tuple(arrays)
+            if step in self.steps: continue                 # another term over the same values
+            self.steps.add(step)
+            def body(names: dict[Operator, str] = names, **o: Operator) -> Operator:
+                return substitute(term, {part: o[name] for part, name in names.items()})
+            made = Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows), {"term": text},
+                               arrays=tuple(self.arrays[array] for array in arrays), read=read, used=frozenset(used))
+            yield read.cls, made, {name: inside[part] for part, name in names.items()}
+
+    def list_readings(self, term: Operator, inside: Mapping[Operator, int]) -> Iterator[tuple[list[Operator], str]]:
+        """The values that a term may be read over, and the kernel. Where something is needed that no kernel computes:
+        as much of it as goes through rows one by one, down to what kernels compute, by laws or as the model was
+        written, or beyond that as far as it goes, in a kernel of its own; a product over a monoid over the nearest
+        values, in a kernel too; else over these, in float64, and row by row over those that mix rows."""
+        ends: list[Container[int]] = [self.reached, ()] if self.needed else []
+        if ends and self.settled != self.reached: ends.insert(1, self.settled)
+        regions = [find_region(term, inside, lambda part, end=end: inside.get(part) in end)     # type: ignore[misc]
+                   for end in ends]
+        distinct = {frozenset(used): used for used in regions if used is not None}
+        yield from ((used, "row_term") for used in distinct.values())
+        if distinct: return
         used = [*find_values(term, inside)]
-        found = fold_kernel_of(term, used) if needed and {*used} <= inside.keys() else None
-        yield used, found or "interpret"
-    else:
-        yield near, "row_term"
-        far = find_region(term, inside, lambda part: False)
-        if far is not None and {*far} != {*near}: yield far, "row_term"
+        folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
+        yield used, folded or INTERPRET
+        region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
+        if region is not None: yield region, "row_term"
+
+    @property
+    def limit(self) -> str | None:
+        """A line where a class has more terms than were read."""
+        if not self.terms.left_out: return None
+        return (f"terms: at most {MOST_TERMS} of a class and {MOST_READ} more of a graph are steps; "
+                f"{len(self.terms.left_out)} classes have more")
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
@@ -103,7 +214,7 @@ def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Oper
             else: todo += part.children
 
 
-def reachable(lowering: "Lowering", calls: "Sequence[tuple[int, KernelCall]]") -> set[int]:
+def reachable(lowering: "Lowering", calls: MatchedCalls) -> set[int]:
     """The classes that kernels compute from what is given."""
     facts = lowering.graph.facts
     reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items()

@@ -245,9 +245,10 @@ def test_what_no_kernel_computes_is_one_kernel_and_right():
 
 
 def test_what_stands_side_by_side_goes_through_rows_of_the_matrix():
-    """No kernel puts it side by side first, and both products are in formats of their own."""
+    """No kernel puts it side by side first, and both products are in formats of their own, of matrices that are too
+    large for a row's own kernel."""
     rng = np.random.default_rng(8)
-    table, A, B, C = (weight(rng.normal(size=size)) for size in ((9, 24), (24, 16), (24, 8), (24, 7)))
+    table, A, B, C = (weight(rng.normal(size=size)) for size in ((9, 96), (96, 64), (96, 64), (128, 40)))
     model = table @ formula(lambda x: row(x @ A @ relu, x @ B)) @ C
     found = search(model, EXACT_LAWS, standin.machine(), BATCH.extents())
     program, _ = found.program({})

@@ -1,0 +1,139 @@
+"""The terms of a class, of all that its members may be read as: each member over the terms of the classes below it.
+What kernels compute below, and what does not depend on the input, is read as the one term that stands for its class."""
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, product
+from math import prod
+
+from opmatrix.algebra.shapes import Space
+from opmatrix.algebra.term import Kind, Operator
+from rewrites import kinds
+from rewrites.graph.egraph import ENode, Graph, fitting
+
+MOST_TERMS = 10                                             # of a class: those whose nodes make the fewest numbers
+MOST_WAYS = 64                                              # in which a member is read over terms of its classes
+ROUNDS = 12                                                 # as deep as terms are nested, until no term is new
+REWRITING = frozenset(each for each in vars(kinds).values()           # kinds that no program names
+                      if isinstance(each, Kind) and each.body.__module__ == kinds.__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassTerm:
+    """An operator of a class: a member over terms of its classes, or the term that stands for the class, without a
+    member."""
+
+    cls: int
+    operator: Operator
+    member: ENode | None = None
+    parts: tuple["ClassTerm", ...] = ()
+    size: tuple[float, int] = (0.0, 0)                      # numbers that nodes make, and nodes, above other values
+
+    @property
+    def through(self) -> Iterator[int]:
+        """The classes that it is made of, down to those that a term stands for."""
+        yield self.cls
+        for part in self.parts: yield from part.through
+
+
+@dataclass
+class ClassTerms:
+    """Terms by class. `standing` has a term of each class, `values` are the attributes of members, `is_open` tells
+    the classes of which more than the standing term is looked for, `is_value` those that a step may give, `rows` are of
+    each space. `left_out` are the classes with more terms than are read."""
+
+    graph: Graph
+    standing: Mapping[int, Operator]
+    values: dict[str, object]
+    is_open: Callable[[int], bool]
+    is_value: Callable[[int], bool]
+    rows: Mapping[str, float]
+    known: dict[int, Sequence[ClassTerm]] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+
+    def read(self, targets: Iterable[int]) -> None:
+        """Find the terms of these classes, and of the open ones below them."""
+        order = [*self.order_below(targets)]
+        for cls in order: self.known.setdefault(cls, self.standing_terms(cls))
+        changed = set(order)
+        for _ in range(ROUNDS):
+            before, changed = changed, set()
+            for cls in order:
+                below = {cls, *self.children(cls)}
+                if below.isdisjoint(before) and below.isdisjoint(changed): continue
+                terms = self.combine(cls)
+                if [each.operator for each in terms] != [each.operator for each in self.known[cls]]:
+                    self.known[cls] = terms
+                    changed.add(cls)
+            if not changed: return
+        self.left_out |= changed
+
+    def order_below(self, targets: Iterable[int]) -> Iterator[int]:
+        """These classes and the open ones below them, each behind those that it is made of, where it can be."""
+        seen = set[int]()
+        todo = [(cls, False) for cls in targets]
+        while todo:
+            cls, done = todo.pop()
+            if done: yield cls
+            elif cls not in seen:
+                seen.add(cls)
+                todo.append((cls, True))
+                todo += [(child, False) for child in self.children(cls) if self.is_open(child)]
+
+    def children(self, cls: int) -> set[int]:
+        """The classes of what the members of a class are made of."""
+        return {child for member in self.graph.members.get(cls, ()) for child in member.children}
+
+    def standing_terms(self, cls: int) -> Sequence[ClassTerm]:
+        """The term that stands for a class, if there is one."""
+        return [ClassTerm(cls, self.standing[cls])] if cls in self.standing else []
+
+    def combine(self, cls: int) -> Sequence[ClassTerm]:
+        """The terms of a class over those of its members' classes as they are known."""
+        terms = {each.operator: each for each in self.standing_terms(cls)}
+        for member in self.graph.members.get(cls, ()):
+            below = [self.terms_below(child) for child in member.children]
+            ways = [*islice(product(*below), MOST_WAYS + 1)]
+            if len(ways) > MOST_WAYS: self.left_out.add(cls)
+            for parts in ways[:MOST_WAYS]:
+                made = self.make(member, parts)
+                if made is not None: terms.setdefault(made.operator, made)
+        ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.size))
+        if len(ranked) > MOST_TERMS: self.left_out.add(cls)
+        return ranked[:MOST_TERMS]
+
+    def terms_below(self, cls: int) -> Sequence[ClassTerm]:
+        """The terms of a class as others are made of them."""
+        return self.known.get(cls, ()) if self.is_open(cls) else self.standing_terms(cls)
+
+    def make(self, member: ENode, parts: tuple[ClassTerm, ...]) -> ClassTerm | None:
+        """A member over terms; None where they do not fit, where it is made of its own class, and where no program can
+        say it."""
+        cls = member.cls
+        if any(cls in part.through for part in parts): return None
+        operator = fitting(member, {part.cls: part.operator for part in parts}, self.values)
+        if operator is None or cls not in self.standing or operator.out != self.standing[cls].out: return None
+        nodes = [*operator.walk()]
+        if self.standing[cls] in nodes[:-1] or not REWRITING.isdisjoint(node.kind for node in nodes): return None
+        counted = self.walk_open(operator)
+        return ClassTerm(cls, operator, member, parts, (sum(map(self.count_numbers, counted)), len(counted)))
+
+    @cached_property
+    def closed(self) -> set[Operator]:
+        """The terms that stand for values, and for classes which are read no further."""
+        return {term for cls, term in self.standing.items() if self.is_value(cls) or not self.is_open(cls)}
+
+    def walk_open(self, operator: Operator) -> set[Operator]:
+        """The nodes of a term down to terms that are read no further."""
+        seen, todo = {operator}, [*operator.children]
+        while todo:
+            node = todo.pop()
+            if node in seen or node in self.closed: continue
+            seen.add(node)
+            todo += node.children
+        return seen
+
+    def count_numbers(self, node: Operator) -> float:
+        """The numbers that a node makes."""
+        return prod(self.rows.get(str(size), 1.0) if isinstance(size, Space) else size for size in node.out
+                    if isinstance(size, Space | int))
