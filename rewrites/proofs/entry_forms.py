@@ -219,7 +219,7 @@ class Value:
     def keep_top(self, by: Value, k: int) -> Value:
         """Its entries times whether they are among the largest of the row."""
         a, b = self.met(by)
-        if all(size == 1 for size in a.cols) and k == len(a.cols): return a
+        if k == total(a.cols): return a
         def chosen(h: int, i: int, j: int) -> Polynomial:
             line = [self.ring.moved(b.entry(h, i, at), {COLUMN: INNER}) for at in range(len(b.cols))]
             return self.forms.functions.among_largest(k, [*zip(map(str, b.cols), line, strict=True)], j)
@@ -269,6 +269,7 @@ class Value:
 
     def placed(self, lo: LiveSize, n: LiveSize) -> Value:
         """From column lo on in n columns, zeros elsewhere."""
+        if not any(p.terms for p in self.at.values()): return self.made(lambda *_: ZERO, self.forms.pieces(n))
         before, behind = lo, as_int(sympy.expand(sympy.sympify(n) - lo - total(self.cols)))
         def zeros(size: LiveSize) -> Pieces: return () if size == 0 else (size,)
         first, last = zeros(before), zeros(behind)

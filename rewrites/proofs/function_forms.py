@@ -34,11 +34,12 @@ from rewrites.proofs.polynomials import (
     Monomial,
     Polynomial,
     Ring,
-    Terms,
+    canonical,
     constant,
     rounded,
 )
 
+ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
 INNER = 2                                                   # the index that a product over a monoid merges
 POWERS = {exp: None, reciprocal: Fraction(-1), rsqrt: Fraction(-1, 2)}
 Body: TypeAlias = Callable[[Polynomial], Polynomial]
@@ -84,7 +85,7 @@ class Functions:
     inner: dict[Head, Polynomial] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)             # names of laws
 
-    def __post_init__(self) -> None: self.ring.rules += [self.one_power, self.less_powers]
+    def __post_init__(self) -> None: self.ring.rules += [self.one_power, self.less_powers, self.shares]
 
     # ---- atoms
 
@@ -163,11 +164,12 @@ class Functions:
 
     def plain(self, f: Operator, p: Polynomial) -> Polynomial:
         """A function of which properties are declared, and laws say what it is of a negated number."""
+        if f is relu and self.is_positive(p): return p
+        if f is relu and self.is_positive(p.scaled(Fraction(-1))): return ZERO
         if f.positively_homogeneous:
             size = abs(p.leading)
             if size != 1: return self.apply(f, p.scaled(1 / size)).scaled(size)
         if p.leading < 0 and (law := self.laws.reflections.get(f)): return self.by(law, p.scaled(Fraction(-1)))
-        if f is relu and self.is_positive(p): return p
         if f.positively_homogeneous and f.maps_zero_to_zero and (shared := self.positive_factor(p)):
             rest = Polynomial({without(each, shared): number for each, number in p.terms.items()})
             outside = self.ring.simple([*shared], (), Fraction(1))
@@ -175,7 +177,16 @@ class Functions:
         return self.atom(f, p)
 
     def is_positive(self, p: Polynomial) -> bool:
-        """Whether no number is negative, for certain."""
+        """Whether no number is negative, for certain: neither relu(u) is nor relu(u) - u."""
+        for each, number in p.terms.items():
+            factor = self.single(Polynomial({each: Fraction(1)}))
+            if number < 0 or factor is None or not self.is_of(factor, relu): continue
+            u = self.argument(factor)
+            first, by = next((term for term in u.ordered if term[0] != ONE), (ONE, Fraction(0)))
+            taken = -p.terms.get(first, Fraction(0)) / by if by else Fraction(0)
+            if not 0 < taken <= number: continue
+            rest = self.ring.add(p, Polynomial({each: -taken}), u.scaled(taken))
+            return self.is_positive(rest)
         def even(each: Monomial, factor: Factor) -> bool:
             return each.factors.count(factor) % 2 == 0 and all(i >= 0 for i in factor[1])
         return all(number > 0 and all(self.is_positive_atom(factor) or even(each, factor) for factor in each.factors)
@@ -185,6 +196,35 @@ class Functions:
         content: Any = factor[0].content
         if content[0] in ("size", "one over size", "sees"): return True
         return content[0] == "of" and (relu, content[1]) in self.laws.behind or content[:2] == ("of", exp)
+
+    def is_above_zero(self, factor: Factor) -> bool:
+        """Whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
+        if self.is_of(factor, exp): return True
+        return self.is_of(factor, reciprocal) and self.is_sum_of_powers(self.inner[factor[0]])
+
+    def is_sum_of_powers(self, p: Polynomial) -> bool:
+        """Whether a polynomial is a sum of powers of e alone, at everything or at what each row sees of itself."""
+        def seen(factor: Factor) -> bool:
+            content = factor[0].content
+            return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
+        return all(number > 0 and any(self.is_of(factor, exp) for factor in each.factors)
+                   and all(self.is_of(factor, exp) or seen(factor) for factor in each.factors)
+                   for each, number in p.terms.items())
+
+    def shares(self, each: Monomial) -> Polynomial | None:
+        """A sum of powers of e times one over itself is one."""
+        for factor in each.factors:
+            if not any(self.is_of(factor, f) for f in (reciprocal, ZERO_OR_RECIPROCAL)): continue
+            inner = self.inner[factor[0]]
+            if len(inner.terms) != 1 or any(i < 0 for i in factor[1]) or not self.is_sum_of_powers(inner): continue
+            (wanted, number), = self.argument(factor).terms.items()
+            for part in parts_of(each):
+                own, rest = split_off(each, part)
+                if number == 1 and part and own == wanted:
+                    rest_factors = list(rest.factors)
+                    rest_factors.remove(factor)
+                    return self.ring.simple(rest_factors, rest.bound, Fraction(1))
+        return None
 
     def positive_factor(self, p: Polynomial) -> list[Factor]:
         """Atoms that are never negative, of all terms."""
@@ -370,7 +410,7 @@ class Functions:
             return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
         scale = next(abs(p.leading) for _, p in left if p.terms)
         found = self.of_lines(("largest", tuple(str(size) for size, _ in left)), [p.scaled(1 / scale) for _, p in left],
-                              sorted({*().union(*(p.free for _, p in left))} - {INNER}))
+                              outer([p for _, p in left]))
         return self.ring.add(outside, found.scaled(scale))
 
 
@@ -386,15 +426,49 @@ class Functions:
         more = (COLUMN,) if line[j][0] != "1" else ()
         return self.of_lines(("among the largest", k, tuple(size for size, _ in line), j),
                              [p.scaled(1 / scale) for p in left],
-                             sorted({*().union(*(p.free for p in left))} - {INNER}), more=more)
+                             outer(left), more=more)
 
     def risen(self, line: list[Polynomial]) -> list[Polynomial]:
-        """What a row is before a function that keeps its order."""
+        """What a row is before a function that keeps its order, and before it is multiplied by a positive number."""
+        if all(len(p.terms) == 1 and p.leading > 0 for p in line):
+            (first, _), = line[0].terms.items()
+            shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
+                      and self.is_above_zero(factor) and all(factor in each.factors for p in line for each in p.terms)]
+            if shared: return self.risen([Polynomial({without(each, shared): number for each, number in p.terms.items()})
+                                          for p in line])
+            numbers = {number for p in line for number in p.terms.values()}
+            terms = [each for p in line for each in p.terms]
+            if len(numbers) == 1 and all(each.factors and not each.bound and all(self.is_of(factor, exp)
+                                                                                 for factor in each.factors) for each in terms):
+                return self.risen([self.logarithm_of(self.exponents(each)) for each in terms])
         factors = [self.single(p) for p in line]
         heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}  # type: ignore[index]
         f = heads.pop() if len(heads) == 1 else None
         if not isinstance(f, Operator) or not f.keeps_order: return line
         return self.risen([self.argument(factor) for factor in factors if factor])
+
+
+def parts_of(each: Monomial) -> list[frozenset[int]]:
+    """The bound indices of a product, those together that factors join."""
+    parts: list[frozenset[int]] = []
+    for _, at in each.factors:
+        own = frozenset(i for i in at if i < 0)
+        if not own: continue
+        joined = own.union(*(part for part in parts if part & own))
+        parts = [*(part for part in parts if not part & own), joined]
+    return parts
+
+
+def split_off(each: Monomial, part: frozenset[int]) -> tuple[Monomial, Monomial]:
+    """The factors that have some bound indices, and the others, each with its own."""
+    own = [factor for factor in each.factors if part.intersection(factor[1])]
+    rest = [factor for factor in each.factors if factor not in own]
+    return canonical(own, each.bound), canonical(rest, each.bound)
+
+
+def outer(line: Sequence[Polynomial]) -> list[int]:
+    """The free indices of polynomials, but for the inner one."""
+    return sorted(frozenset().union(*(p.free for p in line)) - {INNER})
 
 
 def order_of(p: Polynomial) -> Any:

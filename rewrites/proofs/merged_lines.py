@@ -11,10 +11,8 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import exp, reciprocal
 from opmatrix.algebra.operators import log, relu
 from opmatrix.algebra.shapes import LiveSize
-from rewrites.proofs.function_forms import INNER, Functions
+from rewrites.proofs.function_forms import INNER, ZERO_OR_RECIPROCAL, Functions, outer
 from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
-
-ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class Line:
     def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: At = ()) -> Polynomial:
         """What depends on the whole line, and on what is seen of it."""
         whole = [*line, *(() if self.seen is None else (self.seen,))]
-        places = sorted({*().union(*(p.free for p in whole))} - {INNER})
-        return self.functions.of_lines((*content, *map(str, self.sizes), len(whole)), whole, places, more=more)
+        return self.functions.of_lines((*content, *map(str, self.sizes), len(whole)), whole, outer(whole), more=more)
 
     def unshifted(self, line: list[Polynomial]) -> list[Polynomial]:
         """Without what is added to all of it."""
