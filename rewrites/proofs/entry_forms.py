@@ -233,8 +233,8 @@ class Value:
         def line(h: int, i: int, j: int) -> Line:
             left = [self.ring.moved(self.entry(h, i, k), {COLUMN: INNER}) for k in range(len(self.cols))]
             right = [self.ring.moved(other.entry(h, k, j), {ROW: INNER}) for k in range(len(self.cols))]
-            return Line(self.forms.functions, self.cols, left, right, seen)
-        if not over.ordinary and any(is_related(p) for p in self.at.values()): raise GaveUp("entries that are absent")
+            return Line(self.forms.functions, self.cols, left, right, seen, absent)
+        absent = not over.ordinary and any(is_related(p) for p in self.at.values())
         return Value.of(self.forms, max(self.heads, other.heads), self.rows, other.cols,
                         lambda *at: line(*at).over(over))
 
@@ -411,6 +411,14 @@ class EntryProof:
     laws: tuple[str, ...] = ()
     evaluated: int = 0
     reason: str = ""
+
+    @property
+    def said(self) -> str:
+        """What came of it, in words."""
+        if not self.proved: return self.reason or "their forms differ"
+        numbers = f"{self.evaluated} products and sums of stored numbers were evaluated, and are equal but for rounding" \
+            if self.evaluated else ""
+        return "; ".join(filter(None, ("by " + ", ".join(self.laws) if self.laws else "", numbers)))
 
 
 def compare_entries(left: Operator, right: Operator) -> EntryProof:

@@ -17,18 +17,20 @@ from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
 
 @dataclass(frozen=True)
 class Line:
-    """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it."""
+    """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it. Where
+    the left are entries of a relation, those that are zero are `absent`."""
     functions: Functions
     sizes: tuple[LiveSize, ...]
     left: Sequence[Polynomial]
     right: Sequence[Polynomial]
     seen: Polynomial | None
+    absent: bool = False
 
     def over(self, monoid: type[Monoid]) -> Polynomial:
         """Merged by a monoid."""
         if monoid.ordinary: return self.summed(self.seen_of(self.products()))
         if monoid.right_linear: return self.weighed(monoid)
-        if self.seen is not None or monoid not in MERGED: return self.opaque(monoid)
+        if self.absent or self.seen is not None or monoid not in MERGED: return self.opaque(monoid)
         return MERGED[monoid](self)
 
     # ---- parts
@@ -56,17 +58,26 @@ class Line:
 
     def weights(self, monoid: type[Monoid]) -> list[Polynomial]:
         functions, ring = self.functions, self.functions.ring
+        if self.absent: return self.atoms(monoid, self.left)
         if monoid is monoids.softmax:
             powers = self.seen_of([functions.power(p) for p in self.left])
             mass = self.summed(powers)
             f = reciprocal if self.seen is None else ZERO_OR_RECIPROCAL
             share = functions.inverse(f, mass)
             return [ring.multiply(p, share) for p in powers]
+        if monoid is monoids.mean and self.seen is not None:
+            seen = self.seen_of([constant(1)] * len(self.sizes))
+            share = functions.inverse(ZERO_OR_RECIPROCAL, self.summed(seen))
+            return [ring.multiply(ring.multiply(a, b), share) for a, b in zip(self.left, seen, strict=True)]
         if monoid.scale is not None and self.seen is None: return [ring.multiply(p, self.one_over_size()) for p in self.left]
         line = [*self.left]
         if monoid.shift_invariant: line = self.unshifted(line)
         if monoid.linear: raise GaveUp(f"a product over {monoid.__name__} that is linear on both sides")
-        return [self.atom(("weights", monoid, j), line, (INNER,) if size != 1 else ())
+        return self.atoms(monoid, line)
+
+    def atoms(self, monoid: type[Monoid], line: Sequence[Polynomial]) -> list[Polynomial]:
+        """Weights of which nothing else is known."""
+        return [self.atom(("weights", monoid, self.absent, j), line, (INNER,) if size != 1 else ())
                 for j, size in enumerate(self.sizes)]
 
     def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: At = ()) -> Polynomial:
@@ -110,7 +121,7 @@ class Line:
     def opaque(self, monoid: type[Monoid]) -> Polynomial:
         """What a monoid makes of pairs of which nothing more is known."""
         if monoid.width != 1: raise GaveUp(f"a product over {monoid.__name__}, of several columns")
-        return self.atom(("merged", monoid), [*self.left, *self.right])
+        return self.atom(("merged", monoid, self.absent), [*self.left, *self.right])
 
 
 MERGED = {monoids.max: Line.largest, monoids.min: Line.smallest, monoids.rectify: Line.rectified,

@@ -24,6 +24,7 @@ from rewrites.verify.graphs import batch as draw_batch
 MIN_DIFFERENCE = 1e-6                                       # relative: far above what float64 rounds
 FREE = (N, T, H)                                            # sizes that an input gives
 GRID = 1 << 10                                             # drawn numbers are parts of this
+TRIED_NUMBERS = ""
 Difference = tuple[NDArray[np.float64], tuple[int, ...], float | tuple[int, ...], float | tuple[int, ...],
                    tuple[Operator, Operator], Batch]
 FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StopIteration, RuntimeError
