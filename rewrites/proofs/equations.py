@@ -273,8 +273,12 @@ class Question:
         """The first proof, or where both differ, or what was tried in vain."""
         for way in self.ways() if laws is None else self.ways_of(laws):
             if (proof := way()) is not None: return proof
-        proof = self.first or Proof(False, {}, 0, UNREAD, 0.0)
+        proof = self.nothing()
         return self.finished(replace(proof, next=self.advise(proof, laws)))
+
+    def nothing(self) -> Proof:
+        """What the first laws came to, which is no proof."""
+        return Proof(False, {}, 0, UNREAD, 0.0) if self.first is None else self.first
 
     def finished(self, proof: Proof) -> Proof:
         return replace(proof, tried=tuple(self.tried), seconds=time.perf_counter() - self.start)
@@ -306,7 +310,7 @@ class Question:
         proof = prover(tuple(KINDS), tuple(laws), ENGINES.whose).prove(*self.sides, self.budget)
         said = f"{proof.nodes} nodes{f', {proof.cut}' if proof.cut else ''}"
         self.tried.append(Attempt(name, said))
-        self.first = self.first or proof
+        self.first = proof if self.first is None else self.first
         return self.finished(proof) if proof else None
 
     def by_entries(self) -> Proof | None:
@@ -320,7 +324,7 @@ class Question:
         """A place where both differ; none where none was seen."""
         at = refute(self.left, self.right)
         self.tried.append(Attempt("numbers", TRIED_NUMBERS))
-        return None if at is None else self.finished(replace(self.first or Proof(False, {}, 0, "", 0.0), at=at))
+        return None if at is None else self.finished(replace(self.nothing(), at=at))
 
     def advise(self, proof: Proof, laws: tuple[Law, ...] | None) -> str:
         """What to try next where nothing was found."""
