@@ -40,6 +40,7 @@ from rewrites.proofs.polynomials import (
 )
 
 ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
+MOST_FACTORS = 24                                           # powers of e in a product
 INNER = 2                                                   # the index that a product over a monoid merges
 POWERS = {exp: None, reciprocal: Fraction(-1), rsqrt: Fraction(-1, 2)}
 Body: TypeAlias = Callable[[Polynomial], Polynomial]
@@ -238,6 +239,7 @@ class Functions:
 
     def power(self, p: Polynomial) -> Polynomial:
         """e to the power of a polynomial: a factor for each of its terms."""
+        if len(p.terms) > MOST_FACTORS: raise GaveUp(f"e to the power of {len(p.terms)} terms")
         made = constant(1)
         for each, number in p.ordered:
             if each == ONE:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from opmatrix.algebra.shapes import LiveSize
 
 ROW, COLUMN = 0, 1
-MOST_TERMS, MOST_ORDERS, MOST_AXES = 3000, 720, 3           # of a polynomial; of bound indices; of an array of numbers
+MOST_TERMS, MOST_ORDERS, MOST_AXES = 300, 720, 3            # of a polynomial; of bound indices; of an array of numbers
+MOST_WORK = 4_000                                           # products of a comparison: about a second
 ROUNDED_BITS = 47                                           # numbers that agree in so many bits are one: literals are
                                                             # rounded to 53, and products and sums of them
 Array: TypeAlias = NDArray[np.float64]
@@ -130,6 +131,7 @@ class Ring:
     heads: dict[Hashable, Head] = field(default_factory=dict)
     arrays: dict[tuple[int, ...], list[Head]] = field(default_factory=dict)
     evaluated: int = 0                                      # products and sums of known numbers
+    work: int = 0                                           # products of atoms that were brought to their form
 
     def head(self, *content: Any, symmetric: bool = False) -> Head:
         """The head of this content."""
@@ -213,6 +215,8 @@ class Ring:
 
     def simple(self, factors: list[Factor], bound: tuple[LiveSize, ...], number: Fraction) -> Polynomial:
         """A product of atoms in its one form; a sum over what does not occur is a factor."""
+        self.work += 1
+        if self.work > MOST_WORK: raise GaveUp(f"{self.work} products of entries")
         used = {index for _, at in factors for index in at}
         for k, size in enumerate(bound):
             if -k - 1 in used: continue

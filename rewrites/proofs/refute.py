@@ -121,6 +121,11 @@ def refute(left: Operator, right: Operator, draws: int = len(SCENES), seed: int 
     if any(isinstance(attribute, Name) for term in (left, right) for node in term.walk()
            for attribute in node.attributes):
         return None                                         # a law's own variables stand for any monoid
+    with np.errstate(all="ignore"): return find_difference(left, right, draws, seed)
+
+
+def find_difference(left: Operator, right: Operator, draws: int, seed: int) -> Counterexample | None:
+    """The first scene in which both differ for certain."""
     held, enclosed = held_numbers(left, right), 0
     for draw, scene in enumerate(SCENES[:draws]):
         rng = np.random.default_rng([seed, draw])
@@ -167,8 +172,7 @@ class Place:
 
     @cached_property
     def values(self) -> tuple[Numbers, Numbers]:
-        with np.errstate(all="ignore"):
-            a, b = (np.asarray(dense(term, self.x, self.batch)) for term in (self.one, self.other))
+        a, b = (np.asarray(dense(term, self.x, self.batch)) for term in (self.one, self.other))
         return a, b
 
     @property
@@ -180,8 +184,7 @@ class Place:
         """Whether float64 tells them apart, or gives one of them no value."""
         if self.shapes_differ: return True
         a, b = np.broadcast_arrays(*self.values)
-        with np.errstate(all="ignore"):
-            far = (abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))) & np.isfinite(a) & np.isfinite(b)
+        far = (abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))) & np.isfinite(a) & np.isfinite(b)
         return bool((far | (np.isnan(a) != np.isnan(b))).any())
 
     def difference(self) -> Difference | None:
@@ -290,6 +293,9 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         return
     if out.cols is not N:
         yield matrix(columns, out.cols) @ bent
+        yield matrix(columns, out.cols) @ relu
+        mixed = matrix(columns, out.cols)
+        yield product(product(mixed, turn(mixed)) * 0.125, matrix(columns, out.cols))
         if into.cols is N: yield ones @ matrix(1, out.cols) @ bent
     if out.cols is N or (into.cols is not N and into.cols == out.cols):
         yield from (scaled() @ function @ scaled() for function in (bent, gelu, relu))
