@@ -340,7 +340,7 @@ class Functions:
         match head.content:
             case ("size", size): return self.ring.atom(self.ring.head("one over size", size), ())
             case ("one over size", size): return self.ring.atom(self.ring.head("size", size), ())
-        if self.is_of(factor, reciprocal): return self.argument(factor)
+        if self.is_of(factor, reciprocal): return self.by(self.laws.behind[reciprocal, reciprocal], self.argument(factor))
         return self.atom(reciprocal, self.ring.atom(head, at))
 
     def logarithm(self, p: Polynomial) -> Polynomial:

@@ -135,6 +135,18 @@ def exp_of_softplus(x: some[n]):
     return x @ softplus @ exp, x @ exp + const(1.0)
 
 
+@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL)
+def log_of_sigmoid(x: some[n]):
+    """The logarithm of 1 / (1 + e^-u), as it is computed where that is next to nothing."""
+    return x @ sigmoid @ log, minus(minus(x) @ softplus)
+
+
+@law(phase=SIMPLIFY, source=INVERSE)
+def reciprocal_twice(x: some[n]):
+    """One over one over a number is the number."""
+    return x @ reciprocal @ reciprocal, x
+
+
 # ---- no number of these is negative
 
 @law(phase=SIMPLIFY, source=SIGN)
