@@ -1,7 +1,5 @@
-"""Equations over the whole algebra, each with whether it is true: what `prove` should prove, and near misses that it should
-refute. Sizes are numbers or names; matrices are stored, or symbols of which only properties are known."""
-from dataclasses import dataclass
-from functools import reduce
+"""Equations over the whole algebra: true ones that `prove` should prove, and near misses that it should refute. Sizes
+are numbers or names; matrices are stored, or symbols of which only properties are known."""
 
 import numpy as np
 
@@ -54,19 +52,9 @@ from opmatrix.algebra.operators import (
     weight,
     zero,
 )
-from opmatrix.algebra.shapes import Shape, T, size
-from opmatrix.algebra.term import Operator, formula
+from opmatrix.algebra.shapes import Shape, size
+from opmatrix.algebra.term import formula
 from opmatrix.patterns import causal, sequence, window
-
-
-@dataclass(frozen=True)
-class Stated:
-    """An equation: what it is about, both sides, whether it is true."""
-    name: str
-    left: Operator
-    right: Operator
-    true: bool
-
 
 RNG = np.random.default_rng(20)
 def drawn(*shape): return RNG.normal(size=shape)
@@ -136,7 +124,7 @@ TRUE = {
     "nothing added": (F + F2 * 0.0, F),
     "nothing subtracted": (F - F + F2, F2),
     "the identity": (I @ F @ I * 1.0, F),
-    "minus minus": (-(-F), F),
+    "minus minus": (-MINUS @ F, F),
     "twice and once": (F * 3.0 - F * 2.0, F),
     "additive, declared": ((I * 2.0 + I) @ ADDITIVE, ADDITIVE * 3.0),
     "biases are one": ((W + b) + c, W + (b + c)),
@@ -240,7 +228,8 @@ TRUE = {
     "softmax of a constant key": (attend(lambda x: (x @ q) @ (x @ k + const(B[:, 0])).T), attend(scores)),
     "softmax is linear on the right": (attend(scores, value=lambda x: x @ v * 2.0 + x @ q),
                                        attend(scores) * 2.0 + attend(scores, value=lambda x: x @ q)),
-    "softmax and a matrix": (attend(scores, where=causal) @ L, attend(scores, where=causal, value=lambda x: (x @ v) @ L)),
+    "softmax and a matrix": (attend(scores, where=causal) @ L,
+                             attend(scores, where=causal, value=lambda x: (x @ v) @ L)),
     "a bias of the values": (attend(scores, value=lambda x: x @ v + const(B[:, 1])), attend(scores) + const(B[:, 1])),
     "shares sum to one": (share @ ones, const(1.0) + zero),
     "shares ignore a shift": (formula(lambda x: (x + x @ ones) @ share), share),
@@ -263,7 +252,8 @@ TRUE = {
     "a sum of squares": (over(ones, monoids.sumsq), square @ ones),
     "a variance": (over(ones, monoids.moments), centre @ square @ mean),
     "a smooth maximum": (over(ones, monoids.logsumexp), exp @ ones @ log),
-    "another softmax ignores a shift": (attend(lambda x: scores(x) + x @ q @ ones, over=sharp), attend(scores, over=sharp)),
+    "another softmax ignores a shift": (attend(lambda x: scores(x) + x @ q @ ones, over=sharp),
+                                        attend(scores, over=sharp)),
     # ---- heads, choices, rows
     "heads and back": (heads(2) @ heads(2).T @ weight(A), weight(A)),
     "heads are additive": ((weight(A) + weight(A2)) @ heads(2), weight(A2) @ heads(2) + weight(A) @ heads(2)),
@@ -307,7 +297,8 @@ FALSE = {
     "scores are symmetric": (formula(lambda x: (x @ q) @ (x @ k).T), formula(lambda x: (x @ k) @ (x @ q).T)),
     "a transposed matrix": (weight(A @ A2.T), weight(A2 @ A.T)),
     "linear attention of softmax": (attend(scores), formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v)))),
-    "keys for values": (formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v))), formula(lambda x: (x @ q) @ ((x @ v).T @ (x @ k)))),
+    "keys for values": (formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v))),
+                        formula(lambda x: (x @ q) @ ((x @ v).T @ (x @ k)))),
     "entries for a product": (formula(lambda x: (x @ q) * (x @ k)), formula(lambda x: (x @ q) * (x @ v))),
     "a number twice": ((F * 2.0) * 3.0, F * 5.0),
     "a sum of numbers": (F * 2.0 + F, F * 2.0),
@@ -320,7 +311,8 @@ FALSE = {
     # ---- blocks, choices
     "columns in another order": (row(F, W), row(W, F)),
     "another part": (row(left4, right3) @ cols(0, 4, 7), left4 @ weight(np.eye(4)[::-1])),
-    "blocks crossed": (row(F, W) @ col(X, symbol("X2", M, K, linear=True)), W @ X + F @ symbol("X2", M, K, linear=True)),
+    "blocks crossed": (row(F, W) @ col(X, symbol("X2", M, K, linear=True)),
+                       W @ X + F @ symbol("X2", M, K, linear=True)),
     "a permutation and itself": (weight(ORDER) @ weight(ORDER), cols(0, 6, 6)),
     "a permutation is symmetric": (weight(ORDER), weight(ORDER.T)),
     "a choice before a matrix": (weight(A) @ cols(0, 2, 4), weight(A[:, 1:3])),

@@ -163,7 +163,7 @@ def rising(f: Callable[[float], float], least: float = -inf, most: float = inf) 
         except ValueError: return nan
     def of(u: Between) -> Between:
         if u.unknown: return u
-        if isnan(at(u.high)): return NO_VALUE               # where there is none at the upper end there is none below it
+        if isnan(at(u.high)): return NO_VALUE               # nor is there one below it
         return outward(at(u.low), at(u.high), LIBRARY_ROUNDINGS, least, most)
     return of
 

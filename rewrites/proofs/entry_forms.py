@@ -1,5 +1,5 @@
-"""Operators read at entries that are polynomials (rewrites/proofs/polynomials.py): two are equal where all their entries
-have one form. The rows are as many as come in, the columns too; where parts of columns are told apart, an axis is in
+"""Operators read at entries that are polynomials (rewrites/proofs/polynomials.py): two are equal where all entries have
+one form. The rows are as many as come in, the columns too; where parts of columns are told apart, an axis is in
 pieces of other sizes, of which the entries have a polynomial each. Laws of functions say what becomes of a function of
 a polynomial (rewrites/proofs/laws/functions.py)."""
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sympy
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.oracles import reduced
 from opmatrix.algebra.operators import symbol
+from opmatrix.algebra.oracles import reduced
 from opmatrix.algebra.shapes import H, LiveSize, N, Shape, ShapeError, Space, T, as_int, certain, size
 from opmatrix.algebra.term import KINDS, Operator, substitute
 from opmatrix.patterns import Pattern, everyone
@@ -28,10 +28,23 @@ from opmatrix.relations import Relation
 from opmatrix.signature import Port
 from rewrites.proofs.function_forms import INNER, Functions
 from rewrites.proofs.merged_lines import Line
-from rewrites.proofs.polynomials import COLUMN, ROW, ZERO, Array, At, GaveUp, Polynomial, Ring, are_equal, constant
+from rewrites.proofs.polynomials import (
+    COLUMN,
+    ROW,
+    ZERO,
+    Array,
+    At,
+    GaveUp,
+    Monomial,
+    Polynomial,
+    Ring,
+    are_equal,
+    constant,
+)
 
 Place: TypeAlias = tuple[int, int, int]                     # head, piece of rows, piece of columns
 Pieces: TypeAlias = tuple[LiveSize, ...]
+Entry: TypeAlias = Callable[[int, int, int], Polynomial]    # at a place
 MOST_PIECES = 64                                            # entries of a value that have a polynomial of their own
 
 
@@ -42,8 +55,10 @@ class Cut(Exception):
 
 
 def total(pieces: Iterable[LiveSize]) -> LiveSize:
-    found = sympy.expand(sum(map(sympy.sympify, pieces))) if any(not isinstance(p, int) for p in pieces) else sum(pieces)
-    return as_int(found)
+    """The size of an axis in pieces."""
+    sizes = [*pieces]
+    if all(isinstance(size, int) for size in sizes): return sum(sizes)
+    return as_int(sympy.expand(sum(map(sympy.sympify, sizes))))
 
 
 def ends(pieces: Sequence[LiveSize]) -> list[LiveSize]:
@@ -103,12 +118,12 @@ class Value:
     at: dict[Place, Polynomial]
 
     @classmethod
-    def of(cls, forms: Forms, heads: int, rows: Pieces, cols: Pieces, entry: Callable[[int, int, int], Polynomial]) -> Value:
+    def of(cls, forms: Forms, heads: int, rows: Pieces, cols: Pieces, entry: Entry) -> Value:
         if heads * len(rows) * len(cols) > MOST_PIECES: raise GaveUp(f"{heads * len(rows) * len(cols)} pieces")
         return cls(forms, heads, rows, cols, {(h, i, j): entry(h, i, j) for h in range(heads) for i in range(len(rows))
                                               for j in range(len(cols))})
 
-    def made(self, entry: Callable[[int, int, int], Polynomial], cols: Pieces | None = None) -> Value:
+    def made(self, entry: Entry, cols: Pieces | None = None) -> Value:
         """Of the same heads and rows."""
         return Value.of(self.forms, self.heads, self.rows, self.cols if cols is None else cols, entry)
 
@@ -177,7 +192,8 @@ class Value:
         if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
         if self.heads != 1: raise GaveUp("heads of heads")
         wide = sympy.sympify(total(self.cols)) / heads
-        parts = [self.columns(as_int(sympy.expand(wide * h)), as_int(sympy.expand(wide * (h + 1)))) for h in range(heads)]
+        at = [as_int(sympy.expand(wide * h)) for h in range(heads + 1)]
+        parts = [self.columns(lo, hi) for lo, hi in pairwise(at)]
         for part in parts[1:]: cut_alike(parts[0].cols, part.cols, same=True)
         return Value.of(self.forms, heads, self.rows, parts[0].cols, lambda h, i, j: parts[h].at[0, i, j])
 
@@ -380,9 +396,10 @@ def through(x: Value, term: Operator) -> Value:
 
 def additive_parts(x: Value) -> list[tuple[Fraction, Value]]:
     """A value as a sum of values of one term each, with its number."""
-    return [(number, Value.of(x.forms, x.heads, x.rows, x.cols,
-                              lambda *at, place=place, each=each: Polynomial({each: Fraction(1)} if at == place else {})))
-            for place, p in x.at.items() for each, number in p.terms.items()]
+    def alone(place: Place, each: Monomial) -> Value:
+        one = Polynomial({each: Fraction(1)})
+        return x.made(lambda *at: one if at == place else ZERO)
+    return [(number, alone(place, each)) for place, p in x.at.items() for each, number in p.terms.items()]
 
 
 def opaque(x: Value, term: Operator, heads: int, rows: Pieces, cols: Pieces) -> Value:
@@ -416,9 +433,9 @@ class EntryProof:
     def said(self) -> str:
         """What came of it, in words."""
         if not self.proved: return self.reason or "their forms differ"
-        numbers = f"{self.evaluated} products and sums of stored numbers were evaluated, and are equal but for rounding" \
-            if self.evaluated else ""
-        return "; ".join(filter(None, ("by " + ", ".join(self.laws) if self.laws else "", numbers)))
+        laws = f"by {', '.join(self.laws)}" if self.laws else ""
+        numbers = f"{self.evaluated} products and sums of stored numbers were evaluated, and are equal but for rounding"
+        return "; ".join(filter(None, (laws, numbers if self.evaluated else "")))
 
 
 def compare_entries(left: Operator, right: Operator) -> EntryProof:
@@ -453,7 +470,8 @@ def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[Value, 
     if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
     x = forms.leaf(("x",), heads, (T,), forms.pieces(columns))
     symbols = dict.fromkeys(node for side in sides for node in side.walk() if node.kind is KINDS["symbol"])
-    called = {node: symbol(f"{k}", *node.args[1:3], **dict.fromkeys(node.args[3], True)) for k, node in enumerate(symbols)}
+    called = {node: symbol(f"{k}", *node.args[1:3], **dict.fromkeys(node.args[3], True))
+              for k, node in enumerate(symbols)}
     forms.symbols.update({str(made.args[0]): node for node, made in called.items()})
     one, other = (substitute(side, called)(x) for side in sides)
     one, other = one.met(other)

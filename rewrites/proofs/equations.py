@@ -330,7 +330,8 @@ class Question:
         """What to try next where nothing was found."""
         if proof.cut and proof.cut != UNREAD: return f"a larger budget than {self.budget} nodes"
         if any(node.kind is KINDS["symbol"] for side in (self.left, self.right) for node in side.walk()):
-            return "declare properties of the symbols that make it true, or state a step as a law, laws=(*opmatrix.laws, step)"
+            return ("declare properties of the symbols that make it true, or state a step as a law, "
+                    "laws=(*opmatrix.laws, step)")
         return "state a step between the sides as a law, laws=(*opmatrix.laws, step)"
 
 

@@ -1,8 +1,8 @@
-"""Functions and products over monoids of entries that are polynomials. What is true of a function is read off its declared
-properties and off laws (rewrites/proofs/laws/functions.py), what is true of a monoid off its flags."""
+"""Functions of entries that are polynomials. What is true of a function is read off its declared properties, and off
+laws (rewrites/proofs/laws/functions.py)."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -12,20 +12,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from opmatrix.algebra import monoids
-from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import exp, reciprocal
-from opmatrix.algebra.operators import I, const, log, relu, rsqrt
+from opmatrix.algebra.operators import I, log, relu, rsqrt
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.shapes import LiveSize, T
-from opmatrix.algebra.term import KINDS, Operator, substitute
-from opmatrix.patterns import Pattern, everyone
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.term import KINDS, Operator
 from rewrites.law import Law
 from rewrites.proofs.laws.functions import FUNCTION_LAWS
 from rewrites.proofs.polynomials import (
     COLUMN,
     ONE,
-    ROW,
     ZERO,
     At,
     Factor,
@@ -79,8 +75,8 @@ Exponents: TypeAlias = dict[tuple[Monomial, At], Fraction]  # what e is raised t
 
 @dataclass
 class Functions:
-    """Functions of polynomials of a ring, each in one form. `inner` is what an atom is a function of, over the indices 0,
-    1, .. in the order in which it stands at its own."""
+    """Functions of polynomials of a ring, each in one form. `inner` is what an atom is a function of, over the indices
+    0, 1, .. in the order in which it stands at its own."""
     ring: Ring
     laws: Shaped = field(default_factory=shaped)
     inner: dict[Head, Polynomial] = field(default_factory=dict)
@@ -154,7 +150,8 @@ class Functions:
         values: dict[Operator, Polynomial] = {}
         for node in right.walk():
             match node.kind.name, node.args:
-                case "compose", (a, f) if f.kind is KINDS["mul"]: values[node] = values[a].scaled(values[f.args[1]].terms[ONE])
+                case "compose", (a, f) if f.kind is KINDS["mul"]:
+                    values[node] = values[a].scaled(values[f.args[1]].terms[ONE])
                 case "compose", (a, f): values[node] = self.apply(f, values[a])
                 case "add", (a, b): values[node] = self.ring.add(values[a], values[b])
                 case "mul", (a, b) if a is I: values[node] = values[b]
@@ -196,7 +193,7 @@ class Functions:
     def is_positive_atom(self, factor: Factor) -> bool:
         content: Any = factor[0].content
         if content[0] in ("size", "one over size", "sees"): return True
-        return content[0] == "of" and (relu, content[1]) in self.laws.behind or content[:2] == ("of", exp)
+        return (content[0] == "of" and (relu, content[1]) in self.laws.behind) or content[:2] == ("of", exp)
 
     def is_above_zero(self, factor: Factor) -> bool:
         """Whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
@@ -288,19 +285,24 @@ class Functions:
         return self.ring.add(*(self.ring.moved(Polynomial({inner: number}), dict(enumerate(at)))
                                for (inner, at), number in found.items()))
 
+    def is_power(self, each: Monomial) -> bool:
+        """Whether a product is of powers of e alone, with no sum."""
+        return not each.bound and all(self.is_of(factor, exp) for factor in each.factors)
+
     def shared_powers(self, p: Polynomial) -> Polynomial:
         """What e is raised to in every term of a polynomial, at least, where no index is bound."""
         every = [{key: number for key, number in self.exponents(each).items() if all(i >= 0 for i in key[1])}
                  for each in p.terms]
-        least = {key: min(each.get(key, Fraction(0)) for each in every) for key in dict.fromkeys(k for e in every for k in e)}
+        keys = dict.fromkeys(key for each in every for key in each)
+        least = {key: min(each.get(key, Fraction(0)) for each in every) for key in keys}
         return self.logarithm_of({key: number for key, number in least.items() if number})
 
     def one_and_power(self, p: Polynomial) -> tuple[Fraction, Polynomial, Polynomial] | None:
         """c, u and v of c e^u (1 + e^v), where a polynomial is that."""
         if len(p.terms) != 2: return None
-        (one, c), (other, d) = sorted(p.terms.items(), key=lambda term: (term[0] != ONE, term[0].key, heads_in(term[0])))
-        if c != d or any(each.bound or not all(self.is_of(factor, exp) for factor in each.factors) for each in (one, other)):
-            return None
+        terms = sorted(p.terms.items(), key=lambda term: (term[0] != ONE, term[0].key, heads_in(term[0])))
+        (one, c), (other, d) = terms
+        if c != d or not (self.is_power(one) and self.is_power(other)): return None
         u, w = (self.logarithm_of(self.exponents(each)) for each in (one, other))
         return c, u, self.ring.add(w, u.scaled(Fraction(-1)))
 
@@ -319,7 +321,7 @@ class Functions:
         shared = self.shared_powers(p)
         outside = self.power(shared.scaled(Fraction(-1, 2) if half else Fraction(-1))).scaled(number)
         rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))) if shared.terms else p
-        if rest.number is not None: return outside.scaled(Fraction(1) if rest.number == 1 else self.of_number(f, rest.number).terms[ONE])
+        if rest.number == 1: return outside
         if f is reciprocal and len(rest.terms) == 1: return self.ring.multiply(outside, self.each_inverse(rest))
         return self.ring.multiply(outside, self.atom(f, rest))
 
@@ -340,7 +342,8 @@ class Functions:
         match head.content:
             case ("size", size): return self.ring.atom(self.ring.head("one over size", size), ())
             case ("one over size", size): return self.ring.atom(self.ring.head("size", size), ())
-        if self.is_of(factor, reciprocal): return self.by(self.laws.behind[reciprocal, reciprocal], self.argument(factor))
+        if self.is_of(factor, reciprocal):
+            return self.by(self.laws.behind[reciprocal, reciprocal], self.argument(factor))
         return self.atom(reciprocal, self.ring.atom(head, at))
 
     def logarithm(self, p: Polynomial) -> Polynomial:
@@ -358,7 +361,7 @@ class Functions:
         """What laws of products of functions make of a product."""
         for law in self.laws.products:
             (left,), _ = law.sides()
-            (a, f), (b, g) = (part.args for part in left.args)
+            f, g = (part.args[1] for part in left.args)
             for factor in each.factors:
                 if not self.is_of(factor, g): continue
                 if f is g: other = [factor]
@@ -394,8 +397,8 @@ class Functions:
     # ---- merged entries
 
     def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
-        """The largest of polynomials, each at as many values of the inner index as its size says: what is in all of them
-        is added afterwards, positive numbers are multiplied afterwards, of two numbers it is a relu."""
+        """The largest of polynomials, each at as many values of the inner index as its size says: what is in all of
+        them is added afterwards, positive numbers are multiplied afterwards, of two numbers it is a relu."""
         first = line[0][1]
         shared = {each: number for each, number in first.terms.items() if INNER not in each.free
                   and all(p.terms.get(each) == number for _, p in line)}
@@ -417,8 +420,8 @@ class Functions:
 
 
     def among_largest(self, k: int, line: Sequence[tuple[str, Polynomial]], j: int) -> Polynomial:
-        """1 where an entry of piece j of a row is among its k largest, the first of equal ones, else 0: it stays so where
-        what is the same in the whole row is added, or all is scaled, or goes through a function that rises."""
+        """1 where an entry of piece j of a row is among its k largest, the first of equal ones, else 0: it stays so
+        where what is the same in the whole row is added, or all is scaled, or goes through a function that rises."""
         polynomials = self.risen([p for _, p in line])
         first = polynomials[0]
         shared = {each: -number for each, number in first.terms.items() if INNER not in each.free
@@ -436,12 +439,12 @@ class Functions:
             (first, _), = line[0].terms.items()
             shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
                       and self.is_above_zero(factor) and all(factor in each.factors for p in line for each in p.terms)]
-            if shared: return self.risen([Polynomial({without(each, shared): number for each, number in p.terms.items()})
-                                          for p in line])
+            if shared:
+                return self.risen([Polynomial({without(each, shared): number for each, number in p.terms.items()})
+                                   for p in line])
             numbers = {number for p in line for number in p.terms.values()}
             terms = [each for p in line for each in p.terms]
-            if len(numbers) == 1 and all(each.factors and not each.bound and all(self.is_of(factor, exp)
-                                                                                 for factor in each.factors) for each in terms):
+            if len(numbers) == 1 and all(each.factors and self.is_power(each) for each in terms):
                 return self.risen([self.logarithm_of(self.exponents(each)) for each in terms])
         factors = [self.single(p) for p in line]
         heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}  # type: ignore[index]

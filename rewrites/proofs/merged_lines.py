@@ -1,4 +1,4 @@
-"""A line of a product over a monoid, merged: what its flags say of it, and of those that the algebra has, what they are."""
+"""A line of a product over a monoid, merged by what the flags of the monoid say, or by what it is."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
 
 @dataclass(frozen=True)
 class Line:
-    """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it. Where
-    the left are entries of a relation, those that are zero are `absent`."""
+    """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it.
+    Where the left are entries of a relation, those that are zero are `absent`."""
     functions: Functions
     sizes: tuple[LiveSize, ...]
     left: Sequence[Polynomial]
@@ -44,7 +44,8 @@ class Line:
 
     def summed(self, line: Sequence[Polynomial]) -> Polynomial:
         ring = self.functions.ring
-        return ring.add(*(p if size == 1 else ring.summed(p, INNER, size) for size, p in zip(self.sizes, line, strict=True)))
+        pairs = zip(self.sizes, line, strict=True)
+        return ring.add(*(p if size == 1 else ring.summed(p, INNER, size) for size, p in pairs))
 
     def of_each(self, f: Any) -> list[Polynomial]: return [self.functions.apply(f, p) for p in self.products()]
 
@@ -69,7 +70,7 @@ class Line:
             seen = self.seen_of([constant(1)] * len(self.sizes))
             share = functions.inverse(ZERO_OR_RECIPROCAL, self.summed(seen))
             return [ring.multiply(ring.multiply(a, b), share) for a, b in zip(self.left, seen, strict=True)]
-        if monoid.scale is not None and self.seen is None: return [ring.multiply(p, self.one_over_size()) for p in self.left]
+        if monoid is monoids.mean: return [ring.multiply(p, self.one_over_size()) for p in self.left]
         line = [*self.left]
         if monoid.shift_invariant: line = self.unshifted(line)
         if monoid.linear: raise GaveUp(f"a product over {monoid.__name__} that is linear on both sides")
@@ -110,7 +111,8 @@ class Line:
 
     def logarithm(self) -> Polynomial: return self.functions.apply(log, self.summed(self.of_each(exp)))
 
-    def mean(self) -> Polynomial: return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
+    def mean(self) -> Polynomial:
+        return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
 
     def variance(self) -> Polynomial:
         """The mean of the squares, less the square of the mean."""

@@ -10,7 +10,6 @@ from itertools import permutations, product
 from typing import Any, TypeAlias
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from opmatrix.algebra.shapes import LiveSize
@@ -31,9 +30,9 @@ class GaveUp(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What an atom is, wherever it stands: there is one for equal content, numbered as they come. `numbers` is its array
-    where it is one of known numbers, `sizes` what these were summed of, without signs; `content` what else it is. If it
-    is `symmetric`, its indices may be exchanged."""
+    """What an atom is, wherever it stands: there is one for equal content, numbered as they come. `numbers` is its
+    array where it is one of known numbers, `sizes` what these were summed of, without signs; `content` what else it is.
+    If it is `symmetric`, its indices may be exchanged."""
     number: int
     content: tuple[Any, ...]
     numbers: Array | None = None
@@ -169,7 +168,8 @@ class Ring:
         if len(terms) > MOST_TERMS: raise GaveUp(f"{len(terms)} terms")
         alike: dict[Hashable, list[Monomial]] = {}
         for each in terms:
-            if sum(head.numbers is not None for head, _ in each.factors) == 1: alike.setdefault(each.key, []).append(each)
+            arrays = sum(head.numbers is not None for head, _ in each.factors)
+            if arrays == 1: alike.setdefault(each.key, []).append(each)
         for those in alike.values():
             if len(those) == 1 and terms[those[0]] == 1: continue
             place = next(k for k, (head, _) in enumerate(those[0].factors) if head.numbers is not None)
@@ -202,8 +202,8 @@ class Ring:
 
     def summed(self, a: Polynomial, index: int, size: LiveSize) -> Polynomial:
         """The sum over a free index of so many values."""
-        return self.add(*(self.simple(list(each.moved({index: -len(each.bound) - 1}).factors), (*each.bound, size), number)
-                          for each, number in a.terms.items()))
+        def over(each: Monomial) -> list[Factor]: return [*each.moved({index: -len(each.bound) - 1}).factors]
+        return self.add(*(self.simple(over(each), (*each.bound, size), number) for each, number in a.terms.items()))
 
     def moved(self, a: Polynomial, to: Mapping[int, int]) -> Polynomial:
         """Over other free indices."""

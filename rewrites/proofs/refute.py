@@ -48,8 +48,8 @@ class Counterexample:
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} = {term}" for name, term in self.symbols.items())
-        differs = f"entry {', '.join(map(str, self.entry))} is {self.left:.10g} and {self.right:.10g}" if self.entry else \
-            f"the shape is {self.left} and {self.right}"
+        differs = f"the shape is {self.left} and {self.right}"
+        if self.entry: differs = f"entry {', '.join(map(str, self.entry))} is {self.left:.10g} and {self.right:.10g}"
         x = np.array2string(self.x, precision=6, threshold=20, separator=", ").replace("\n", "")
         return f"{differs} at x = {x}{f' with {named}' if named else ''}"
 
@@ -75,6 +75,7 @@ class Scene:
 
 
 def normal(size: float) -> Callable[[np.random.Generator, Shape2, Sequence[float]], Numbers]:
+    """Random numbers of this size."""
     return lambda rng, shape, held: coarsen(2 * rng.normal(size=shape)) * size
 
 
@@ -95,7 +96,8 @@ def positive(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> 
     return abs(coarsen(3 * rng.normal(size=shape))) + 0.125
 
 
-def negative(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers: return -positive(rng, shape, held)
+def negative(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+    return -positive(rng, shape, held)
 
 
 def around_held(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
@@ -109,8 +111,8 @@ SCENES = (Scene(normal(1.0)), Scene(normal(1.0), ROWS, kind=1), Scene(special, k
           Scene(negative), Scene(nothing, kind=1), Scene(around_held), Scene(around_held, kind=1), Scene(alike),
           *(Scene(normal(size)) for size in FAR), Scene(normal(1.0), ONE_TOKEN, kind=1),
           *(Scene(normal(1.0), single=single) for single in range(3)), Scene(special, ROWS), Scene(normal(4.0), ROWS))
-TRIED_NUMBERS = (f"{len(SCENES)} inputs of sizes {min(FAR):g} to {max(FAR):g}, zeros and ties; relative differences below "
-                 f"{MIN_DIFFERENCE:g} are not seen")
+TRIED_NUMBERS = (f"{len(SCENES)} inputs of sizes {min(FAR):g} to {max(FAR):g}, zeros and ties; relative differences "
+                 f"below {MIN_DIFFERENCE:g} are not seen")
 MOST_ENCLOSED = 6                                           # inputs at which intervals are computed
 
 
@@ -150,7 +152,8 @@ def find_difference(left: Operator, right: Operator, draws: int, seed: int) -> C
 
 def held_numbers(*terms: Operator) -> list[float]:
     """The single numbers that operators hold, but for zero."""
-    found = {abs(float(attribute.array.item())) for term in terms for node in term.walk() for attribute in node.attributes
+    attributes = [attribute for term in terms for node in term.walk() for attribute in node.attributes]
+    found = {abs(float(attribute.array.item())) for attribute in attributes
              if isinstance(attribute, Data) and not isinstance(attribute, Promised) and attribute.shape == (1,)}
     return sorted(number for number in found if 0 < number < np.inf)
 
@@ -165,7 +168,8 @@ class Place:
     batch: Batch
 
     @classmethod
-    def of(cls, one: Operator, other: Operator, rng: np.random.Generator, scene: Scene, held: Sequence[float]) -> "Place":
+    def of(cls, one: Operator, other: Operator, rng: np.random.Generator, scene: Scene,
+           held: Sequence[float]) -> "Place":
         columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
         batch = draw_batch(Template.of({"one": one, "other": other}), rng, scene.lengths)
         return cls(one, other, scene.draw(rng, (batch.rows, columns), held), batch)

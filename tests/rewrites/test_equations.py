@@ -18,7 +18,7 @@ import peer_laws
 from formats.core.errors import InputError
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import compose
-from opmatrix.algebra.operators import I, centre, gelu, product, relu, row, square, symbol, turn, weight
+from opmatrix.algebra.operators import I, centre, gelu, product, relu, row, symbol, turn, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import N, Shape, size
 from opmatrix.algebra.term import formula

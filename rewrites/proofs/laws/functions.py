@@ -1,5 +1,5 @@
-"""Functions of single numbers by others: what each is made of, what it is of a negated number, which undo each other. By
-these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its left side."""
+"""Functions of single numbers by others: what each is made of, what it is of a negated number, which undo each other.
+By these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its left side."""
 from opmatrix.algebra.nodes import exp, magnitude, reciprocal
 from opmatrix.algebra.operators import (
     I,
