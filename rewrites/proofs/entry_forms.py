@@ -72,6 +72,7 @@ class Forms:
     ring: Ring = field(default_factory=Ring)
     cuts: dict[LiveSize, set[LiveSize]] = field(default_factory=dict)
     symbols: dict[str, Operator] = field(default_factory=dict)
+    sizes: set[LiveSize] = field(default_factory=set)       # of axes
     functions: Functions = field(init=False)
 
     def __post_init__(self) -> None: self.functions = Functions(self.ring)
@@ -79,6 +80,7 @@ class Forms:
     def pieces(self, size: LiveSize) -> Pieces:
         """The pieces of an axis."""
         if isinstance(size, Space): return (size,)
+        self.sizes.add(size)
         order = sort_ends([*self.cuts.get(size, ()), size])
         return tuple(as_int(sympy.expand(sympy.sympify(b) - sympy.sympify(a))) for a, b in pairwise([0, *order]))
 
@@ -454,12 +456,28 @@ def compared(left: Operator, right: Operator, cuts: dict[LiveSize, set[LiveSize]
     for _ in range(MOST_CUTS):
         forms = Forms(cuts=cuts)
         try: one, other = read_entries(forms, left, right)
-        except Cut as cut: cuts = cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
         except (GaveUp, ShapeError) as error: return EntryProof(False, reason=str(error))
+        except Cut as cut:
+            try: cuts = cut_more(cuts, cut, forms.sizes)
+            except GaveUp as error: return EntryProof(False, reason=str(error))
         else:
             proved = len(one.at) == len(other.at) and all(are_equal(p, other.at[at]) for at, p in one.at.items())
             return EntryProof(proved, tuple(sorted(forms.functions.used)), forms.ring.evaluated)
     return EntryProof(False, reason=f"axes in more than {MOST_CUTS} ways")
+
+
+def cut_more(cuts: dict[LiveSize, set[LiveSize]], cut: Cut, sizes: Iterable[LiveSize]) -> dict[LiveSize, set[LiveSize]]:
+    """Cuts, and one that is asked for: where there is that already, of the axes that are so many times as large, which
+    heads are cut of."""
+    if not {*cut.ends} <= cuts.get(cut.size, set()): return cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
+    more = dict(cuts)
+    for size in sizes:
+        times = sympy.sympify(size) / cut.size
+        if not times.is_Integer or times == 1: continue
+        found = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
+        more[size] = more.get(size, set()) | found
+    if more == cuts: raise GaveUp(f"columns of {cut.size} that are cut")
+    return more
 
 
 def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[Value, Value]:

@@ -80,6 +80,7 @@ class Functions:
     ring: Ring
     laws: Shaped = field(default_factory=shaped)
     inner: dict[Head, Polynomial] = field(default_factory=dict)
+    merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)     # of what an atom is the largest
     used: set[str] = field(default_factory=set)             # names of laws
 
     def __post_init__(self) -> None: self.ring.rules += [self.one_power, self.less_powers, self.shares]
@@ -162,8 +163,7 @@ class Functions:
 
     def plain(self, f: Operator, p: Polynomial) -> Polynomial:
         """A function of which properties are declared, and laws say what it is of a negated number."""
-        if f is relu and self.is_positive(p): return p
-        if f is relu and self.is_positive(p.scaled(Fraction(-1))): return ZERO
+        if f is relu and (found := self.rectified(p)) is not None: return found
         if f.positively_homogeneous:
             size = abs(p.leading)
             if size != 1: return self.apply(f, p.scaled(1 / size)).scaled(size)
@@ -173,6 +173,18 @@ class Functions:
             outside = self.ring.simple([*shared], (), Fraction(1))
             return self.ring.multiply(outside, self.apply(f, self.ring.add(rest)))
         return self.atom(f, p)
+
+    def rectified(self, p: Polynomial) -> Polynomial | None:
+        """relu of what has a sign for certain, and relu(a relu(u) - b) as relu(a u - b), where a and b are positive."""
+        if self.is_positive(p): return p
+        if self.is_positive(p.scaled(Fraction(-1))): return ZERO
+        for each, number in p.terms.items():
+            factor = self.single(Polynomial({each: Fraction(1)}))
+            if number < 0 or factor is None or not self.is_of(factor, relu): continue
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
+            if self.is_positive(rest.scaled(Fraction(-1))):
+                return self.apply(relu, self.ring.add(rest, self.argument(factor).scaled(number)))
+        return None
 
     def is_positive(self, p: Polynomial) -> bool:
         """Whether no number is negative, for certain: neither relu(u) is nor relu(u) - u."""
@@ -193,11 +205,12 @@ class Functions:
     def is_positive_atom(self, factor: Factor) -> bool:
         content: Any = factor[0].content
         if content[0] in ("size", "one over size", "sees"): return True
-        return (content[0] == "of" and (relu, content[1]) in self.laws.behind) or content[:2] == ("of", exp)
+        if self.is_of_power(factor): return True
+        return content[0] == "of" and (relu, content[1]) in self.laws.behind
 
     def is_above_zero(self, factor: Factor) -> bool:
         """Whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
-        if self.is_of(factor, exp): return True
+        if self.is_of_power(factor): return True
         return self.is_of(factor, reciprocal) and self.is_sum_of_powers(self.inner[factor[0]])
 
     def is_sum_of_powers(self, p: Polynomial) -> bool:
@@ -205,9 +218,13 @@ class Functions:
         def seen(factor: Factor) -> bool:
             content = factor[0].content
             return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
-        return all(number > 0 and any(self.is_of(factor, exp) for factor in each.factors)
-                   and all(self.is_of(factor, exp) or seen(factor) for factor in each.factors)
+        return all(number > 0 and any(map(self.is_of_power, each.factors))
+                   and all(self.is_of_power(factor) or seen(factor) for factor in each.factors)
                    for each, number in p.terms.items())
+
+    def is_of_power(self, factor: Factor) -> bool:
+        """Whether an atom is e to some power."""
+        return self.is_of(factor, exp) or factor[0].content[:1] == ("power",)
 
     def shares(self, each: Monomial) -> Polynomial | None:
         """A sum of powers of e times one over itself is one."""
@@ -235,8 +252,19 @@ class Functions:
     # ---- powers of e
 
     def power(self, p: Polynomial) -> Polynomial:
-        """e to the power of a polynomial: a factor for each of its terms."""
-        if len(p.terms) > MOST_FACTORS: raise GaveUp(f"e to the power of {len(p.terms)} terms")
+        """e to the power of a polynomial: a factor for each of its terms; for those of equal indices together, where
+        they are many."""
+        groups: dict[frozenset[int], Terms] = {}
+        for each, number in p.terms.items(): groups.setdefault(each.free, {})[each] = number
+        made = constant(1)
+        for free, group in groups.items():
+            if len(group) > MOST_FACTORS: factor = self.of_lines(("power",), [Polynomial(group)], sorted(free))
+            else: factor = self.power_by_term(Polynomial(group))
+            made = self.ring.multiply(made, factor)
+        return made
+
+    def power_by_term(self, p: Polynomial) -> Polynomial:
+        """e to the power of a polynomial of few terms."""
         made = constant(1)
         for each, number in p.ordered:
             if each == ONE:
@@ -350,10 +378,10 @@ class Functions:
         if parts := self.one_and_power(p):
             c, u, v = parts
             return self.ring.add(u, self.by(self.laws.behind_one[log, exp], v), self.of_number(log, c))
-        shared = self.shared_powers(p)
-        if not shared.terms: return self.atom(log, p)
-        rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1))))
-        return self.ring.add(shared, self.apply(log, rest))
+        scale, shared = abs(p.leading), self.shared_powers(p)
+        if not shared.terms and scale == 1: return self.atom(log, p)
+        rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))).scaled(1 / scale)
+        return self.ring.add(shared, self.of_number(log, scale), self.apply(log, rest))
 
     # ---- products of functions
 
@@ -399,6 +427,7 @@ class Functions:
     def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
         """The largest of polynomials, each at as many values of the inner index as its size says: what is in all of
         them is added afterwards, positive numbers are multiplied afterwards, of two numbers it is a relu."""
+        line = [part for size, p in line for part in self.flattened(size, p)]
         first = line[0][1]
         shared = {each: number for each, number in first.terms.items() if INNER not in each.free
                   and all(p.terms.get(each) == number for _, p in line)}
@@ -414,9 +443,26 @@ class Functions:
             (_, a), (_, b) = left
             return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
         scale = next(abs(p.leading) for _, p in left if p.terms)
-        found = self.of_lines(("largest", tuple(str(size) for size, _ in left)), [p.scaled(1 / scale) for _, p in left],
-                              outer([p for _, p in left]))
+        parts_of_head = [p.scaled(1 / scale) for _, p in left]
+        found = self.of_lines(("largest", tuple(str(size) for size, _ in left)), parts_of_head, outer(parts_of_head))
+        (each,) = found.terms
+        head, at = each.factors[0]
+        to = {index: k for k, index in enumerate(at)}
+        self.merged.setdefault(head, [(size, self.ring.moved(p, to))
+                                      for (size, _), p in zip(left, parts_of_head, strict=True)])
         return self.ring.add(outside, found.scaled(scale))
+
+    def flattened(self, size: LiveSize, p: Polynomial) -> list[tuple[LiveSize, Polynomial]]:
+        """What is the largest of others, with something added, as these."""
+        if INNER in p.free: return [(size, p)]
+        for each, number in p.terms.items():
+            factor = self.single(Polynomial({each: Fraction(1)}))
+            if number < 0 or factor is None or factor[0] not in self.merged: continue
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
+            to = dict(enumerate(factor[1]))
+            return [(own, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
+                    for own, part in self.merged[factor[0]]]
+        return [(size, p)]
 
 
     def among_largest(self, k: int, line: Sequence[tuple[str, Polynomial]], j: int) -> Polynomial:
