@@ -471,11 +471,11 @@ def cut_more(cuts: dict[LiveSize, set[LiveSize]], cut: Cut, sizes: Iterable[Live
     heads are cut of."""
     if not {*cut.ends} <= cuts.get(cut.size, set()): return cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
     more = dict(cuts)
-    for size in sizes:
-        times = sympy.sympify(size) / cut.size
+    for wide in sizes:
+        times = sympy.sympify(wide) / cut.size
         if not times.is_Integer or times == 1: continue
         found = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
-        more[size] = more.get(size, set()) | found
+        more[wide] = more.get(wide, set()) | found
     if more == cuts: raise GaveUp(f"columns of {cut.size} that are cut")
     return more
 

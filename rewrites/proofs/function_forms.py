@@ -30,6 +30,7 @@ from rewrites.proofs.polynomials import (
     Monomial,
     Polynomial,
     Ring,
+    Terms,
     canonical,
     constant,
     rounded,
@@ -80,7 +81,7 @@ class Functions:
     ring: Ring
     laws: Shaped = field(default_factory=shaped)
     inner: dict[Head, Polynomial] = field(default_factory=dict)
-    merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)     # of what an atom is the largest
+    merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)     # what atoms are the largest of
     used: set[str] = field(default_factory=set)             # names of laws
 
     def __post_init__(self) -> None: self.ring.rules += [self.one_power, self.less_powers, self.shares]
