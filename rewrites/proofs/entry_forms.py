@@ -7,27 +7,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
 from itertools import pairwise
 from math import isfinite
-from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
 import sympy
 
-from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.operators import symbol
 from opmatrix.algebra.oracles import reduced
-from opmatrix.algebra.shapes import H, LiveSize, N, Shape, ShapeError, Space, T, as_int, certain, size
-from opmatrix.algebra.term import KINDS, Operator, substitute
+from opmatrix.algebra.shapes import LiveSize, N, Shape, Space, T, as_int, certain
+from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from opmatrix.signature import Port
-from rewrites.proofs.function_forms import INNER, Functions
+from rewrites.proofs.function_forms import INNER
 from rewrites.proofs.merged_lines import Line
+from rewrites.proofs.ordered_forms import OrderedForms
 from rewrites.proofs.polynomials import (
     COLUMN,
     ROW,
@@ -35,10 +32,8 @@ from rewrites.proofs.polynomials import (
     Array,
     At,
     GaveUp,
-    Monomial,
     Polynomial,
     Ring,
-    are_equal,
     constant,
 )
 
@@ -68,14 +63,16 @@ def ends(pieces: Sequence[LiveSize]) -> list[LiveSize]:
 
 @dataclass
 class Forms:
-    """What is known while two operators are compared: polynomials, functions of them, cuts of axes."""
+    """What is known while two operators are compared: polynomials, functions of them, cuts of axes; and what goes
+    through the symbols of operators."""
+    through: Callable[[Value, Operator], Value]
     ring: Ring = field(default_factory=Ring)
     cuts: dict[LiveSize, set[LiveSize]] = field(default_factory=dict)
     symbols: dict[str, Operator] = field(default_factory=dict)
     sizes: set[LiveSize] = field(default_factory=set)       # of axes
-    functions: Functions = field(init=False)
+    functions: OrderedForms = field(init=False)
 
-    def __post_init__(self) -> None: self.functions = Functions(self.ring)
+    def __post_init__(self) -> None: self.functions = OrderedForms(self.ring)
 
     def pieces(self, size: LiveSize) -> Pieces:
         """The pieces of an axis."""
@@ -232,7 +229,8 @@ class Value:
         return self.forms.leaf(("entered", port), port.heads, (shape.rows,), self.forms.pieces(port.columns))
     def pick(self, relation: Relation) -> Value: raise GaveUp("rows that are picked")
 
-    def symbol(self, name: str, into: Shape, out: Shape) -> Value: return through(self, self.forms.symbols[name])
+    def symbol(self, name: str, into: Shape, out: Shape) -> Value:
+        return self.forms.through(self, self.forms.symbols[name])
 
     def keep_top(self, by: Value, k: int) -> Value:
         """Its entries times whether they are among the largest of the row."""
@@ -369,129 +367,3 @@ def cut_alike(a: Pieces, b: Pieces, same: bool = False) -> None:
 def is_related(p: Polynomial) -> bool:
     """Whether entries of a relation are among its atoms: what is none is left out of a product."""
     return any(head.content[:1] == ("related",) for each in p.terms for head, _ in each.factors)   # type: ignore[index]
-
-
-# ---- operators of which only properties are known
-
-def through(x: Value, term: Operator) -> Value:
-    """What a symbol gives at a value, by its declared properties."""
-    forms, out, into = x.forms, term.out, term.into
-    heads = x.heads if out.heads is H else out.heads
-    if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
-    if into.cols is not N and total(x.cols) != into.cols: raise GaveUp("other columns")
-    cols = x.cols if out.cols is N else forms.pieces(out.cols)
-    rows = x.rows if out.rows is T else forms.pieces(out.rows)
-    if term.constant: return forms.leaf(("symbol", term), heads, rows, cols, term.uniform)
-    if term.entrywise: return x.made(lambda *at: forms.functions.apply(term, x.at[at]))
-    if term.linear:
-        matrix = forms.leaf(("symbol", term), heads, x.cols, cols)
-        return x.product(matrix, monoids.sum, everyone)
-    if term.positively_homogeneous and not term.additive:
-        size = next((abs(p.leading) for p in x.at.values() if p.terms), Fraction(1))
-        if size != 1: return through(x.scaled(1 / size), term).scaled(size)
-    if term.maps_zero_to_zero and not any(p.terms for p in x.at.values()):
-        return Value.of(forms, heads, rows, cols, lambda *_: ZERO)
-    parts = additive_parts(x) if term.additive else [(Fraction(1), x)]
-    found = [opaque(part, term, heads, rows, cols).scaled(number) for number, part in parts]
-    return reduce(add, found) if found else Value.of(forms, heads, rows, cols, lambda *_: ZERO)
-
-
-def additive_parts(x: Value) -> list[tuple[Fraction, Value]]:
-    """A value as a sum of values of one term each, with its number."""
-    def alone(place: Place, each: Monomial) -> Value:
-        one = Polynomial({each: Fraction(1)})
-        return x.made(lambda *at: one if at == place else ZERO)
-    return [(number, alone(place, each)) for place, p in x.at.items() for each, number in p.terms.items()]
-
-
-def opaque(x: Value, term: Operator, heads: int, rows: Pieces, cols: Pieces) -> Value:
-    """What an operator gives of which nothing else is known: a function of one row, or of the whole value."""
-    by_row = term.row_wise and rows == x.rows
-    if by_row and not term.uniform: x.tokens()
-    def entry(h: int, i: int, j: int) -> Polynomial:
-        seen = tuple((at, p.key) for at, p in x.at.items() if not by_row or at[1] == i)
-        known = ("symbol", term, x.cols, () if by_row else x.rows, seen)
-        at = (*((ROW,) if rows[i] != 1 else ()), *((COLUMN,) if cols[j] != 1 else ()))
-        head = x.ring.head(*known, h, 0 if by_row else ends(rows)[i], ends(cols)[j])
-        return x.ring.atom(head, at)
-    return Value.of(x.forms, heads, rows, cols, entry)
-
-
-# ---- two operators
-
-MOST_CUTS, MOST_COLUMNS = 12, 8                             # times that axes are cut anew; columns that are told apart
-
-
-@dataclass(frozen=True)
-class EntryProof:
-    """Whether entries of two operators have one form; the laws of functions that were used, and how many products and
-    sums of stored numbers were evaluated, within rounding; why there is no form, where there is none."""
-    proved: bool
-    laws: tuple[str, ...] = ()
-    evaluated: int = 0
-    reason: str = ""
-
-    @property
-    def said(self) -> str:
-        """What came of it, in words."""
-        if not self.proved: return self.reason or "their forms differ"
-        laws = f"by {', '.join(self.laws)}" if self.laws else ""
-        numbers = f"{self.evaluated} products and sums of stored numbers were evaluated, and are equal but for rounding"
-        return "; ".join(filter(None, (laws, numbers if self.evaluated else "")))
-
-
-def compare_entries(left: Operator, right: Operator) -> EntryProof:
-    """Whether all entries of two operators have one form: first in as few pieces of axes as will do, then, where few
-    columns are a number, each by itself."""
-    found = compared(left, right, {})
-    few = {size for side in (left, right) for node in side.walk() for shape in (node.into, node.out)
-           for size in shape[1:] if isinstance(size, int) and 1 < size}
-    if found.proved or not few or max(few) > MOST_COLUMNS: return found
-    apart = compared(left, right, {size: {*range(1, size + 1)} for size in few})
-    return apart if apart.proved else found
-
-
-def compared(left: Operator, right: Operator, cuts: dict[LiveSize, set[LiveSize]]) -> EntryProof:
-    """Both sides at one value of which nothing is known, with axes cut as that needs."""
-    for _ in range(MOST_CUTS):
-        forms = Forms(cuts=cuts)
-        try: one, other = read_entries(forms, left, right)
-        except (GaveUp, ShapeError) as error: return EntryProof(False, reason=str(error))
-        except Cut as cut:
-            try: cuts = cut_more(cuts, cut, forms.sizes)
-            except GaveUp as error: return EntryProof(False, reason=str(error))
-        else:
-            proved = len(one.at) == len(other.at) and all(are_equal(p, other.at[at]) for at, p in one.at.items())
-            return EntryProof(proved, tuple(sorted(forms.functions.used)), forms.ring.evaluated)
-    return EntryProof(False, reason=f"axes in more than {MOST_CUTS} ways")
-
-
-def cut_more(cuts: dict[LiveSize, set[LiveSize]], cut: Cut, sizes: Iterable[LiveSize]) -> dict[LiveSize, set[LiveSize]]:
-    """Cuts, and one that is asked for: where there is that already, of the axes that are so many times as large, which
-    heads are cut of."""
-    if not {*cut.ends} <= cuts.get(cut.size, set()): return cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
-    more = dict(cuts)
-    for wide in sizes:
-        times = sympy.sympify(wide) / cut.size
-        if not times.is_Integer or times == 1: continue
-        found = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
-        more[wide] = more.get(wide, set()) | found
-    if more == cuts: raise GaveUp(f"columns of {cut.size} that are cut")
-    return more
-
-
-def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[Value, Value]:
-    """What both give at one value, in the same pieces and heads."""
-    sides = left, right
-    columns = next((side.into.cols for side in sides if side.into.cols is not N), size("columns of x"))
-    heads = next((side.into.heads for side in sides if side.into.heads is not H), 1)
-    if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
-    x = forms.leaf(("x",), heads, (T,), forms.pieces(columns))
-    symbols = dict.fromkeys(node for side in sides for node in side.walk() if node.kind is KINDS["symbol"])
-    called = {node: symbol(f"{k}", *node.args[1:3], **dict.fromkeys(node.args[3], True))
-              for k, node in enumerate(symbols)}
-    forms.symbols.update({str(made.args[0]): node for node, made in called.items()})
-    one, other = (substitute(side, called)(x) for side in sides)
-    one, other = one.met(other)
-    heads = max(one.heads, other.heads)
-    return tuple(Value.of(forms, heads, each.rows, each.cols, each.entry) for each in (one, other))   # type: ignore[return-value]

@@ -21,7 +21,7 @@ from rewrites.graph.egraph import ENGINES, SCHEDULE, EgglogEngine, engine, rules
 from rewrites.graph.template import Template, quoted
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.proofs.entry_forms import compare_entries
+from rewrites.proofs.entry_proofs import compare_entries
 from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.reading import are_numbers, read_both
 from rewrites.proofs.refute import TRIED_NUMBERS, Counterexample, refute

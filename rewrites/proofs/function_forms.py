@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from itertools import permutations
 from math import isfinite
 from typing import Any, TypeAlias
@@ -15,12 +14,10 @@ import numpy as np
 from opmatrix.algebra.nodes import exp, reciprocal
 from opmatrix.algebra.operators import I, log, relu, rsqrt
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.law import Law
-from rewrites.proofs.laws.functions import FUNCTION_LAWS
+from rewrites.proofs.law_shapes import Shaped, shaped
 from rewrites.proofs.polynomials import (
-    COLUMN,
     ONE,
     ZERO,
     At,
@@ -31,9 +28,12 @@ from rewrites.proofs.polynomials import (
     Polynomial,
     Ring,
     Terms,
-    canonical,
     constant,
-    rounded,
+    heads_of,
+    order_of,
+    parts_of,
+    split_off,
+    without,
 )
 
 ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
@@ -41,34 +41,6 @@ MOST_FACTORS = 24                                           # powers of e in a p
 INNER = 2                                                   # the index that a product over a monoid merges
 POWERS = {exp: None, reciprocal: Fraction(-1), rsqrt: Fraction(-1, 2)}
 Body: TypeAlias = Callable[[Polynomial], Polynomial]
-
-
-@dataclass
-class Shaped:
-    """Laws by the shape of their left sides: f(u), f(-u), f(g(u)), f(g(u) + 1), f(u) times g(v)."""
-    definitions: dict[Operator, Law] = field(default_factory=dict)
-    reflections: dict[Operator, Law] = field(default_factory=dict)
-    behind: dict[tuple[Operator, Operator], Law] = field(default_factory=dict)
-    behind_one: dict[tuple[Operator, Operator], Law] = field(default_factory=dict)
-    products: list[Law] = field(default_factory=list)
-
-
-@cache
-def shaped(laws: tuple[Law, ...] = FUNCTION_LAWS) -> Shaped:
-    """Each law where its shape is looked for."""
-    made = Shaped()
-    for law in laws:
-        (left,), _ = law.sides()
-        x = next(node for node in left.walk() if not node.children)
-        if left.kind is KINDS["mul"]:
-            made.products.append(law)
-            continue
-        inner, f = left.args
-        if inner is x: made.definitions[f] = law
-        elif inner is x @ (I * -1.0): made.reflections[f] = law
-        elif inner.kind is KINDS["add"]: made.behind_one[f, inner.args[0].args[1]] = law
-        else: made.behind[f, inner.args[1]] = law
-    return made
 
 
 Exponents: TypeAlias = dict[tuple[Monomial, At], Fraction]  # what e is raised to in a product, term by term
@@ -81,7 +53,6 @@ class Functions:
     ring: Ring
     laws: Shaped = field(default_factory=shaped)
     inner: dict[Head, Polynomial] = field(default_factory=dict)
-    merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)     # what atoms are the largest of
     used: set[str] = field(default_factory=set)             # names of laws
 
     def __post_init__(self) -> None: self.ring.rules += [self.one_power, self.less_powers, self.shares]
@@ -329,7 +300,7 @@ class Functions:
     def one_and_power(self, p: Polynomial) -> tuple[Fraction, Polynomial, Polynomial] | None:
         """c, u and v of c e^u (1 + e^v), where a polynomial is that."""
         if len(p.terms) != 2: return None
-        terms = sorted(p.terms.items(), key=lambda term: (term[0] != ONE, term[0].key, heads_in(term[0])))
+        terms = sorted(p.terms.items(), key=lambda term: (term[0] != ONE, term[0].key, heads_of(term[0])))
         (one, c), (other, d) = terms
         if c != d or not (self.is_power(one) and self.is_power(other)): return None
         u, w = (self.logarithm_of(self.exponents(each)) for each in (one, other))
@@ -422,117 +393,3 @@ class Functions:
         made = self.ring.multiply(self.ring.simple([free(factor) for factor in rest], (), Fraction(1)), made)
         for k, size in enumerate(each.bound): made = self.ring.summed(made, 100 + k, size)
         return made
-
-    # ---- merged entries
-
-    def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
-        """The largest of polynomials, each at as many values of the inner index as its size says: what is in all of
-        them is added afterwards, positive numbers are multiplied afterwards, of two numbers it is a relu."""
-        line = [part for size, p in line for part in self.flattened(size, p)]
-        first = line[0][1]
-        shared = {each: number for each, number in first.terms.items() if INNER not in each.free
-                  and all(p.terms.get(each) == number for _, p in line)}
-        outside, minus = Polynomial(shared), Polynomial(shared).scaled(Fraction(-1))
-        parts: dict[Any, tuple[LiveSize, Polynomial]] = {}
-        for size, p in line:
-            rest = self.ring.add(p, minus)
-            own = size if INNER in rest.free else 1
-            parts[str(own), rest.key] = own, rest
-        left = sorted(parts.values(), key=lambda part: (str(part[0]), order_of(part[1])))
-        if len(left) == 1 and left[0][0] == 1: return self.ring.add(outside, left[0][1])
-        if len(left) == 2 and left[0][0] == left[1][0] == 1:
-            (_, a), (_, b) = left
-            return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
-        scale = next(abs(p.leading) for _, p in left if p.terms)
-        parts_of_head = [p.scaled(1 / scale) for _, p in left]
-        found = self.of_lines(("largest", tuple(str(size) for size, _ in left)), parts_of_head, outer(parts_of_head))
-        (each,) = found.terms
-        head, at = each.factors[0]
-        to = {index: k for k, index in enumerate(at)}
-        self.merged.setdefault(head, [(size, self.ring.moved(p, to))
-                                      for (size, _), p in zip(left, parts_of_head, strict=True)])
-        return self.ring.add(outside, found.scaled(scale))
-
-    def flattened(self, size: LiveSize, p: Polynomial) -> list[tuple[LiveSize, Polynomial]]:
-        """What is the largest of others, with something added, as these."""
-        if INNER in p.free: return [(size, p)]
-        for each, number in p.terms.items():
-            factor = self.single(Polynomial({each: Fraction(1)}))
-            if number < 0 or factor is None or factor[0] not in self.merged: continue
-            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
-            to = dict(enumerate(factor[1]))
-            return [(own, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
-                    for own, part in self.merged[factor[0]]]
-        return [(size, p)]
-
-
-    def among_largest(self, k: int, line: Sequence[tuple[str, Polynomial]], j: int) -> Polynomial:
-        """1 where an entry of piece j of a row is among its k largest, the first of equal ones, else 0: it stays so
-        where what is the same in the whole row is added, or all is scaled, or goes through a function that rises."""
-        polynomials = self.risen([p for _, p in line])
-        first = polynomials[0]
-        shared = {each: -number for each, number in first.terms.items() if INNER not in each.free
-                  and all(p.terms.get(each) == number for p in polynomials)}
-        left = [self.ring.add(p, Polynomial(shared)) for p in polynomials]
-        scale = next((abs(p.leading) for p in left if p.terms), Fraction(1))
-        more = (COLUMN,) if line[j][0] != "1" else ()
-        return self.of_lines(("among the largest", k, tuple(size for size, _ in line), j),
-                             [p.scaled(1 / scale) for p in left],
-                             outer(left), more=more)
-
-    def risen(self, line: list[Polynomial]) -> list[Polynomial]:
-        """What a row is before a function that keeps its order, and before it is multiplied by a positive number."""
-        if all(len(p.terms) == 1 and p.leading > 0 for p in line):
-            (first, _), = line[0].terms.items()
-            shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
-                      and self.is_above_zero(factor) and all(factor in each.factors for p in line for each in p.terms)]
-            if shared:
-                return self.risen([Polynomial({without(each, shared): number for each, number in p.terms.items()})
-                                   for p in line])
-            numbers = {number for p in line for number in p.terms.values()}
-            terms = [each for p in line for each in p.terms]
-            if len(numbers) == 1 and all(each.factors and self.is_power(each) for each in terms):
-                return self.risen([self.logarithm_of(self.exponents(each)) for each in terms])
-        factors = [self.single(p) for p in line]
-        heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}  # type: ignore[index]
-        f = heads.pop() if len(heads) == 1 else None
-        if not isinstance(f, Operator) or not f.keeps_order: return line
-        return self.risen([self.argument(factor) for factor in factors if factor])
-
-
-def parts_of(each: Monomial) -> list[frozenset[int]]:
-    """The bound indices of a product, those together that factors join."""
-    parts: list[frozenset[int]] = []
-    for _, at in each.factors:
-        own = frozenset(i for i in at if i < 0)
-        if not own: continue
-        joined = own.union(*(part for part in parts if part & own))
-        parts = [*(part for part in parts if not part & own), joined]
-    return parts
-
-
-def split_off(each: Monomial, part: frozenset[int]) -> tuple[Monomial, Monomial]:
-    """The factors that have some bound indices, and the others, each with its own."""
-    own = [factor for factor in each.factors if part.intersection(factor[1])]
-    rest = [factor for factor in each.factors if factor not in own]
-    return canonical(own, each.bound), canonical(rest, each.bound)
-
-
-def outer(line: Sequence[Polynomial]) -> list[int]:
-    """The free indices of polynomials, but for the inner one."""
-    return sorted(frozenset().union(*(p.free for p in line)) - {INNER})
-
-
-def order_of(p: Polynomial) -> Any:
-    """What polynomials are ordered by."""
-    return tuple((each.key, heads_in(each), rounded(number)) for each, number in p.ordered)
-
-
-def heads_in(each: Monomial) -> tuple[int, ...]: return tuple(head.number for head, _ in each.factors)
-
-
-def without(each: Monomial, factors: Sequence[Factor]) -> Monomial:
-    """A product without some of its factors, once each."""
-    left = list(each.factors)
-    for factor in factors: left.remove(factor)
-    return Monomial(tuple(left), each.bound)

@@ -11,7 +11,8 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import exp, reciprocal
 from opmatrix.algebra.operators import log, relu
 from opmatrix.algebra.shapes import LiveSize
-from rewrites.proofs.function_forms import INNER, ZERO_OR_RECIPROCAL, Functions, outer
+from rewrites.proofs.function_forms import INNER, ZERO_OR_RECIPROCAL
+from rewrites.proofs.ordered_forms import OrderedForms, outer
 from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
 
 
@@ -19,7 +20,7 @@ from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
 class Line:
     """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it.
     Where the left are entries of a relation, those that are zero are `absent`."""
-    functions: Functions
+    functions: OrderedForms
     sizes: tuple[LiveSize, ...]
     left: Sequence[Polynomial]
     right: Sequence[Polynomial]

@@ -2,7 +2,7 @@
 commutative rings. An atom is a tensor, or a function of other entries, at its indices; an index is free (0 is the row,
 1 the column) or bound (below 0), which is summed over. What numbers are known of tensors is merged into one array."""
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -324,3 +324,33 @@ def are_equal(a: Polynomial, b: Polynomial) -> bool:
     if a.terms.keys() != b.terms.keys(): return False
     return all(abs(u - b.terms[each]) <= Fraction(1, 2 ** ROUNDED_BITS) * max(abs(u), abs(b.terms[each]))
                for each, u in a.terms.items())
+
+
+def parts_of(each: Monomial) -> list[frozenset[int]]:
+    """The bound indices of a product, those together that factors join."""
+    parts: list[frozenset[int]] = []
+    for _, at in each.factors:
+        own = frozenset(i for i in at if i < 0)
+        if not own: continue
+        joined = own.union(*(part for part in parts if part & own))
+        parts = [*(part for part in parts if not part & own), joined]
+    return parts
+
+
+def split_off(each: Monomial, part: frozenset[int]) -> tuple[Monomial, Monomial]:
+    """The factors that have some bound indices, and the others, each with its own."""
+    own = [factor for factor in each.factors if part.intersection(factor[1])]
+    rest = [factor for factor in each.factors if factor not in own]
+    return canonical(own, each.bound), canonical(rest, each.bound)
+
+
+def order_of(p: Polynomial) -> Any:
+    """What polynomials are ordered by."""
+    return tuple((each.key, heads_of(each), rounded(number)) for each, number in p.ordered)
+
+
+def without(each: Monomial, factors: Sequence[Factor]) -> Monomial:
+    """A product without some of its factors, once each."""
+    left = list(each.factors)
+    for factor in factors: left.remove(factor)
+    return Monomial(tuple(left), each.bound)

@@ -10,9 +10,9 @@ from opmatrix.algebra.operators import I, const, gelu, log, relu, sigmoid, squar
 from opmatrix.algebra.shapes import size
 from rewrites.law import law, n, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.proofs.entry_forms import compare_entries
+from rewrites.proofs.entry_proofs import compare_entries
 from rewrites.proofs.equations import prove
-from rewrites.proofs.function_forms import shaped
+from rewrites.proofs.law_shapes import shaped
 from rewrites.proofs.laws.functions import FUNCTION_LAWS
 from rewrites.proofs.polynomials import Ring, constant
 from rewrites.proofs.refute import SCENES, refute
