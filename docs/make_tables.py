@@ -18,6 +18,7 @@ from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.proofs.laws.cancelling import CANCELLING_LAWS as NUMBER_LAWS
+from rewrites.proofs.laws.functions import FUNCTION_LAWS
 from rewrites.proofs.laws.groups import GROUP_LAWS
 from rewrites.proofs.laws.values import VALUE_LAWS
 
@@ -102,7 +103,7 @@ def tables() -> str:
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in CHOOSING_LAWS)),
         table("Laws of values, which prove equations", "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
-            for law in VALUE_LAWS + NUMBER_LAWS + GROUP_LAWS)),
+            for law in VALUE_LAWS + NUMBER_LAWS + FUNCTION_LAWS + GROUP_LAWS)),
         table("Formats", "format, arrays, bytes, what it is", (form.row().split(" | ") for form in FORMATS.values())),
         table("Files of products", "format, kernels, file in formats/kernels", (
             (form.name, ", ".join(map(code, called)), ", ".join(dict.fromkeys(code(file(name)) for name in called)))

@@ -312,6 +312,13 @@ def differ(one, other, x, batch):
                    for u, v in pairs if mpmath.isfinite(u) and mpmath.isfinite(v))
 
 
+def lacks(one, other, x, batch):
+    """In how many entries one has no value, where the other is a number."""
+    both = np.broadcast_arrays(*(evaluate(term, x, batch) for term in (one, other)))
+    pairs = zip(*(each.flat for each in both), strict=True)
+    return sum(mpmath.isnan(u.value) != mpmath.isnan(v.value) for u, v in pairs)
+
+
 def drawn(left, right, seed):
     """Both sides over operators for their symbols, an input and a batch."""
     rng = np.random.default_rng([11, seed])
@@ -334,7 +341,8 @@ def judged(seed):
         except (TypeError, ValueError, StopIteration): apart = 0            # nothing to judge it at
         wrong = "false proof" if apart else ""
     if proof.verdict == "refuted":                          # by an entry, or by the shape where there is none
-        certain = not each.equal and (not proof.at.entry or differ(*proof.at.sides, proof.at.x, proof.at.batch))
+        place = *proof.at.sides, proof.at.x, proof.at.batch
+        certain = not each.equal and (not proof.at.entry or differ(*place) or lacks(*place))
         wrong = "" if certain else "false refutation"
     return each.how, proof.verdict, wrong
 

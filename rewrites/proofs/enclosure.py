@@ -45,11 +45,12 @@ MAYBE = Maybe()
 
 
 class Between:
-    """All numbers from low to high; none that is known where both are NaN."""
-    __slots__ = ("high", "low")
+    """All numbers from low to high; none that is known where both are NaN, and `undefined` where there is none, as of a
+    logarithm of a negative number, and of all that is computed of it."""
+    __slots__ = ("high", "low", "undefined")
 
-    def __init__(self, low: float, high: float | None = None) -> None:
-        self.low, self.high = low, low if high is None else high
+    def __init__(self, low: float, high: float | None = None, undefined: bool = False) -> None:
+        self.low, self.high, self.undefined = low, low if high is None else high, undefined
         if isnan(self.low) or isnan(self.high): self.low = self.high = nan
 
     @property
@@ -61,18 +62,21 @@ class Between:
     def holds(self, number: float) -> bool: return self.low <= number <= self.high
     def __repr__(self) -> str: return f"[{self.low}, {self.high}]"
 
-    def __neg__(self) -> Between: return Between(-self.high, -self.low)
+    def __neg__(self) -> Between: return Between(-self.high, -self.low, self.undefined)
     def __pos__(self) -> Between: return self
     def __abs__(self) -> Between:
+        if self.undefined: return self
         ends = abs(self.low), abs(self.high)
         return Between(0.0 if self.holds(0.0) else min(ends), max(ends))
     def __add__(self, other: Enclosable) -> Between:
         o = as_between(other)
+        if self.undefined or o.undefined: return NO_VALUE
         return outward(self.low + o.low, self.high + o.high)
     def __sub__(self, other: Enclosable) -> Between: return self + -as_between(other)
     def __rsub__(self, other: Enclosable) -> Between: return -self + other
     def __mul__(self, other: Enclosable) -> Between:
         o = as_between(other)
+        if self.undefined or o.undefined: return NO_VALUE
         if other is self and not self.unknown:
             near, far = (end * end for end in (abs(self).low, abs(self).high))
             return outward(near, far, least=0.0)
@@ -81,10 +85,12 @@ class Between:
         return outward(min(ends), max(ends)) if not any(map(isnan, ends)) else Between(nan)
     def __truediv__(self, other: Enclosable) -> Between:
         o = as_between(other)
+        if self.undefined or o.undefined: return NO_VALUE
         if o.unknown or o.holds(0.0): return Between(nan)
         return self * outward(1 / o.high, 1 / o.low)
     def __rtruediv__(self, other: Enclosable) -> Between: return as_between(other) / self
     def __pow__(self, power: float | Between) -> Between:
+        if self.undefined: return self
         if power == 0.5: return SQRT(self)
         if isinstance(power, Between) or power != int(power): return Between(nan)
         if power < 0: return 1.0 / self ** -power
@@ -116,6 +122,9 @@ class Between:
     def __array_function__(self, function: object, types: object, inputs: Sequence[Enclosable], more: object) -> object:
         if function is np.where and len(inputs) == 3: return choose_between(*inputs)
         return NotImplemented
+
+
+NO_VALUE = Between(nan, undefined=True)
 
 
 def as_between(number: Enclosable) -> Between:
@@ -152,15 +161,22 @@ def rising(f: Callable[[float], float], least: float = -inf, most: float = inf) 
         try: return f(u)
         except OverflowError: return inf
         except ValueError: return nan
-    return lambda u: (Between(nan) if u.unknown else
-                      outward(at(u.low), at(u.high), LIBRARY_ROUNDINGS, least, most))
+    def of(u: Between) -> Between:
+        if u.unknown: return u
+        if isnan(at(u.high)): return NO_VALUE               # nor is there one below it
+        return outward(at(u.low), at(u.high), LIBRARY_ROUNDINGS, least, most)
+    return of
 
 def stepping(f: Callable[[float], float]) -> Callable[[Between], Between]:
     """A function that never falls and does not round."""
-    return lambda u: Between(nan) if u.unknown or not u.finite else Between(float(f(u.low)), float(f(u.high)))
+    return lambda u: u if u.undefined else (
+        Between(nan) if u.unknown or not u.finite else Between(float(f(u.low)), float(f(u.high))))
 
 def either(pick: Callable[..., float]) -> Callable[[Between, Between], Between]:
-    return lambda a, b: Between(nan) if a.unknown or b.unknown else Between(pick(a.low, b.low), pick(a.high, b.high))
+    def of(a: Between, b: Between) -> Between:
+        if a.undefined or b.undefined: return NO_VALUE
+        return Between(nan) if a.unknown or b.unknown else Between(pick(a.low, b.low), pick(a.high, b.high))
+    return of
 
 def swinging(f: Callable[[float], float]) -> Callable[[Between], Between]:
     """Sine or cosine, which change by no more than their argument."""

@@ -2,11 +2,12 @@
 
     proof = prove(product(turn(a), b), turn(product(turn(b), a)))
 
-What is not proved is tried with numbers (rewrites/proofs/refute.py): one place where the two differ refutes it. Where
-there is none, nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
+Or all their entries have one form, as polynomials of functions of polynomials (rewrites/proofs/entry_forms.py). What is
+not proved is tried with numbers (rewrites/proofs/refute.py): one place where the two differ refutes it. Where there is
+none, nothing is said: the laws may not reach, or the budget was spent; `tried` tells."""
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ from opmatrix.algebra.term import KINDS, Operator
 from rewrites.graph.egraph import ENGINES, SCHEDULE, EgglogEngine, engine, rules
 from rewrites.graph.template import Template, quoted
 from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
+from rewrites.proofs.entry_proofs import compare_entries
 from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.reading import are_numbers, read_both
-from rewrites.proofs.refute import Counterexample, refute
+from rewrites.proofs.refute import TRIED_NUMBERS, Counterexample, refute
 from rewrites.spelling import spelled
 from rewrites.verify.graphs import spell_values
 
@@ -81,9 +84,21 @@ ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """One way in which a proof was tried, and what came of it."""
+
+    way: str
+    outcome: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.way}{f' ({self.outcome})' if self.outcome else ''}"
+
+
+@dataclass(frozen=True)
 class Proof:
     """Whether two operators are equal by laws; how often each rule matched; nodes; which was growing when the budget
-    was spent; the seconds it took; where they differ, if they were seen to. Prints as `verdict` does."""
+    was spent; the seconds it took; where they differ, if they were seen to; what was tried, the last of which proved
+    it, and what to try next where nothing did. Prints as `verdict` does, a refutation with what differs first."""
 
     proved: bool
     matches: dict[str, int]
@@ -91,6 +106,8 @@ class Proof:
     cut: str
     seconds: float
     at: Counterexample | None = None
+    tried: tuple[Attempt, ...] = ()
+    next: str = ""
 
     def __bool__(self) -> bool:
         return self.proved
@@ -101,7 +118,10 @@ class Proof:
         return "proved" if self.proved else "refuted" if self.at else "not found"
 
     def __str__(self) -> str:
-        return f"{self.verdict}, {self.at}" if self.at else f"{self.verdict}{f': {self.cut}' if self.cut else ''}"
+        if self.at: return f"refuted: {self.at}"
+        if self.proved: return f"proved by {self.tried[-1]}" if self.tried else "proved"
+        tried = f"; tried: {', '.join(map(str, self.tried))}" if self.tried else ""
+        return f"not found{f': {self.cut}' if self.cut else ''}{tried}{f'; next: {self.next}' if self.next else ''}"
 
 
 class Prover:
@@ -223,24 +243,103 @@ def prover(kinds: tuple[str, ...], laws: tuple[Law, ...], whose: object) -> Prov
 
 
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
-    """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than
-    the budget, refuted where numbers differ, else not found. Without `laws` they are those of values
-    (`rewrites.proofs.laws.values.VALUE_LAWS`, blocks included), to which laws of one's own may be added, and where
-    these do not reach those of numbers that cancel, too; those of the search, `opmatrix.laws`, speak of operators
-    between a model's products. Both are read at one value of which nothing is known. Raises TypeError for what is no
-    operator."""
+    """Whether two operators are equal: proved where laws lead from one to the other before a graph has more nodes than
+    the budget, or where all their entries have one form; refuted where numbers differ, else not found. Without `laws`
+    these are tried: the laws of values (`rewrites.proofs.laws.values.VALUE_LAWS`), entries as polynomials, the laws of
+    the search (`opmatrix.laws`), numbers, and those laws of values with laws of numbers that cancel. Of `laws` that are
+    given all are tried, then those of them that the package has together, and all without leaving out what one of them
+    makes needless, so that more laws lose no proof. Both sides are read at one value of which nothing is known. Raises
+    TypeError for what is no operator."""
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
-    sides = read_both(left, right)
+    return Question(left, right, budget).answer(tuple(laws) if laws is not None else None)
 
-    def by(known: Sequence[Law]) -> Proof:
-        return prover(tuple(KINDS), tuple(known), ENGINES.whose).prove(*sides, budget)
-    if laws is None and left is not right and not are_numbers(left, right):
-        return Proof(False, {}, 0, UNREAD, 0.0, refute(left, right))
-    proof = by(values.VALUE_LAWS if laws is None else laws)
-    if proof or (at := refute(left, right)) is not None:
-        return proof if proof else replace(proof, at=at)
-    if laws is None and (cancelled := by(values.VALUE_LAWS + cancelling.CANCELLING_LAWS)):
-        return cancelled                                    # last, since its rounds grow where nothing cancels
-    return proof
+
+@dataclass
+class Question:
+    """One equation while it is tried in several ways."""
+
+    left: Operator
+    right: Operator
+    budget: int
+    tried: list[Attempt] = field(default_factory=list)
+    first: Proof | None = None
+    start: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None: self.sides = read_both(self.left, self.right)
+
+    def answer(self, laws: tuple[Law, ...] | None) -> Proof:
+        """The first proof, or where both differ, or what was tried in vain."""
+        for way in self.ways() if laws is None else self.ways_of(laws):
+            if (proof := way()) is not None: return proof
+        proof = self.nothing()
+        return self.finished(replace(proof, next=self.advise(proof, laws)))
+
+    def nothing(self) -> Proof:
+        """What the first laws came to, which is no proof."""
+        return Proof(False, {}, 0, UNREAD, 0.0) if self.first is None else self.first
+
+    def finished(self, proof: Proof) -> Proof:
+        return replace(proof, tried=tuple(self.tried), seconds=time.perf_counter() - self.start)
+
+    def ways(self) -> list[Callable[[], Proof | None]]:
+        """What is tried without laws that are given, in turn."""
+        if self.left is self.right or are_numbers(self.left, self.right):
+            return [lambda: self.by("the laws of values", values.VALUE_LAWS), self.by_entries,
+                    lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers,
+                    lambda: self.by("the laws of values and of numbers that cancel",     # last: its rounds grow where
+                                    values.VALUE_LAWS + cancelling.CANCELLING_LAWS)]    # nothing cancels
+        self.tried.append(Attempt("the laws of values", UNREAD))
+        return [lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers]
+
+    def ways_of(self, laws: tuple[Law, ...]) -> list[Callable[[], Proof | None]]:
+        """What is tried with laws that are given."""
+        parts = [(name, known) for name, known in KNOWN if {*known} < {*laws}]
+        own = tuple(law for law in laws if not any(law in known for _, known in parts))
+        parts += [("the laws that are given beside those", own)] if parts and own else []
+        found = [lambda: self.by("the laws that are given", laws)]
+        found += [lambda name=name, known=known: self.by(name, known) for name, known in parts]
+        if any(law.canonical for law in laws):
+            kept = without_subsuming(laws)
+            found.append(lambda: self.by("the laws that are given, nothing left out", kept))
+        return [*found, self.by_numbers]
+
+    def by(self, name: str, laws: Sequence[Law]) -> Proof | None:
+        """A proof by laws; none where there is none."""
+        proof = prover(tuple(KINDS), tuple(laws), ENGINES.whose).prove(*self.sides, self.budget)
+        said = f"{proof.nodes} nodes{f', {proof.cut}' if proof.cut else ''}"
+        self.tried.append(Attempt(name, said))
+        self.first = proof if self.first is None else self.first
+        return self.finished(proof) if proof else None
+
+    def by_entries(self) -> Proof | None:
+        """A proof by entries that have one form; none where there is none."""
+        found = compare_entries(self.left, self.right)
+        self.tried.append(Attempt("entries as polynomials", found.said))
+        if not found.proved: return None
+        return self.finished(Proof(True, dict.fromkeys(found.laws, 1), 0, "", 0.0))
+
+    def by_numbers(self) -> Proof | None:
+        """A place where both differ; none where none was seen."""
+        at = refute(self.left, self.right)
+        self.tried.append(Attempt("numbers", TRIED_NUMBERS))
+        return None if at is None else self.finished(replace(self.nothing(), at=at))
+
+    def advise(self, proof: Proof, laws: tuple[Law, ...] | None) -> str:
+        """What to try next where nothing was found."""
+        if proof.cut and proof.cut != UNREAD: return f"a larger budget than {self.budget} nodes"
+        if any(node.kind is KINDS["symbol"] for side in (self.left, self.right) for node in side.walk()):
+            return ("declare properties of the symbols that make it true, or state a step as a law, "
+                    "laws=(*opmatrix.laws, step)")
+        return "state a step between the sides as a law, laws=(*opmatrix.laws, step)"
+
+
+KNOWN = (("the laws of values", values.VALUE_LAWS), ("the laws of the search", EXACT_LAWS),
+         ("the laws of values and of numbers that cancel", values.VALUE_LAWS + cancelling.CANCELLING_LAWS))
+
+
+@lru_cache(maxsize=4)
+def without_subsuming(laws: tuple[Law, ...]) -> tuple[Law, ...]:
+    """Laws whose left sides may be needed again."""
+    return tuple(replace(law, canonical=False) for law in laws)

@@ -1,27 +1,30 @@
 """Refutation: two operators that differ at one x are not equal, whatever laws reach. Symbols become operators that have
-the properties declared of them, sizes become small numbers, all different."""
-from collections.abc import Hashable, Iterator, Mapping
+the properties declared of them, sizes become small numbers, all different, then some of them one. Inputs are random
+numbers of several sizes, special ones and ties, and numbers around those that the operators hold."""
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import count
-from typing import Any
+from math import inf
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from sympy import Expr, Symbol, sympify
 
-from opmatrix.algebra.data import Data
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import I, const, gelu, heads, ones, product, relu, turn, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import H, N, Shape, Space, T, untaken
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from rewrites.graph.template import Template
-from rewrites.law import INPUT, Name, bent
+from rewrites.law import INPUT, ROWS, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose
 from rewrites.verify.graphs import batch as draw_batch
 
-MIN_DIFFERENCE = 1e-6                                       # relative: far above what float64 rounds
+MIN_DIFFERENCE = 1e-12                                      # relative: below it nothing is refuted
 FREE = (N, T, H)                                            # sizes that an input gives
 GRID = 1 << 10                                             # drawn numbers are parts of this
 Difference = tuple[NDArray[np.float64], tuple[int, ...], float | tuple[int, ...], float | tuple[int, ...],
@@ -44,25 +47,97 @@ class Counterexample:
     batch: Batch
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name} = {term}" for name, term in self.symbols.items())
-        return (f"at x = {np.array2string(self.x, precision=3, threshold=20)}{f' with {said}' if said else ''}: "
-                + (f"entry {', '.join(map(str, self.entry))} is {self.left:.6g} and {self.right:.6g}" if self.entry else
-                   f"the shape is {self.left} and {self.right}"))
+        named = ", ".join(f"{name} = {term}" for name, term in self.symbols.items())
+        differs = f"the shape is {self.left} and {self.right}"
+        if self.entry: differs = f"entry {', '.join(map(str, self.entry))} is {self.left:.10g} and {self.right:.10g}"
+        x = np.array2string(self.x, precision=6, threshold=20, separator=", ").replace("\n", "")
+        return f"{differs} at x = {x}{f' with {named}' if named else ''}"
 
 
-def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Counterexample | None:
-    """A place where the two differ by more than rounding explains, both being finite: their intervals share no number
-    there, or their exact values differ. None where there is no such place in all draws, or where something has declared
+# ---- inputs
+
+Numbers: TypeAlias = NDArray[np.float64]
+Shape2: TypeAlias = tuple[int, int]
+SPECIAL = 0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5
+SHORT, ONE_TOKEN = (2, 1), (1,)                             # sequences of a batch: few rows are quick to enclose
+FAR = (1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 1e12)               # sizes of numbers, beside 1
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One way in which operators are tried: how long sequences are, which size is one, of what size numbers are that
+    symbols hold, how inputs are drawn."""
+
+    draw: Callable[[np.random.Generator, Shape2, Sequence[float]], Numbers]
+    lengths: tuple[int, ...] = SHORT
+    single: int | None = None
+    kind: int = 0                                           # which of the operators that fit a symbol
+
+
+def normal(size: float) -> Callable[[np.random.Generator, Shape2, Sequence[float]], Numbers]:
+    """Random numbers of this size."""
+    return lambda rng, shape, held: coarsen(2 * rng.normal(size=shape)) * size
+
+
+def special(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+    """Zeros, ones, halves, of both signs, with ties."""
+    return rng.choice(SPECIAL, shape)
+
+
+def nothing(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers: return np.zeros(shape)
+
+
+def alike(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+    """All columns the same."""
+    return np.broadcast_to(coarsen(rng.normal(size=(shape[0], 1))), shape)
+
+
+def positive(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+    return abs(coarsen(3 * rng.normal(size=shape))) + 0.125
+
+
+def negative(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+    return -positive(rng, shape, held)
+
+
+def around_held(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+    """Numbers near those that the operators hold, and near one over them, of both signs."""
+    able = [number for one in held or (1.0,) for number in (one, 1 / one)]
+    near = rng.choice(able, shape) * rng.choice((1.0, -1.0), shape)
+    return near * rng.choice((1.0, 2.0, 0.5), shape) + coarsen(rng.normal(size=shape))
+
+
+SCENES = (Scene(normal(1.0)), Scene(normal(1.0), ROWS, kind=1), Scene(special, kind=2), Scene(positive, kind=3),
+          Scene(negative), Scene(nothing, kind=1), Scene(around_held), Scene(around_held, kind=1), Scene(alike),
+          *(Scene(normal(size)) for size in FAR), Scene(normal(1.0), ONE_TOKEN, kind=1),
+          *(Scene(normal(1.0), single=single) for single in range(3)), Scene(special, ROWS), Scene(normal(4.0), ROWS))
+TRIED_NUMBERS = (f"{len(SCENES)} inputs of sizes {min(FAR):g} to {max(FAR):g}, zeros and ties; relative differences "
+                 f"below {MIN_DIFFERENCE:g} are not seen")
+MOST_ENCLOSED = 6                                           # inputs at which intervals are computed
+
+
+def refute(left: Operator, right: Operator, draws: int = len(SCENES), seed: int = 0) -> Counterexample | None:
+    """A place where the two differ by more than rounding explains: their intervals share no number there, their exact
+    values differ, or one has no value. None where there is no such place in all draws, or where something has declared
     properties that none of the drawn operators has."""
     if any(isinstance(attribute, Name) for term in (left, right) for node in term.walk()
            for attribute in node.attributes):
         return None                                         # a law's own variables stand for any monoid
-    for draw in range(draws):
+    with np.errstate(all="ignore"): return find_difference(left, right, draws, seed)
+
+
+def find_difference(left: Operator, right: Operator, draws: int, seed: int) -> Counterexample | None:
+    """The first scene in which both differ for certain."""
+    held, enclosed = held_numbers(left, right), 0
+    for draw, scene in enumerate(SCENES[:draws]):
         rng = np.random.default_rng([seed, draw])
         try:
-            symbols = meanings([left, right], rng)
+            symbols = meanings([left, right], rng, scene)
             one, other = (instance(term, symbols) for term in (left, right))
-            found = differing(one, other, rng)
+            place = Place.of(one, other, rng, scene, held)
+            if not place.seems_different(): continue
+            enclosed += 1
+            found = place.difference()
         except FAULTS:                                      # no sizes, operators or numbers that fit
             continue
         if found is not None:
@@ -71,49 +146,93 @@ def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Co
                 if isinstance(leaf, Operator) and isinstance(term, Operator):
                     names[untaken(str(leaf.args[0]), names)] = term
             return Counterexample(found[0], names, *found[1:])
+        if enclosed == MOST_ENCLOSED: break
     return None
 
 
-def differing(one: Operator, other: Operator, rng: np.random.Generator) -> Difference | None:
-    """(x, entry, the number of one, of the other, both, the batch) where two operators without symbols differ most;
-    none where they agree, or where it cannot be told. Raises where something does not fit."""
-    columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
-    given = draw_batch(Template.of({"one": one, "other": other}), rng)
-    x = coarsen(2 * rng.normal(size=(given.rows, columns)))
-    with np.errstate(all="ignore"):
-        a, b = (np.asarray(dense(term, x, given)) for term in (one, other))
-        if any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False)):
-            return x, (), a.shape, b.shape, (one, other), given
+def held_numbers(*terms: Operator) -> list[float]:
+    """The single numbers that operators hold, but for zero."""
+    attributes = [attribute for term in terms for node in term.walk() for attribute in node.attributes]
+    found = {abs(float(attribute.array.item())) for attribute in attributes
+             if isinstance(attribute, Data) and not isinstance(attribute, Promised) and attribute.shape == (1,)}
+    return sorted(number for number in found if 0 < number < np.inf)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Two operators without symbols, and an input."""
+
+    one: Operator
+    other: Operator
+    x: Numbers
+    batch: Batch
+
+    @classmethod
+    def of(cls, one: Operator, other: Operator, rng: np.random.Generator, scene: Scene,
+           held: Sequence[float]) -> "Place":
+        columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
+        batch = draw_batch(Template.of({"one": one, "other": other}), rng, scene.lengths)
+        return cls(one, other, scene.draw(rng, (batch.rows, columns), held), batch)
+
+    @cached_property
+    def values(self) -> tuple[Numbers, Numbers]:
+        a, b = (np.asarray(dense(term, self.x, self.batch)) for term in (self.one, self.other))
+        return a, b
+
+    @property
+    def shapes_differ(self) -> bool:
+        a, b = self.values
+        return any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False))
+
+    def seems_different(self) -> bool:
+        """Whether float64 tells them apart, or gives one of them no value."""
+        if self.shapes_differ: return True
+        a, b = np.broadcast_arrays(*self.values)
+        far = (abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))) & np.isfinite(a) & np.isfinite(b)
+        return bool((far | (np.isnan(a) != np.isnan(b))).any())
+
+    def difference(self) -> Difference | None:
+        """(x, entry, the number of one, of the other, both, the batch) where they differ most; none where that cannot
+        be told."""
+        a, b = self.values
+        sides = (self.one, self.other), self.batch
+        if self.shapes_differ: return self.x, (), a.shape, b.shape, *sides
         a, b = np.broadcast_arrays(a, b)
-        far = abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))
-        if not (far & np.isfinite(a) & np.isfinite(b)).any():
-            return None
-        gaps = gaps_of(one, other, x, given).reshape(a.shape)
-    if not (gaps > 0).any():
-        return None
-    at = tuple(int(i) for i in np.unravel_index(np.argmax(gaps), gaps.shape))
-    return x, at, float(a[at]), float(b[at]), (one, other), given
+        gaps = gaps_of(self.one, self.other, self.x, self.batch).reshape(a.shape)
+        if not (gaps > 0).any(): return None
+        at = tuple(int(i) for i in np.unravel_index(np.argmax(gaps), gaps.shape))
+        return self.x, at, float(a[at]), float(b[at]), *sides
 
 
 def gaps_of(one: Operator, other: Operator, x: NDArray[np.float64], given: Batch) -> NDArray[np.float64]:
     """How far apart two operators are at x for certain, entry by entry: zero where that is not known."""
+    stored = not all(is_sure(term) for term in (one, other))
     try:
-        a, b = (enclose(term, x, given) for term in (one, other))
-        found = np.vectorize(gap, [float])(*np.broadcast_arrays(a, b))
+        a, b = np.broadcast_arrays(*(enclose(term, x, given) for term in (one, other)))
+        least = np.zeros(a.shape)
+        if stored: least += MIN_DIFFERENCE * np.vectorize(size_of, [float])(a, b).max(-1, keepdims=True, initial=0)
+        found = np.vectorize(gap, [float])(a, b)
+        found = np.where(found > least, found, 0.0)
         if (found > 0).any():
             return np.asarray(found)
     except Undecided:
         pass
-    if not all(is_sure(term) for term in (one, other)):
-        return np.zeros(np.broadcast_shapes(*(dense(term, x, given).shape for term in (one, other))))
+    if stored: return np.zeros(np.broadcast_shapes(*(dense(term, x, given).shape for term in (one, other))))
     a, b = (entrywise(term, x, given, Fraction) for term in (one, other))
     pairs = np.vectorize(lambda u, v: float(abs(u - v)) if abs(u - v) > MIN_DIFFERENCE * max(abs(u), abs(v)) else 0.0,
                          [float])
     return np.asarray(pairs(*np.broadcast_arrays(a, b)))
 
 
+def size_of(a: Between, b: Between) -> float:
+    """The larger of two numbers, for certain no less; zero where it is not known."""
+    return max(abs(a).high, abs(b).high) if a.finite and b.finite else 0.0
+
+
 def gap(a: Between, b: Between) -> float:
-    """The least difference of two intervals, where it is more than a number's own rounding."""
+    """The least difference of two intervals, where it is more than a number's own rounding; infinite where one has no
+    value for certain, and the other has one."""
+    if (a.undefined and b.finite) or (b.undefined and a.finite): return inf
     if not (a.finite and b.finite):
         return 0.0
     apart = max(a.low - b.high, b.low - a.high)
@@ -131,16 +250,25 @@ def coarsen(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.round(numbers * GRID) / GRID
 
 
-def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[Operator | Symbol, Operator | int]:
+def meanings(terms: list[Operator], rng: np.random.Generator,
+             scene: Scene = SCENES[0]) -> dict[Operator | Symbol, Operator | int]:
     """An operator for each symbol of these terms, and a number for each size. StopIteration where none has the declared
     properties."""
     nodes = [node for term in terms for node in term.walk()]
     leaves = dict.fromkeys(node for node in nodes if node.kind.name == "symbol")
     named = {size for node in nodes for given in (*node.attributes, *node.into, *node.out)
              if hasattr(given, "free_symbols") for size in given.free_symbols if not hasattr(size, "live")}
-    sizes = {size: 2 + number for number, size in enumerate(sorted(named, key=str))}
-    return sizes | {leaf: next(made for made in draw_operators(leaf, sizes, rng)
-                               if all(getattr(made, fact) for fact in leaf.args[3])) for leaf in leaves}
+    order = sorted(named, key=str)
+    sizes = {size: 1 if number == scene.single else 2 + number for number, size in enumerate(order)}
+    if scene.single is not None and scene.single >= len(order): raise StopIteration
+    return sizes | {leaf: fitting(leaf, sizes, rng, scene.kind) for leaf in leaves}
+
+
+def fitting(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator, kind: int) -> Operator:
+    """One of the operators that have the properties of a symbol."""
+    able = [made for made in draw_operators(leaf, sizes, rng) if all(getattr(made, fact) for fact in leaf.args[3])]
+    if not able: raise StopIteration
+    return able[kind % len(able)]
 
 
 def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator) -> Iterator[Operator]:
@@ -169,6 +297,9 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         return
     if out.cols is not N:
         yield matrix(columns, out.cols) @ bent
+        yield matrix(columns, out.cols) @ relu
+        mixed = matrix(columns, out.cols)
+        yield product(product(mixed, turn(mixed)) * 0.125, matrix(columns, out.cols))
         if into.cols is N: yield ones @ matrix(1, out.cols) @ bent
     if out.cols is N or (into.cols is not N and into.cols == out.cols):
         yield from (scaled() @ function @ scaled() for function in (bent, gelu, relu))

@@ -1,0 +1,142 @@
+"""Proofs by entries: what goes through operators of which only properties are known, and whether all entries of two
+operators have one form (rewrites/proofs/entry_forms.py)."""
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from operator import add
+
+import sympy
+
+from opmatrix.algebra import monoids
+from opmatrix.algebra.operators import symbol
+from opmatrix.algebra.shapes import H, LiveSize, N, ShapeError, T, as_int, size
+from opmatrix.algebra.term import KINDS, Operator, substitute
+from opmatrix.patterns import everyone
+from rewrites.proofs.entry_forms import Cut, Forms, Pieces, Place, Value, ends, total
+from rewrites.proofs.polynomials import COLUMN, ROW, ZERO, GaveUp, Monomial, Polynomial, are_equal
+
+# ---- operators of which only properties are known
+
+def through(x: Value, term: Operator) -> Value:
+    """What a symbol gives at a value, by its declared properties."""
+    forms, out, into = x.forms, term.out, term.into
+    heads = x.heads if out.heads is H else out.heads
+    if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
+    if into.cols is not N and total(x.cols) != into.cols: raise GaveUp("other columns")
+    cols = x.cols if out.cols is N else forms.pieces(out.cols)
+    rows = x.rows if out.rows is T else forms.pieces(out.rows)
+    if term.constant: return forms.leaf(("symbol", term), heads, rows, cols, term.uniform)
+    if term.entrywise: return x.made(lambda *at: forms.functions.apply(term, x.at[at]))
+    if term.linear:
+        matrix = forms.leaf(("symbol", term), heads, x.cols, cols)
+        return x.product(matrix, monoids.sum, everyone)
+    if term.positively_homogeneous and not term.additive:
+        size = next((abs(p.leading) for p in x.at.values() if p.terms), Fraction(1))
+        if size != 1: return through(x.scaled(1 / size), term).scaled(size)
+    if term.maps_zero_to_zero and not any(p.terms for p in x.at.values()):
+        return Value.of(forms, heads, rows, cols, lambda *_: ZERO)
+    parts = additive_parts(x) if term.additive else [(Fraction(1), x)]
+    found = [opaque(part, term, heads, rows, cols).scaled(number) for number, part in parts]
+    return reduce(add, found) if found else Value.of(forms, heads, rows, cols, lambda *_: ZERO)
+
+
+def additive_parts(x: Value) -> list[tuple[Fraction, Value]]:
+    """A value as a sum of values of one term each, with its number."""
+    def alone(place: Place, each: Monomial) -> Value:
+        one = Polynomial({each: Fraction(1)})
+        return x.made(lambda *at: one if at == place else ZERO)
+    return [(number, alone(place, each)) for place, p in x.at.items() for each, number in p.terms.items()]
+
+
+def opaque(x: Value, term: Operator, heads: int, rows: Pieces, cols: Pieces) -> Value:
+    """What an operator gives of which nothing else is known: a function of one row, or of the whole value."""
+    by_row = term.row_wise and rows == x.rows
+    if by_row and not term.uniform: x.tokens()
+    def entry(h: int, i: int, j: int) -> Polynomial:
+        seen = tuple((at, p.key) for at, p in x.at.items() if not by_row or at[1] == i)
+        known = ("symbol", term, x.cols, () if by_row else x.rows, seen)
+        at = (*((ROW,) if rows[i] != 1 else ()), *((COLUMN,) if cols[j] != 1 else ()))
+        head = x.ring.head(*known, h, 0 if by_row else ends(rows)[i], ends(cols)[j])
+        return x.ring.atom(head, at)
+    return Value.of(x.forms, heads, rows, cols, entry)
+
+
+# ---- two operators
+
+MOST_CUTS, MOST_COLUMNS = 12, 8                             # times that axes are cut anew; columns that are told apart
+
+
+@dataclass(frozen=True)
+class EntryProof:
+    """Whether entries of two operators have one form; the laws of functions that were used, and how many products and
+    sums of stored numbers were evaluated, within rounding; why there is no form, where there is none."""
+    proved: bool
+    laws: tuple[str, ...] = ()
+    evaluated: int = 0
+    reason: str = ""
+
+    @property
+    def said(self) -> str:
+        """What came of it, in words."""
+        if not self.proved: return self.reason or "their forms differ"
+        laws = f"by {', '.join(self.laws)}" if self.laws else ""
+        numbers = f"{self.evaluated} products and sums of stored numbers were evaluated, and are equal but for rounding"
+        return "; ".join(filter(None, (laws, numbers if self.evaluated else "")))
+
+
+def compare_entries(left: Operator, right: Operator) -> EntryProof:
+    """Whether all entries of two operators have one form: first in as few pieces of axes as will do, then, where few
+    columns are a number, each by itself."""
+    found = compared(left, right, {})
+    few = {size for side in (left, right) for node in side.walk() for shape in (node.into, node.out)
+           for size in shape[1:] if isinstance(size, int) and 1 < size}
+    if found.proved or not few or max(few) > MOST_COLUMNS: return found
+    apart = compared(left, right, {size: {*range(1, size + 1)} for size in few})
+    return apart if apart.proved else found
+
+
+def compared(left: Operator, right: Operator, cuts: dict[LiveSize, set[LiveSize]]) -> EntryProof:
+    """Both sides at one value of which nothing is known, with axes cut as that needs."""
+    for _ in range(MOST_CUTS):
+        forms = Forms(through, cuts=cuts)
+        try: one, other = read_entries(forms, left, right)
+        except (GaveUp, ShapeError) as error: return EntryProof(False, reason=str(error))
+        except Cut as cut:
+            try: cuts = cut_more(cuts, cut, forms.sizes)
+            except GaveUp as error: return EntryProof(False, reason=str(error))
+        else:
+            proved = len(one.at) == len(other.at) and all(are_equal(p, other.at[at]) for at, p in one.at.items())
+            return EntryProof(proved, tuple(sorted(forms.functions.used)), forms.ring.evaluated)
+    return EntryProof(False, reason=f"axes in more than {MOST_CUTS} ways")
+
+
+def cut_more(cuts: dict[LiveSize, set[LiveSize]], cut: Cut, sizes: Iterable[LiveSize]) -> dict[LiveSize, set[LiveSize]]:
+    """Cuts, and one that is asked for: where there is that already, of the axes that are so many times as large, which
+    heads are cut of."""
+    if not {*cut.ends} <= cuts.get(cut.size, set()): return cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
+    more = dict(cuts)
+    for wide in sizes:
+        times = sympy.sympify(wide) / cut.size
+        if not times.is_Integer or times == 1: continue
+        found = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
+        more[wide] = more.get(wide, set()) | found
+    if more == cuts: raise GaveUp(f"columns of {cut.size} that are cut")
+    return more
+
+
+def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[Value, Value]:
+    """What both give at one value, in the same pieces and heads."""
+    sides = left, right
+    columns = next((side.into.cols for side in sides if side.into.cols is not N), size("columns of x"))
+    heads = next((side.into.heads for side in sides if side.into.heads is not H), 1)
+    if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
+    x = forms.leaf(("x",), heads, (T,), forms.pieces(columns))
+    symbols = dict.fromkeys(node for side in sides for node in side.walk() if node.kind is KINDS["symbol"])
+    called = {node: symbol(f"{k}", *node.args[1:3], **dict.fromkeys(node.args[3], True))
+              for k, node in enumerate(symbols)}
+    forms.symbols.update({str(made.args[0]): node for node, made in called.items()})
+    one, other = (substitute(side, called)(x) for side in sides)
+    one, other = one.met(other)
+    heads = max(one.heads, other.heads)
+    return tuple(Value.of(forms, heads, each.rows, each.cols, each.entry) for each in (one, other))   # type: ignore[return-value]

@@ -1,0 +1,395 @@
+"""Functions of entries that are polynomials. What is true of a function is read off its declared properties, and off
+laws (rewrites/proofs/laws/functions.py)."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import permutations
+from math import isfinite
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from opmatrix.algebra.nodes import exp, reciprocal
+from opmatrix.algebra.operators import I, log, relu, rsqrt
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import KINDS, Operator
+from rewrites.law import Law
+from rewrites.proofs.law_shapes import Shaped, shaped
+from rewrites.proofs.polynomials import (
+    ONE,
+    ZERO,
+    At,
+    Factor,
+    GaveUp,
+    Head,
+    Monomial,
+    Polynomial,
+    Ring,
+    Terms,
+    constant,
+    heads_of,
+    order_of,
+    parts_of,
+    split_off,
+    without,
+)
+
+ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
+MOST_FACTORS = 24                                           # powers of e in a product
+INNER = 2                                                   # the index that a product over a monoid merges
+POWERS = {exp: None, reciprocal: Fraction(-1), rsqrt: Fraction(-1, 2)}
+Body: TypeAlias = Callable[[Polynomial], Polynomial]
+
+
+Exponents: TypeAlias = dict[tuple[Monomial, At], Fraction]  # what e is raised to in a product, term by term
+
+
+@dataclass
+class Functions:
+    """Functions of polynomials of a ring, each in one form. `inner` is what an atom is a function of, over the indices
+    0, 1, .. in the order in which it stands at its own."""
+    ring: Ring
+    laws: Shaped = field(default_factory=shaped)
+    inner: dict[Head, Polynomial] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)             # names of laws
+
+    def __post_init__(self) -> None: self.ring.rules += [self.one_power, self.less_powers, self.shares]
+
+    # ---- atoms
+
+    def atom(self, f: object, p: Polynomial) -> Polynomial:
+        """A function of which nothing else is known."""
+        return self.of_lines(("of", f), [p], sorted(p.free))
+
+    def of_lines(self, content: tuple[object, ...], line: Sequence[Polynomial], places: Sequence[int],
+                 commutes: bool = False, more: At = ()) -> Polynomial:
+        """What depends on several polynomials over some indices, in any order where it commutes."""
+        best: tuple[Any, At, list[Polynomial]] | None = None
+        keys = set[Any]()
+        for order in permutations(places):
+            to = {index: k for k, index in enumerate(order)}
+            moved = [self.ring.moved(p, to) for p in line]
+            if commutes: moved = [*{p.key: p for p in sorted(moved, key=order_of)}.values()]
+            key = tuple(map(order_of, moved))
+            keys.add(key)
+            if best is None or key < best[0]: best = key, tuple(order), moved
+        assert best is not None
+        symmetric = len(places) > 1 and len(keys) == 1 and not more
+        head = self.ring.head(*content, *(p.key for p in best[2]), symmetric=symmetric)
+        if len(line) == 1: self.inner.setdefault(head, best[2][0])
+        return self.ring.atom(head, (*best[1], *more))
+
+    def is_of(self, factor: Factor, f: object) -> bool: return factor[0].content[:2] == ("of", f)   # type: ignore[index]
+
+    def argument(self, factor: Factor) -> Polynomial:
+        """What an atom is a function of, at its indices, which are free."""
+        head, at = factor
+        return self.ring.moved(self.inner[head], dict(enumerate(at)))
+
+    def single(self, p: Polynomial) -> Factor | None:
+        """The atom that a polynomial is."""
+        if len(p.terms) != 1: return None
+        (each, number), = p.terms.items()
+        return each.factors[0] if number == 1 and len(each.factors) == 1 and not each.bound else None
+
+    # ---- functions
+
+    def apply(self, f: Operator, p: Polynomial) -> Polynomial:
+        """A function of single numbers at a polynomial."""
+        if p.number is not None: return self.of_number(f, p.number)
+        if f is exp: return self.power(p)
+        if law := self.laws.definitions.get(f): return self.by(law, p)
+        if (factor := self.single(p)) and factor[0] in self.inner:
+            law = self.laws.behind.get((f, factor[0].content[1]))       # type: ignore[index]
+            if law: return self.by(law, self.argument(factor))
+        if f in POWERS: return self.inverse(f, p)
+        if f is log: return self.logarithm(p)
+        return self.plain(f, p)
+
+    def of_number(self, f: Operator, number: Fraction) -> Polynomial:
+        if number == 0 and f.maps_zero_to_zero: return ZERO
+        if any(node.kind is KINDS["symbol"] for node in f.walk()):
+            return self.ring.atom(self.ring.head("of number", f, number), ())
+        with np.errstate(all="ignore"): found = float(dense(f, np.array([[float(number)]]))[0, 0])
+        if not isfinite(found): raise GaveUp(f"{f} of {float(number):g}")
+        return constant(found)
+
+    def by(self, law: Law, p: Polynomial) -> Polynomial:
+        """The right side of a law at a polynomial."""
+        self.used.add(law.name)
+        _, (right,) = law.sides()
+        values: dict[Operator, Polynomial] = {}
+        for node in right.walk():
+            match node.kind.name, node.args:
+                case "compose", (a, f) if f.kind is KINDS["mul"]:
+                    values[node] = values[a].scaled(values[f.args[1]].terms[ONE])
+                case "compose", (a, f): values[node] = self.apply(f, values[a])
+                case "add", (a, b): values[node] = self.ring.add(values[a], values[b])
+                case "mul", (a, b) if a is I: values[node] = values[b]
+                case "mul", (a, b): values[node] = self.ring.multiply(values[a], values[b])
+                case "const", (data,): values[node] = constant(data[0])
+                case _ if not node.children: values[node] = p
+        return values[right]
+
+    def plain(self, f: Operator, p: Polynomial) -> Polynomial:
+        """A function of which properties are declared, and laws say what it is of a negated number."""
+        if f is relu and (found := self.rectified(p)) is not None: return found
+        if f.positively_homogeneous:
+            size = abs(p.leading)
+            if size != 1: return self.apply(f, p.scaled(1 / size)).scaled(size)
+        if p.leading < 0 and (law := self.laws.reflections.get(f)): return self.by(law, p.scaled(Fraction(-1)))
+        if f.positively_homogeneous and f.maps_zero_to_zero and (shared := self.positive_factor(p)):
+            rest = Polynomial({without(each, shared): number for each, number in p.terms.items()})
+            outside = self.ring.simple([*shared], (), Fraction(1))
+            return self.ring.multiply(outside, self.apply(f, self.ring.add(rest)))
+        return self.atom(f, p)
+
+    def rectified(self, p: Polynomial) -> Polynomial | None:
+        """relu of what has a sign for certain, and relu(a relu(u) - b) as relu(a u - b), where a and b are positive."""
+        if self.is_positive(p): return p
+        if self.is_positive(p.scaled(Fraction(-1))): return ZERO
+        for each, number in p.terms.items():
+            factor = self.single(Polynomial({each: Fraction(1)}))
+            if number < 0 or factor is None or not self.is_of(factor, relu): continue
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
+            if self.is_positive(rest.scaled(Fraction(-1))):
+                return self.apply(relu, self.ring.add(rest, self.argument(factor).scaled(number)))
+        return None
+
+    def is_positive(self, p: Polynomial) -> bool:
+        """Whether no number is negative, for certain: neither relu(u) is nor relu(u) - u."""
+        for each, number in p.terms.items():
+            factor = self.single(Polynomial({each: Fraction(1)}))
+            if number < 0 or factor is None or not self.is_of(factor, relu): continue
+            u = self.argument(factor)
+            first, by = next((term for term in u.ordered if term[0] != ONE), (ONE, Fraction(0)))
+            taken = -p.terms.get(first, Fraction(0)) / by if by else Fraction(0)
+            if not 0 < taken <= number: continue
+            rest = self.ring.add(p, Polynomial({each: -taken}), u.scaled(taken))
+            return self.is_positive(rest)
+        def even(each: Monomial, factor: Factor) -> bool:
+            return each.factors.count(factor) % 2 == 0 and all(i >= 0 for i in factor[1])
+        return all(number > 0 and all(self.is_positive_atom(factor) or even(each, factor) for factor in each.factors)
+                   for each, number in p.terms.items())
+
+    def is_positive_atom(self, factor: Factor) -> bool:
+        content: Any = factor[0].content
+        if content[0] in ("size", "one over size", "sees"): return True
+        if self.is_of_power(factor): return True
+        return content[0] == "of" and (relu, content[1]) in self.laws.behind
+
+    def is_above_zero(self, factor: Factor) -> bool:
+        """Whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
+        if self.is_of_power(factor): return True
+        return self.is_of(factor, reciprocal) and self.is_sum_of_powers(self.inner[factor[0]])
+
+    def is_sum_of_powers(self, p: Polynomial) -> bool:
+        """Whether a polynomial is a sum of powers of e alone, at everything or at what each row sees of itself."""
+        def seen(factor: Factor) -> bool:
+            content = factor[0].content
+            return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
+        return all(number > 0 and any(map(self.is_of_power, each.factors))
+                   and all(self.is_of_power(factor) or seen(factor) for factor in each.factors)
+                   for each, number in p.terms.items())
+
+    def is_of_power(self, factor: Factor) -> bool:
+        """Whether an atom is e to some power."""
+        return self.is_of(factor, exp) or factor[0].content[:1] == ("power",)
+
+    def shares(self, each: Monomial) -> Polynomial | None:
+        """A sum of powers of e times one over itself is one."""
+        for factor in each.factors:
+            if not any(self.is_of(factor, f) for f in (reciprocal, ZERO_OR_RECIPROCAL)): continue
+            inner = self.inner[factor[0]]
+            if len(inner.terms) != 1 or any(i < 0 for i in factor[1]) or not self.is_sum_of_powers(inner): continue
+            (wanted, number), = self.argument(factor).terms.items()
+            for part in parts_of(each):
+                own, rest = split_off(each, part)
+                if number == 1 and part and own == wanted:
+                    rest_factors = list(rest.factors)
+                    rest_factors.remove(factor)
+                    return self.ring.simple(rest_factors, rest.bound, Fraction(1))
+        return None
+
+    def positive_factor(self, p: Polynomial) -> list[Factor]:
+        """Atoms that are never negative, of all terms."""
+        first, *rest = p.terms
+        shared = [factor for factor in dict.fromkeys(first.factors)
+                  if self.is_positive_atom(factor) and all(i >= 0 for i in factor[1])
+                  and all(factor in each.factors for each in rest)]
+        return shared if len(p.terms) > 1 or len(shared) < len(first.factors) else shared[:-1]
+
+    # ---- powers of e
+
+    def power(self, p: Polynomial) -> Polynomial:
+        """e to the power of a polynomial: a factor for each of its terms; for those of equal indices together, where
+        they are many."""
+        groups: dict[frozenset[int], Terms] = {}
+        for each, number in p.terms.items(): groups.setdefault(each.free, {})[each] = number
+        made = constant(1)
+        for free, group in groups.items():
+            if len(group) > MOST_FACTORS: factor = self.of_lines(("power",), [Polynomial(group)], sorted(free))
+            else: factor = self.power_by_term(Polynomial(group))
+            made = self.ring.multiply(made, factor)
+        return made
+
+    def power_by_term(self, p: Polynomial) -> Polynomial:
+        """e to the power of a polynomial of few terms."""
+        made = constant(1)
+        for each, number in p.ordered:
+            if each == ONE:
+                with np.errstate(over="ignore"): found = float(np.exp(float(number)))
+                if not isfinite(found) or found == 0: raise GaveUp(f"e to the power {float(number):g}")
+                factor = constant(found)
+            else: factor = self.power_of_term(each, number)
+            made = self.ring.multiply(made, factor)
+        return made
+
+    def power_of_term(self, each: Monomial, number: Fraction) -> Polynomial:
+        if abs(number) == 1 and (factor := self.single(Polynomial({each: Fraction(1)}))) and factor[0] in self.inner:
+            if law := self.laws.behind.get((exp, factor[0].content[1])):        # type: ignore[index]
+                found = self.by(law, self.argument(factor))
+                return found if number == 1 else self.apply(reciprocal, found)
+        return self.atom(exp, Polynomial({each: number}))
+
+    def exponents(self, each: Monomial) -> Exponents:
+        """What e is raised to in a product."""
+        found: Exponents = {}
+        for factor in each.factors:
+            if not self.is_of(factor, exp): continue
+            (inner, number), = self.inner[factor[0]].terms.items()
+            found[inner, factor[1]] = found.get((inner, factor[1]), Fraction(0)) + number
+        return found                                        # arrays of numbers are apart: their sum is one of them
+
+    def one_power(self, each: Monomial) -> Polynomial | None:
+        """Powers of e with equal terms in their exponents are one."""
+        powers = [factor for factor in each.factors if self.is_of(factor, exp)]
+        found = self.exponents(each)
+        if len(found) == len(powers): return None
+        factors = [factor for factor in each.factors if factor not in powers]
+        symmetric = {(*self.inner[head].terms, at): head.symmetric for head, at in powers}
+        for (inner, at), number in found.items():
+            if number: factors.append((self.head_of_power(inner, number, symmetric[inner, at]), at))
+        return self.ring.simple(factors, each.bound, Fraction(1))
+
+    def head_of_power(self, inner: Monomial, number: Fraction, symmetric: bool) -> Head:
+        p = Polynomial({inner: number})
+        head = self.ring.head("of", exp, p.key, symmetric=symmetric)
+        self.inner.setdefault(head, p)
+        return head
+
+    def logarithm_of(self, found: Exponents) -> Polynomial:
+        """The exponents as a polynomial; their indices are free."""
+        return self.ring.add(*(self.ring.moved(Polynomial({inner: number}), dict(enumerate(at)))
+                               for (inner, at), number in found.items()))
+
+    def is_power(self, each: Monomial) -> bool:
+        """Whether a product is of powers of e alone, with no sum."""
+        return not each.bound and all(self.is_of(factor, exp) for factor in each.factors)
+
+    def shared_powers(self, p: Polynomial) -> Polynomial:
+        """What e is raised to in every term of a polynomial, at least, where no index is bound."""
+        every = [{key: number for key, number in self.exponents(each).items() if all(i >= 0 for i in key[1])}
+                 for each in p.terms]
+        keys = dict.fromkeys(key for each in every for key in each)
+        least = {key: min(each.get(key, Fraction(0)) for each in every) for key in keys}
+        return self.logarithm_of({key: number for key, number in least.items() if number})
+
+    def one_and_power(self, p: Polynomial) -> tuple[Fraction, Polynomial, Polynomial] | None:
+        """c, u and v of c e^u (1 + e^v), where a polynomial is that."""
+        if len(p.terms) != 2: return None
+        terms = sorted(p.terms.items(), key=lambda term: (term[0] != ONE, term[0].key, heads_of(term[0])))
+        (one, c), (other, d) = terms
+        if c != d or not (self.is_power(one) and self.is_power(other)): return None
+        u, w = (self.logarithm_of(self.exponents(each)) for each in (one, other))
+        return c, u, self.ring.add(w, u.scaled(Fraction(-1)))
+
+    # ---- one over, and logarithms
+
+    def inverse(self, f: Any, p: Polynomial) -> Polynomial:
+        """A power of a polynomial: -1, or -1/2, of which numbers and powers of e are taken out."""
+        half = f is rsqrt
+        if f is reciprocal and (parts := self.one_and_power(p)):
+            c, u, v = parts
+            found = self.by(self.laws.behind_one[reciprocal, exp], v)
+            return self.ring.multiply(self.power(u.scaled(Fraction(-1))), found).scaled(1 / c)
+        scale = abs(p.leading) if half else p.leading
+        number = Fraction(float(scale) ** -0.5) if half else 1 / scale
+        p = p.scaled(1 / scale)
+        shared = self.shared_powers(p)
+        outside = self.power(shared.scaled(Fraction(-1, 2) if half else Fraction(-1))).scaled(number)
+        rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))) if shared.terms else p
+        if rest.number == 1: return outside
+        if f is reciprocal and len(rest.terms) == 1: return self.ring.multiply(outside, self.each_inverse(rest))
+        return self.ring.multiply(outside, self.atom(f, rest))
+
+    def each_inverse(self, p: Polynomial) -> Polynomial:
+        """One over a product, factor by factor; what is summed over stays together."""
+        (each, number), = p.terms.items()
+        held = {factor for factor in each.factors if any(i < 0 for i in factor[1])}
+        parts = [self.inverse_of_factor(factor) for factor in each.factors if factor not in held]
+        if held:
+            inner = Monomial(tuple(factor for factor in each.factors if factor in held), each.bound)
+            parts.append(self.atom(reciprocal, Polynomial({inner: Fraction(1)})))
+        made = constant(1 / number)
+        for part in parts: made = self.ring.multiply(made, part)
+        return made
+
+    def inverse_of_factor(self, factor: Factor) -> Polynomial:
+        head, at = factor
+        match head.content:
+            case ("size", size): return self.ring.atom(self.ring.head("one over size", size), ())
+            case ("one over size", size): return self.ring.atom(self.ring.head("size", size), ())
+        if self.is_of(factor, reciprocal):
+            return self.by(self.laws.behind[reciprocal, reciprocal], self.argument(factor))
+        return self.atom(reciprocal, self.ring.atom(head, at))
+
+    def logarithm(self, p: Polynomial) -> Polynomial:
+        if parts := self.one_and_power(p):
+            c, u, v = parts
+            return self.ring.add(u, self.by(self.laws.behind_one[log, exp], v), self.of_number(log, c))
+        scale, shared = abs(p.leading), self.shared_powers(p)
+        if not shared.terms and scale == 1: return self.atom(log, p)
+        rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))).scaled(1 / scale)
+        return self.ring.add(shared, self.of_number(log, scale), self.apply(log, rest))
+
+    # ---- products of functions
+
+    def less_powers(self, each: Monomial) -> Polynomial | None:
+        """What laws of products of functions make of a product."""
+        for law in self.laws.products:
+            (left,), _ = law.sides()
+            f, g = (part.args[1] for part in left.args)
+            for factor in each.factors:
+                if not self.is_of(factor, g): continue
+                if f is g: other = [factor]
+                else: other = self.factors_of_power(factor)
+                if other and all(each.factors.count(one) >= 1 + (one == factor) for one in other):
+                    return self.replaced(each, [factor, *other], law, factor)
+        return None
+
+    def factors_of_power(self, factor: Factor) -> list[Factor]:
+        """The factors of e to the power of minus what an atom is of; none where a number is among its terms."""
+        inner = self.inner[factor[0]]
+        if ONE in inner.terms: return []
+        made: list[Factor] = []
+        for each, number in inner.terms.items():
+            p = self.atom(exp, Polynomial({each: -number}))
+            (term, _), = p.terms.items()
+            if len(term.factors) != 1: return []
+            head, at = term.factors[0]
+            made.append((head, tuple(factor[1][i] for i in at)))
+        return made
+
+    def replaced(self, each: Monomial, factors: list[Factor], law: Law, of: Factor) -> Polynomial:
+        """A product with some of its factors replaced by the right side of a law."""
+        opened = {-k - 1: 100 + k for k in range(len(each.bound))}
+        rest = list(each.factors)
+        for factor in factors: rest.remove(factor)
+        def free(factor: Factor) -> Factor: return factor[0], tuple(opened.get(i, i) for i in factor[1])
+        made = self.by(law, self.argument(free(of)))
+        made = self.ring.multiply(self.ring.simple([free(factor) for factor in rest], (), Fraction(1)), made)
+        for k, size in enumerate(each.bound): made = self.ring.summed(made, 100 + k, size)
+        return made

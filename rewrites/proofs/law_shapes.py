@@ -1,0 +1,36 @@
+"""Laws of functions by the shapes of their left sides, by which they are looked up."""
+from dataclasses import dataclass, field
+from functools import cache
+
+from opmatrix.algebra.operators import I
+from opmatrix.algebra.term import KINDS, Operator
+from rewrites.law import Law
+from rewrites.proofs.laws.functions import FUNCTION_LAWS
+
+
+@dataclass
+class Shaped:
+    """Laws by the shape of their left sides: f(u), f(-u), f(g(u)), f(g(u) + 1), f(u) times g(v)."""
+    definitions: dict[Operator, Law] = field(default_factory=dict)
+    reflections: dict[Operator, Law] = field(default_factory=dict)
+    behind: dict[tuple[Operator, Operator], Law] = field(default_factory=dict)
+    behind_one: dict[tuple[Operator, Operator], Law] = field(default_factory=dict)
+    products: list[Law] = field(default_factory=list)
+
+
+@cache
+def shaped(laws: tuple[Law, ...] = FUNCTION_LAWS) -> Shaped:
+    """Each law where its shape is looked for."""
+    made = Shaped()
+    for law in laws:
+        (left,), _ = law.sides()
+        x = next(node for node in left.walk() if not node.children)
+        if left.kind is KINDS["mul"]:
+            made.products.append(law)
+            continue
+        inner, f = left.args
+        if inner is x: made.definitions[f] = law
+        elif inner is x @ (I * -1.0): made.reflections[f] = law
+        elif inner.kind is KINDS["add"]: made.behind_one[f, inner.args[0].args[1]] = law
+        else: made.behind[f, inner.args[1]] = law
+    return made

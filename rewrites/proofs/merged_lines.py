@@ -1,0 +1,132 @@
+"""A line of a product over a monoid, merged by what the flags of the monoid say, or by what it is."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from opmatrix.algebra import monoids
+from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.nodes import exp, reciprocal
+from opmatrix.algebra.operators import log, relu
+from opmatrix.algebra.shapes import LiveSize
+from rewrites.proofs.function_forms import INNER, ZERO_OR_RECIPROCAL
+from rewrites.proofs.ordered_forms import OrderedForms, outer
+from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it.
+    Where the left are entries of a relation, those that are zero are `absent`."""
+    functions: OrderedForms
+    sizes: tuple[LiveSize, ...]
+    left: Sequence[Polynomial]
+    right: Sequence[Polynomial]
+    seen: Polynomial | None
+    absent: bool = False
+
+    def over(self, monoid: type[Monoid]) -> Polynomial:
+        """Merged by a monoid."""
+        if monoid.ordinary: return self.summed(self.seen_of(self.products()))
+        if monoid.right_linear: return self.weighed(monoid)
+        if self.absent or self.seen is not None or monoid not in MERGED: return self.opaque(monoid)
+        return MERGED[monoid](self)
+
+    # ---- parts
+
+    def products(self) -> list[Polynomial]:
+        return [self.functions.ring.multiply(a, b) for a, b in zip(self.left, self.right, strict=True)]
+
+    def seen_of(self, line: Sequence[Polynomial]) -> list[Polynomial]:
+        """What is seen of a line, zeros elsewhere."""
+        return [*line] if self.seen is None else [self.functions.ring.multiply(self.seen, p) for p in line]
+
+    def summed(self, line: Sequence[Polynomial]) -> Polynomial:
+        ring = self.functions.ring
+        pairs = zip(self.sizes, line, strict=True)
+        return ring.add(*(p if size == 1 else ring.summed(p, INNER, size) for size, p in pairs))
+
+    def of_each(self, f: Any) -> list[Polynomial]: return [self.functions.apply(f, p) for p in self.products()]
+
+    # ---- over monoids
+
+    def weighed(self, monoid: type[Monoid]) -> Polynomial:
+        """A sum of the right side, each number of it with a weight that the left side gives."""
+        weights = self.weights(monoid)
+        ring = self.functions.ring
+        return self.summed([ring.multiply(a, b) for a, b in zip(weights, self.right, strict=True)])
+
+    def weights(self, monoid: type[Monoid]) -> list[Polynomial]:
+        functions, ring = self.functions, self.functions.ring
+        if self.absent: return self.atoms(monoid, self.left)
+        if monoid is monoids.softmax:
+            powers = self.seen_of([functions.power(p) for p in self.left])
+            mass = self.summed(powers)
+            f = reciprocal if self.seen is None else ZERO_OR_RECIPROCAL
+            share = functions.inverse(f, mass)
+            return [ring.multiply(p, share) for p in powers]
+        if monoid is monoids.mean and self.seen is not None:
+            seen = self.seen_of([constant(1)] * len(self.sizes))
+            share = functions.inverse(ZERO_OR_RECIPROCAL, self.summed(seen))
+            return [ring.multiply(ring.multiply(a, b), share) for a, b in zip(self.left, seen, strict=True)]
+        if monoid is monoids.mean: return [ring.multiply(p, self.one_over_size()) for p in self.left]
+        line = [*self.left]
+        if monoid.shift_invariant: line = self.unshifted(line)
+        if monoid.linear: raise GaveUp(f"a product over {monoid.__name__} that is linear on both sides")
+        return self.atoms(monoid, line)
+
+    def atoms(self, monoid: type[Monoid], line: Sequence[Polynomial]) -> list[Polynomial]:
+        """Weights of which nothing else is known."""
+        return [self.atom(("weights", monoid, self.absent, j), line, (INNER,) if size != 1 else ())
+                for j, size in enumerate(self.sizes)]
+
+    def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: At = ()) -> Polynomial:
+        """What depends on the whole line, and on what is seen of it."""
+        whole = [*line, *(() if self.seen is None else (self.seen,))]
+        return self.functions.of_lines((*content, *map(str, self.sizes), len(whole)), whole, outer(whole), more=more)
+
+    def unshifted(self, line: list[Polynomial]) -> list[Polynomial]:
+        """Without what is added to all of it."""
+        shared = {each: -number for each, number in line[0].terms.items() if INNER not in each.free
+                  and all(p.terms.get(each) == number for p in line)}
+        return [self.functions.ring.add(p, Polynomial(shared)) for p in line]
+
+    def one_over_size(self) -> Polynomial:
+        """One over how many are merged."""
+        whole = Line(self.functions, self.sizes, [constant(1)] * len(self.sizes), [constant(1)] * len(self.sizes), None)
+        return self.functions.inverse(reciprocal, whole.summed(whole.left))
+
+    def largest(self) -> Polynomial:
+        return self.functions.largest([*zip(self.sizes, self.products(), strict=True)])
+
+    def smallest(self) -> Polynomial:
+        line = [p.scaled(Fraction(-1)) for p in self.products()]
+        return self.functions.largest([*zip(self.sizes, line, strict=True)]).scaled(Fraction(-1))
+
+    def rectified(self) -> Polynomial: return self.functions.apply(relu, self.largest())
+
+    def squares(self) -> Polynomial:
+        return self.summed([self.functions.ring.multiply(p, p) for p in self.products()])
+
+    def logarithm(self) -> Polynomial: return self.functions.apply(log, self.summed(self.of_each(exp)))
+
+    def mean(self) -> Polynomial:
+        return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
+
+    def variance(self) -> Polynomial:
+        """The mean of the squares, less the square of the mean."""
+        ring, mean = self.functions.ring, self.mean()
+        squares = ring.multiply(self.squares(), self.one_over_size())
+        return ring.add(squares, ring.multiply(mean, mean).scaled(Fraction(-1)))
+
+    def opaque(self, monoid: type[Monoid]) -> Polynomial:
+        """What a monoid makes of pairs of which nothing more is known."""
+        if monoid.width != 1: raise GaveUp(f"a product over {monoid.__name__}, of several columns")
+        return self.atom(("merged", monoid, self.absent), [*self.left, *self.right])
+
+
+MERGED = {monoids.max: Line.largest, monoids.min: Line.smallest, monoids.rectify: Line.rectified,
+          monoids.sumsq: Line.squares, monoids.logsumexp: Line.logarithm, monoids.moments: Line.variance,
+          monoids.moments.mean: Line.mean}                  # type: ignore[attr-defined]    # one of its finishes

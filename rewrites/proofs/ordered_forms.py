@@ -1,0 +1,99 @@
+"""Entries that are chosen by their order: the largest of a line, and which are among its largest."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from opmatrix.algebra.operators import relu
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.term import Operator
+from rewrites.proofs.function_forms import INNER, Functions
+from rewrites.proofs.polynomials import COLUMN, Head, Polynomial, order_of, without
+
+
+@dataclass
+class OrderedForms(Functions):
+    """Functions of polynomials, and of lines of them by their order; `merged` are those that atoms are the largest
+    of."""
+    merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)
+
+    def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
+        """The largest of polynomials, each at as many values of the inner index as its size says: what is in all of
+        them is added afterwards, positive numbers are multiplied afterwards, of two numbers it is a relu."""
+        line = [part for size, p in line for part in self.flattened(size, p)]
+        first = line[0][1]
+        shared = {each: number for each, number in first.terms.items() if INNER not in each.free
+                  and all(p.terms.get(each) == number for _, p in line)}
+        outside, minus = Polynomial(shared), Polynomial(shared).scaled(Fraction(-1))
+        parts: dict[Any, tuple[LiveSize, Polynomial]] = {}
+        for size, p in line:
+            rest = self.ring.add(p, minus)
+            own = size if INNER in rest.free else 1
+            parts[str(own), rest.key] = own, rest
+        left = sorted(parts.values(), key=lambda part: (str(part[0]), order_of(part[1])))
+        if len(left) == 1 and left[0][0] == 1: return self.ring.add(outside, left[0][1])
+        if len(left) == 2 and left[0][0] == left[1][0] == 1:
+            (_, a), (_, b) = left
+            return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
+        scale = next(abs(p.leading) for _, p in left if p.terms)
+        parts_of_head = [p.scaled(1 / scale) for _, p in left]
+        found = self.of_lines(("largest", tuple(str(size) for size, _ in left)), parts_of_head, outer(parts_of_head))
+        (each,) = found.terms
+        head, at = each.factors[0]
+        to = {index: k for k, index in enumerate(at)}
+        self.merged.setdefault(head, [(size, self.ring.moved(p, to))
+                                      for (size, _), p in zip(left, parts_of_head, strict=True)])
+        return self.ring.add(outside, found.scaled(scale))
+
+    def flattened(self, size: LiveSize, p: Polynomial) -> list[tuple[LiveSize, Polynomial]]:
+        """What is the largest of others, with something added, as these."""
+        if INNER in p.free: return [(size, p)]
+        for each, number in p.terms.items():
+            factor = self.single(Polynomial({each: Fraction(1)}))
+            if number < 0 or factor is None or factor[0] not in self.merged: continue
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
+            to = dict(enumerate(factor[1]))
+            return [(own, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
+                    for own, part in self.merged[factor[0]]]
+        return [(size, p)]
+
+
+    def among_largest(self, k: int, line: Sequence[tuple[str, Polynomial]], j: int) -> Polynomial:
+        """1 where an entry of piece j of a row is among its k largest, the first of equal ones, else 0: it stays so
+        where what is the same in the whole row is added, or all is scaled, or goes through a function that rises."""
+        polynomials = self.risen([p for _, p in line])
+        first = polynomials[0]
+        shared = {each: -number for each, number in first.terms.items() if INNER not in each.free
+                  and all(p.terms.get(each) == number for p in polynomials)}
+        left = [self.ring.add(p, Polynomial(shared)) for p in polynomials]
+        scale = next((abs(p.leading) for p in left if p.terms), Fraction(1))
+        more = (COLUMN,) if line[j][0] != "1" else ()
+        return self.of_lines(("among the largest", k, tuple(size for size, _ in line), j),
+                             [p.scaled(1 / scale) for p in left],
+                             outer(left), more=more)
+
+    def risen(self, line: list[Polynomial]) -> list[Polynomial]:
+        """What a row is before a function that keeps its order, and before it is multiplied by a positive number."""
+        if all(len(p.terms) == 1 and p.leading > 0 for p in line):
+            (first, _), = line[0].terms.items()
+            shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
+                      and self.is_above_zero(factor) and all(factor in each.factors for p in line for each in p.terms)]
+            if shared:
+                return self.risen([Polynomial({without(each, shared): number for each, number in p.terms.items()})
+                                   for p in line])
+            numbers = {number for p in line for number in p.terms.values()}
+            terms = [each for p in line for each in p.terms]
+            if len(numbers) == 1 and all(each.factors and self.is_power(each) for each in terms):
+                return self.risen([self.logarithm_of(self.exponents(each)) for each in terms])
+        factors = [self.single(p) for p in line]
+        heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}  # type: ignore[index]
+        f = heads.pop() if len(heads) == 1 else None
+        if not isinstance(f, Operator) or not f.keeps_order: return line
+        return self.risen([self.argument(factor) for factor in factors if factor])
+
+
+def outer(line: Sequence[Polynomial]) -> list[int]:
+    """The free indices of polynomials, but for the inner one."""
+    return sorted(frozenset().union(*(p.free for p in line)) - {INNER})
