@@ -15,7 +15,7 @@ from rewrites.graph.borders import FULL
 from rewrites.graph.egraph import Graph, engine, freeze, keep_imported
 from rewrites.graph.layers import Part
 from rewrites.graph.match import Binding
-from rewrites.graph.template import Template
+from rewrites.graph.template import Template, spell_values
 from rewrites.law import MARK, Law
 from rewrites.lower.lower import Lowering
 
@@ -105,6 +105,7 @@ def reached(template: Template, stages: Stages) -> Graph:
 
 def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
     """The import of a part behind these stages."""
+    part = replace(part, template=spell_values(part.template, [law for stage in stages for law in stage.laws]))
     graph = reached(part.template, stages)
     forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here
     start = tree = forest.imported[part.roots[FULL]]
