@@ -3,8 +3,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
+from formats.core.errors import InputError
+from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
 from opmatrix.program import Constant, Program
@@ -15,6 +19,7 @@ from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, Part, outputs, parts
 from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
 from rewrites.lower.float32_range import list_arrays
 from rewrites.lower.lower import plainly
 from rewrites.lower.price import TimeModel
@@ -35,6 +40,7 @@ class Opened:
     meta: dict[str, Any] = field(default_factory=dict)
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
+    explored: dict[tuple[Law, ...], tuple[SearchSpace, Structure]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def representable(self) -> Representable:
@@ -68,6 +74,8 @@ class Opened:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
         need one another: where a law that makes one is left out, the others keep both their sides. Without `fusion` no
         kernel is attention, so no session runs the program."""
+        if fusion and (known := self.explored.get(tuple(laws))): return known
+
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
             extents, running = self.workload.extents(self.model, fusion), self.running_as(fusion)
             space = SearchSpace(self.model, laws, running, extents, fusion, found=self.parts)
@@ -77,9 +85,41 @@ class Opened:
         except Infeasible:
             return optimum([replace(law, canonical=False) for law in laws], 1.0)
 
+    def list_usable(self, laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
+        """The laws by which this model can be searched, and a line for each of a user's by which it cannot, with the
+        cause. What is found by those that can is kept. Raises what the search raises by the laws of opmatrix alone."""
+        shipped = [law for law in laws if law in EXACT_LAWS]
+        if len(shipped) == len(laws): return tuple(laws), ()
+        if self.find_failure(laws) is None: return tuple(laws), ()
+        self.explore(shipped)
+        usable, lines = list(shipped), list[str]()
+        for law in laws:
+            if law in usable: continue
+            tried = [each for each in laws if each in usable or each is law]
+            if (failure := self.find_failure(tried)) is None: usable.append(law)
+            else: lines.append(f"law {law.name}: it is left out: {describe_failure(failure)}")
+        return tuple(law for law in laws if law in usable), tuple(lines)
+
+    def find_failure(self, laws: Sequence[Law]) -> Exception | None:
+        """The error in which the search by these laws ends, or the making of its program; None where it ends well."""
+        try:
+            space, structure = self.explore(laws)
+            structure.program(self.meta)
+        except Exception as error: return error
+        self.explored[tuple(laws)] = space, structure
+        return None
+
+    def leave_out_failing(self) -> tuple["Opened", tuple[str, ...]]:
+        """This model with the laws by which it can be searched, and a line for each that is left out."""
+        usable, lines = self.list_usable(self.laws)
+        if not lines: return self, ()
+        made = replace(self, laws=usable)
+        vars(made)["parts"] = self.parts                    # cached there
+        return made, lines
+
     def changed(self, *, workload: Workload | None = None, machine: TimeModel | None = None) -> "Opened":
         """This model for another workload or on another machine, which leave its parts as they are."""
-        made = replace(self, workload=workload or self.workload, machine=machine or self.machine)
+        made = replace(self, workload=workload or self.workload, machine=machine or self.machine, explored={})
         vars(made)["parts"] = self.parts                    # cached there
         return made
 
@@ -120,6 +160,14 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
     workload = opened.workload
     if programs["exact"].stored_bytes > LARGE: workload = replace(workload, state=workload.verify)
     return Searched(opened, workload, space, structures, programs, emitter)
+
+
+def describe_failure(error: Exception) -> str:
+    """An error in one line: its text, and of one that nobody foresaw its type and the place in the code, too."""
+    text = brief(str(error), 200)
+    if isinstance(error, InputError | Infeasible): return text
+    *_, last = extract_tb(error.__traceback__)
+    return f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}: {text}"
 
 
 def count_bytes(model: Operator) -> int:

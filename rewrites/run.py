@@ -57,6 +57,7 @@ from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
 from rewrites.verify.precision import check_precision
+from rewrites.verify.user_laws import admit_laws
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
@@ -65,7 +66,8 @@ RUNS = 3                                                    # of which the most 
 
 class Request(NamedTuple):
     """What is asked of programs: goals, of which the first is the error; the error that the search allows; bytes at
-    most. What smaller models are tried, and fitted to; rounds of measuring."""
+    most. What smaller models are tried, and fitted to; rounds of measuring. `left_out`: a line for each law of a
+    user's that cannot be used."""
 
     goals: Sequence[Goal]
     error: float
@@ -73,6 +75,7 @@ class Request(NamedTuple):
     remove: Sequence[str] = ()
     calibrate: str | Path | None = None
     rounds: int = 11
+    left_out: Sequence[str] = ()
 
 
 class Proposed(NamedTuple):
@@ -153,7 +156,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
         asked = goals(keep, error, pairs, drop, text)
         check_removal(remove, calibrate)
         error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
-        laws = without(EXACT_LAWS if laws is None else laws, leave_out)
+        laws, left_out = admit_laws(without(EXACT_LAWS if laws is None else laws, leave_out))
         operator, workload, meta = open_arguments(model, workload, text, tokens, output, adapter)
     if remove and not isinstance(operator, Operator):
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
@@ -161,8 +164,12 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress, *(batch for _, batch in workload.shares))
-    opened = Opened(operator, workload, machine, laws, meta, approximations, number_type)
-    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds), report)
+    with report.phase("search"):
+        opened, failed = Opened(operator, workload, machine, laws, meta, approximations,
+                                number_type).leave_out_failing()
+    lines = (*left_out, *failed)
+    for line in lines: report.say(line)
+    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds, lines), report)
 
 
 def pursue(opened: Opened, request: Request, report: Report) -> Result:
