@@ -3,12 +3,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
-from formats.core.errors import InputError
-from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
 from opmatrix.program import Constant, Program
@@ -24,7 +20,7 @@ from rewrites.lower.float32_range import list_arrays
 from rewrites.lower.lower import plainly
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import NUMBER_TYPES, Representable
-from rewrites.phases import Tell
+from rewrites.phases import Attempts, Tell, describe_failure
 from rewrites.workload.workload import Workload
 
 
@@ -40,11 +36,12 @@ class Opened:
     meta: dict[str, Any] = field(default_factory=dict)
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
+    attempts: Attempts = field(default_factory=Attempts, repr=False)        # candidates that are left out
     explored: dict[tuple[Law, ...], tuple[SearchSpace, Structure]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def representable(self) -> Representable:
-        return Representable(NUMBER_TYPES[self.number_type])
+        return Representable(NUMBER_TYPES[self.number_type], attempts=self.attempts)
 
     @cached_property
     def parts(self) -> list[dict[str, Part]]:
@@ -160,14 +157,6 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
     workload = opened.workload
     if programs["exact"].stored_bytes > LARGE: workload = replace(workload, state=workload.verify)
     return Searched(opened, workload, space, structures, programs, emitter)
-
-
-def describe_failure(error: Exception) -> str:
-    """An error in one line: its text, and of one that nobody foresaw its type and the place in the code, too."""
-    text = brief(str(error), 200)
-    if isinstance(error, InputError | Infeasible): return text
-    *_, last = extract_tb(error.__traceback__)
-    return f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}: {text}"
 
 
 def count_bytes(model: Operator) -> int:

@@ -200,11 +200,11 @@ class Explorer:
         class a wrong child."""
         if part.template.text not in self.graphs:
             made = saturate(part.template, self.laws, budget=self.budget, alone=True, schedule=self.schedule)
-            self.check_size(made)
+            self.check_growth(made)
             self.graphs[part.template.text] = made
         return self.graphs[part.template.text]
 
-    def check_size(self, graph: Graph) -> None:
+    def check_growth(self, graph: Graph) -> None:
         """Raises Overgrown for a graph that laws of a user have made far larger than the budget: a round cannot be
         stopped once it has begun, and what comes after would take hours."""
         size, own = len(graph.nodes), {law.name for law in self.laws} - {law.name for law in EXACT_LAWS}
