@@ -8,6 +8,7 @@ from rewrites.graph.template import Template
 from rewrites.law import Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded, seeded, small
+from rewrites.verify.law_matches import describe_mismatch
 from rewrites.verify.shrink import SHRINK_SECONDS, reproducer
 
 SHRINKING = f"what is wrong is made small, {SHRINK_SECONDS} s at most …"
@@ -18,12 +19,13 @@ Announce = Callable[[str], None]                            # told before what m
 
 def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2,
                 announce: Announce = lambda line: None) -> dict[str, int]:
-    """Each law alone, with its counterexamples, then in a graph of all laws that starts from their left sides. Raises
+    """Each law alone, with its counterexamples and wherever a graph matches it, then in a graph of all laws that starts from their left sides. Raises
     VerificationError, which names the law."""
     for law in laws:
         for draw in range(draws):
             try:
                 law.check(np.random.default_rng([seed, draw]))
+                if not draw and (wrong := describe_mismatch(law, seed)): raise AssertionError(wrong)
             except (AssertionError, TypeError) as error:
                 raise VerificationError(1, law.name, str(error), reproduce_law(law, seed, announce), [law.name],
                                         seed=seed) from error

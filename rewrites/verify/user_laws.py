@@ -21,6 +21,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
 from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.graphs import check_seeded
+from rewrites.verify.law_matches import describe_mismatch
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
 TRIED = (12, 8)                                             # shape of the weight that an approximation is tried on
@@ -106,6 +107,7 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
     if example is not None:
         raise InputError(f"{where}: it is wrong: {example}")
     if reason := find_obstacle(law): return reason
+    if wrong := describe_mismatch(law): raise InputError(f"{where}: {wrong}")
     others = tuple(each for each in laws if each is not law and not find_obstacle(each))
     try:
         found, _ = check_seeded([law], (*EXACT_LAWS, *others, law))

@@ -1,0 +1,139 @@
+"""Laws where a graph matches them: by facts and by the shapes of their sides, which may be more than their annotations
+say. A graph knows no sizes: `x: value[n], y: value[n]` side by side are matched at widths 6 and 4, and a matrix for
+each head where one matrix was meant."""
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
+from rewrites.law import ROWS, SAMPLE, Law, Sort, apart, h, input_columns, is_variable, ragged, sampled, stand_in
+from rewrites.laws.facts import DIRECTING, MARKERS
+
+OTHER_SIZES = 11, 4, 12, 1                                  # instead of a size that a law names: odd, even, twice, least
+SIZED = {"value": 1, "varying": 1, "constant": 1, "placed": 1, "matrix": 2, "operator": 2, "rotation": 2, "choice": 2,
+         "array": 2}                                        # sorts whose sizes no graph looks at: how many they have
+ONE_HEAD = {"value", "constant", "matrix"}                  # of these, those that may have several heads
+WIDER, DRAWS = 1e-6, 2                                      # relative: sides that are apart; draws for each match
+
+
+class Place(NamedTuple):
+    """One size of a variable's sort, counted from the last."""
+
+    variable: str
+    at: int
+
+
+class Match(NamedTuple):
+    """Sorts of some variables that a graph matches as it does those of the annotations. A single column fits beside any
+    width: what is made of it then fits nowhere, and no program has it."""
+
+    sorts: dict[str, Sort]
+    column: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {sort}" for name, sort in self.sorts.items())
+
+
+def find_mismatch(law: Law, seed: int = 0) -> str:
+    """Sorts with which the left side of a law is matched and the law is wrong; empty where there are none."""
+    return next((str(each) for each in list_matches(law) if fails(law, each, seed)), "")
+
+
+def describe_mismatch(law: Law, seed: int = 0) -> str:
+    """The first thing that is wrong with the guards of a law, as a sentence; empty where nothing is."""
+    if sorts := find_mismatch(law, seed):
+        return (f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
+                "together, and no sizes: write a left side that fits no others, or add a guard, such as "
+                'when=("(single A)",) of one matrix')
+    if needless := list_needless(law, seed):
+        return f"it holds without when={needless[0]!r}, too: leave that out"
+    return ""
+
+
+def list_needless(law: Law, seed: int = 0) -> list[str]:
+    """The conditions under `when` without which the law holds wherever it is matched, so that nothing shows that they
+    are needed. What directs laws makes none true, and is not among them."""
+    found = []
+    for condition in law.when:
+        fact = condition.strip("()").split()[0]
+        if fact in DIRECTING or f"(relation {fact} " in MARKERS: continue
+        freed = replace(law, when=tuple(each for each in law.when if each != condition))
+        if not find_mismatch(freed, seed): found.append(condition)
+    return found
+
+
+def list_matches(law: Law) -> Iterator[Match]:
+    """The sorts that a graph may match in place of the annotated ones: other sizes for some of those that are one size
+    in the annotations, several heads where one is meant."""
+    sorts = law.variables
+    by_size: dict[Any, list[Place]] = {}
+    for name, sort in sorts.items():
+        for at, size in enumerate(reversed(sort.sizes[-SIZED[sort.name]:] if sort.name in SIZED else ())):
+            by_size.setdefault(size, []).append(Place(name, at))
+    for size, places in by_size.items():
+        changed = [*split_places(places)]
+        if size not in SAMPLE: changed.append(tuple(places))    # a number, or what not every number is
+        yield from (resize(law, each, other) for each in changed for other in OTHER_SIZES if other != sampled(size))
+    for name, sort in sorts.items():
+        one_head = sort.name in ONE_HEAD and len(sort.sizes) == SIZED[sort.name]
+        if one_head and f"(single {name})" not in law.when:
+            yield Match({name: sort[(h, *sort.sizes)]})
+
+
+def split_places(places: list[Place]) -> Iterator[tuple[Place, ...]]:
+    """Some of the places, but not the first, in every way."""
+    for count in range(1, len(places)): yield from combinations(places[1:], count)
+
+
+def resize(law: Law, places: tuple[Place, ...], size: int) -> Match:
+    """The sorts of variables with another size at these places."""
+    made = dict[str, Sort]()
+    for name, at in places:
+        sort = made.get(name, law.variables[name])
+        sizes = [*sort.sizes]
+        sizes[len(sizes) - 1 - at] = size
+        made[name] = sort[tuple(sizes)]
+    return Match(made, size == 1)
+
+
+def fails(law: Law, match: Match, seed: int) -> bool:
+    """True where the left side fits these sorts, and the right does not, or is not equal, with some choice of monoids,
+    patterns and functions."""
+    for draw in range(DRAWS):
+        rng = np.random.default_rng([seed, draw])
+        try: variables = law.drawn(rng, **match.sorts)
+        except (TypeError, ValueError): return False        # nothing is of such sorts
+        off = compare(law, variables, rng)
+        if off is None: return False                        # no graph matches it
+        if not off <= WIDER and not (match.column and off == np.inf): return True
+    return False
+
+
+def compare(law: Law, variables: Mapping[str, Any], rng: np.random.Generator) -> float | None:
+    """The largest difference of the sides over these variables, built as a graph builds them, infinite where the right
+    does not fit; None where the left does not."""
+    left, right = law.sides()
+    named = variables | {str(stand_in(name, sort)): variables[name] for name, sort in law.variables.items()
+                         if sort.name == "count"}
+    try:
+        before = [build_over(term, named) for term in left]
+        x, batch = rng.normal(size=(sum(ROWS), input_columns((tuple(before), ())))), ragged()
+        wanted = [dense(term, x, batch) for term in before]
+    except (TypeError, ValueError): return None
+    try: given = [dense(build_over(term, named), x, batch) for term in right]
+    except (TypeError, ValueError): return np.inf
+    return max(apart(a, b) if a.shape == b.shape else np.inf for a, b in zip(wanted, given, strict=True))
+
+
+def build_over(term: Operator, variables: Mapping[str, Any]) -> Operator:
+    """A side over what its variables stand for."""
+    if term.kind.name == "symbol":
+        found: Operator = variables[str(term.args[0])]
+        return found
+    children = [build_over(child, variables) for child in term.children]
+    attributes = [variables[str(each)] if is_variable(each) else each for each in term.attributes]
+    return Operator(term.kind, *children, *attributes)
