@@ -135,7 +135,6 @@ def sampled(size: sympy.Expr | int) -> int:
 
 class Draw(NamedTuple):
     """Random numbers for one variable of a check."""
-
     rng: np.random.Generator
     variable: str
 
@@ -153,7 +152,6 @@ class Draw(NamedTuple):
 
 class Variable(NamedTuple):
     """A sort of variable: its symbol in a rewrite, by its name, and an operator that it may be in a check."""
-
     symbol: Callable[[str, Sort], object]
     sample: Callable[[Draw, Sort], object] | None = None
 

@@ -143,10 +143,10 @@ class Exploration:
     def with_laws(self, *own: Law | str | Path) -> "Exploration":
         """What laws of one's own reach, too: functions under @law, or files of them. Each is tried first: raises
         InputError for a wrong one, with an example; `left_out` has a line for each that cannot be used."""
-        found = own_laws(own, self.laws)
-        laws, failed = self.opened.list_usable((*self.laws, *found.laws))
+        found, left_out = own_laws(own, self.laws)
+        laws, failed = self.opened.list_usable((*self.laws, *found))
         names = ", ".join(law.name for law in laws[len(self.laws):]) or "no other law"
-        lines = (*self.left_out, *found.left_out, *failed)
+        lines = (*self.left_out, *left_out, *failed)
         return self.changed(laws=laws, name=f"{self.name} with {names}", left_out=lines)
 
     @property

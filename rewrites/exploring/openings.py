@@ -18,7 +18,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lower.price import TimeModel
 from rewrites.opened import Opened
 from rewrites.phases import silence_stdout
-from rewrites.verify.user_laws import UserDeclarations, admit_laws, load_laws
+from rewrites.verify.user_laws import admit_laws, load_laws
 from rewrites.workload.resolve import calibrated, open_arguments
 from rewrites.workload.workload import Workload, draw_workload
 
@@ -97,20 +97,16 @@ def resolve_machine(machine: MachineName, workload: Workload) -> tuple[TimeModel
     with silence_stdout(): return calibrated(lambda *_: None, *(each for _, each in workload.shares)), ""
 
 
-def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> UserDeclarations:
-    """Laws of one's own, each tried, with a line for each that is left out. Raises InputError for a wrong one, and for
-    a name that is taken."""
-    laws, taken, lines = list[Law](), {law.name for law in known}, list[str]()
+def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
+    """Laws of one's own that can be used, each tried, and a line for each that is left out. Raises InputError for a
+    wrong one, and for a name that is taken."""
+    laws, taken = list[Law](), {law.name for law in known}
     for each in given:
         if isinstance(each, Law): laws.append(each)
-        elif isinstance(each, str | Path):
-            declared = load_laws(each)
-            laws += declared.laws
-            lines += declared.left_out
+        elif isinstance(each, str | Path): laws += load_laws(each).laws
         else: raise InputError(f"{each!r:.60} is no law: put @law(...) before a function, or give a file of laws")
     for law in laws: refuse_name(law, taken)
-    usable, left_out = admit_laws(laws)
-    return UserDeclarations(usable, (), (*lines, *left_out))
+    return admit_laws(laws)
 
 
 def refuse_name(law: Law, taken: set[str]) -> None:

@@ -43,15 +43,19 @@ def find_mismatch(law: Law, seed: int = 0) -> str:
     return next((str(each) for each in list_matches(law) if fails(law, each, seed)), "")
 
 
-def describe_mismatch(law: Law, seed: int = 0) -> str:
-    """The first thing that is wrong with the guards of a law, as a sentence; empty where nothing is."""
-    if sorts := find_mismatch(law, seed):
-        return (f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
-                "together, and no sizes: write a left side that fits no others, or add a guard, such as "
-                'when=("(single A)",) of one matrix')
-    if needless := list_needless(law, seed):
-        return f"it holds without when={needless[0]!r}, too: leave that out"
-    return ""
+def check_matches(law: Law, seed: int = 0) -> None:
+    """Raises AssertionError for a law that is wrong where a graph matches it, and for a condition that is not
+    needed."""
+    sorts, needless = find_mismatch(law, seed), list_needless(law, seed)
+    assert not sorts, f"{law.name}: {describe_mismatch(sorts)}"
+    assert not needless, f"{law.name}: it holds without when={needless[0]!r}, too: leave that out"
+
+
+def describe_mismatch(sorts: str) -> str:
+    """The sentence about sorts with which a law is matched and wrong."""
+    return (f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
+            "together, and no sizes: write a left side that fits no others, or add a guard, such as "
+            'when=("(single A)",) of one matrix')
 
 
 def list_needless(law: Law, seed: int = 0) -> list[str]:

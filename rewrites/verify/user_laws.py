@@ -21,7 +21,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
 from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.graphs import check_seeded
-from rewrites.verify.law_matches import describe_mismatch
+from rewrites.verify.law_matches import describe_mismatch, find_mismatch, list_needless
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
 TRIED = (12, 8)                                             # shape of the weight that an approximation is tried on
@@ -29,11 +29,12 @@ TRIED = (12, 8)                                             # shape of the weigh
 
 @dataclass(frozen=True)
 class UserDeclarations:
-    """What a file declares."""
+    """The declarations of a file: true laws, those that cannot be used among them, for each of which `left_out` has a
+    line."""
 
     laws: tuple[Law, ...] = ()
     approximations: tuple[Approximation, ...] = ()
-    left_out: tuple[str, ...] = ()                          # a line for each law that is true and cannot be used
+    left_out: tuple[str, ...] = ()
 
 
 def load_laws(file: str | Path) -> UserDeclarations:
@@ -50,10 +51,10 @@ def load_laws(file: str | Path) -> UserDeclarations:
         raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
                          "docs/add_a_law.md)")
     distinct((*laws, *approximations))
-    usable, left_out = admit_laws(laws)
+    _, left_out = admit_laws(laws)
     for each in approximations:
         try_approximation(each)
-    return UserDeclarations(usable, approximations, left_out)
+    return UserDeclarations(laws, approximations, left_out)
 
 
 def admit_laws(laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
@@ -91,7 +92,8 @@ def distinct(declared: Sequence[Law | Approximation]) -> None:
 @cache
 def try_law(law: Law, laws: tuple[Law, ...]) -> str:
     """The reason why a true law cannot be used beside these others of a user; empty where it can. Raises InputError for
-    one that is wrong: it is written over symbols, holds on random numbers, alone and in a graph."""
+    one that is wrong: it is written over symbols, holds on random numbers, alone and in a graph, and its conditions are
+    needed."""
     where = locate(law)
     if law.kind != EXACT or law.phase not in SCHEDULE:
         phases = ", ".join(dict.fromkeys(SCHEDULE))
@@ -107,7 +109,9 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
     if example is not None:
         raise InputError(f"{where}: it is wrong: {example}")
     if reason := find_obstacle(law): return reason
-    if wrong := describe_mismatch(law): raise InputError(f"{where}: {wrong}")
+    if needless := list_needless(law):
+        raise InputError(f"{where}: it holds without when={needless[0]!r}, too: leave that out")
+    if sorts := find_mismatch(law): return describe_mismatch(sorts)
     others = tuple(each for each in laws if each is not law and not find_obstacle(each))
     try:
         found, _ = check_seeded([law], (*EXACT_LAWS, *others, law))
