@@ -176,7 +176,7 @@ def matrix_shapes(sort: Sort) -> SymbolShapes:
 
 
 def split_heads(row: Operator, heads: sympy.Expr | int) -> Operator:
-    return row if heads == 1 else row @ split(SAMPLE[heads])
+    return row if heads == 1 else row @ split(sampled(heads))
 def mix(x: Operator) -> Operator: return product(product(x, turn(x)), x)
 
 

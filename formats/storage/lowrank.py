@@ -50,7 +50,7 @@ class LowRank(Format):
         V = right_vectors(W, weight, rank)
         with np.errstate(over="ignore"): u = (W @ V.T).astype(np.float32)
         if not np.isfinite(u).all():
-            raise FormatError(f"lowrank: a factor of W, which holds {abs(W).max():.3g}, is beyond float32; give smaller "
+            raise FormatError(f"lowrank: W holds {abs(W).max():.3g}, of which a factor is beyond float32; give smaller "
                               "weights")
         return u, V.astype(np.float32)
 

@@ -83,7 +83,8 @@ def directions(law: Law) -> tuple[Direction, ...]:
 
 @cache
 def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
-    """The law as egglog rules, one for each of its `directions`; `trace` records the law of each class it made or merged."""
+    """The law as egglog rules, one for each of its `directions`; `trace` records the law of each class that it made or
+    merged."""
     return tuple(write_rules(law, trace))
 
 

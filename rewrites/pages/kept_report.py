@@ -90,8 +90,8 @@ SPECTRA = object_with(of=whole, weights=each_entry(object_with(
 REPORTED = object_with(
     model=word, machine=word, workload=word, rows=whole, tokens=maybe(whole), generate=maybe(word),
     mix=maybe(each_entry(each_entry(of_kind("no share or lengths", str, int, float), 2, 2))),
-    text=NAMED_FILE, texts=NAMED_FILE, laws=NAMED_FILE, number_type=word, without=each_entry(word), failed=each_entry(word),
-    versions=table_of(word),
+    text=NAMED_FILE, texts=NAMED_FILE, laws=NAMED_FILE, number_type=word, without=each_entry(word),
+    failed=each_entry(word), versions=table_of(word),
     stated=object_with(like=word, lengths=each_entry(number, 2, 2), uncovered=maybe(each_entry(word))),
     phases=table_of(number), wall_s=number, busy=object_with(calibration=word, timing=word),
     search=object_with(nodes=number, classes=number, gap=number, cut=each_entry(word)),

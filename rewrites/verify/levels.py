@@ -4,11 +4,11 @@ from functools import partial
 
 import numpy as np
 
+from rewrites.graph.law_matches import check_matches
 from rewrites.graph.template import Template
 from rewrites.law import Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded, seeded, small
-from rewrites.verify.law_matches import check_matches
 from rewrites.verify.shrink import SHRINK_SECONDS, reproducer
 
 SHRINKING = f"what is wrong is made small, {SHRINK_SECONDS} s at most …"
@@ -19,8 +19,8 @@ Announce = Callable[[str], None]                            # told before what m
 
 def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2,
                 announce: Announce = lambda line: None) -> dict[str, int]:
-    """Each law alone, with its counterexamples and wherever a graph matches it, then in a graph of all laws that starts from their left sides. Raises
-    VerificationError, which names the law."""
+    """Each law alone, with its counterexamples and wherever a graph matches it, then in a graph of all laws that starts
+    from their left sides. Raises VerificationError, which names the law."""
     for law in laws:
         for draw in range(draws):
             try:

@@ -16,12 +16,12 @@ from opmatrix.algebra.term import Operator
 from opmatrix.own.own_modules import list_things, run_file
 from rewrites.compiler.approximation import Approximation
 from rewrites.graph.egraph import SCHEDULE, directions, list_directions
+from rewrites.graph.law_matches import describe_mismatch, find_mismatch, list_needless
 from rewrites.law import EXACT, ROWS, Law, apart, input_columns, ragged
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
 from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.graphs import check_seeded
-from rewrites.verify.law_matches import describe_mismatch, find_mismatch, list_needless
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
 TRIED = (12, 8)                                             # shape of the weight that an approximation is tried on

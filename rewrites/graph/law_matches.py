@@ -13,14 +13,14 @@ from opmatrix.algebra.term import Operator
 from rewrites.law import ROWS, SAMPLE, Law, Sort, apart, h, input_columns, is_variable, ragged, sampled, stand_in
 from rewrites.laws.facts import DIRECTING, MARKERS
 
-OTHER_SIZES = 11, 4, 12, 1                                  # instead of a size that a law names: odd, even, twice, least
-SIZED = {"value": 1, "varying": 1, "constant": 1, "placed": 1, "matrix": 2, "operator": 2, "rotation": 2, "choice": 2,
-         "array": 2}                                        # sorts whose sizes no graph looks at: how many they have
-ONE_HEAD = {"value", "constant", "matrix"}                  # of these, those that may have several heads
-WIDER, DRAWS = 1e-6, 2                                      # relative: sides that are apart; draws for each match
+OTHER_SIZES = 11, 4, 1                                      # instead of a size that a law names: odd, even, least
+SIZED = {"value", "varying", "constant", "placed", "matrix", "operator", "rotation", "choice", "array", "scores",
+         "level", "distances"}                              # sorts whose sizes no graph looks at
+ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}         # those that may have several heads: sizes without them
+APART_BY, MATCH_DRAWS = 1e-6, 2                             # relative, of sides that differ; draws for each match
 
 
-class Place(NamedTuple):
+class SizePlace(NamedTuple):
     """One size of a variable's sort, counted from the last."""
 
     variable: str
@@ -74,26 +74,29 @@ def list_matches(law: Law) -> Iterator[Match]:
     """The sorts that a graph may match in place of the annotated ones: other sizes for some of those that are one size
     in the annotations, several heads where one is meant."""
     sorts = law.variables
-    by_size: dict[Any, list[Place]] = {}
+    by_size: dict[Any, list[SizePlace]] = {}
     for name, sort in sorts.items():
-        for at, size in enumerate(reversed(sort.sizes[-SIZED[sort.name]:] if sort.name in SIZED else ())):
-            by_size.setdefault(size, []).append(Place(name, at))
+        for at, size in enumerate(reversed(sort.sizes if sort.name in SIZED else ())):
+            by_size.setdefault(size, []).append(SizePlace(name, at))
     for size, places in by_size.items():
-        changed = [*split_places(places)]
-        if size not in SAMPLE: changed.append(tuple(places))    # a number, or what not every number is
-        yield from (resize(law, each, other) for each in changed for other in OTHER_SIZES if other != sampled(size))
-    for name, sort in sorts.items():
-        one_head = sort.name in ONE_HEAD and len(sort.sizes) == SIZED[sort.name]
-        if one_head and f"(single {name})" not in law.when:
-            yield Match({name: sort[(h, *sort.sizes)]})
+        named = size in SAMPLE                              # else a number, or what not every number is
+        for other in OTHER_SIZES:
+            if other != sampled(size):
+                yield from (resize(law, each, other) for each in list_some(places, other == 1, not named))
+    stacked = {name: sort[(h, *sort.sizes)] for name, sort in sorts.items()
+               if len(sort.sizes) == ONE_HEAD.get(sort.name) and f"(single {name})" not in law.when}
+    for name, sort in stacked.items(): yield Match({name: sort})
 
 
-def split_places(places: list[Place]) -> Iterator[tuple[Place, ...]]:
-    """Some of the places, but not the first, in every way."""
-    for count in range(1, len(places)): yield from combinations(places[1:], count)
+def list_some(places: list[SizePlace], first: bool, every: bool) -> Iterator[tuple[SizePlace, ...]]:
+    """Some of the places in every way. Sizes at the others differ from these, whichever of both are changed, so the
+    `first` is asked for where one size is unlike another by itself, as 1 is; and `every` place at once where the size
+    is no name."""
+    for count in range(1, len(places)): yield from combinations(places if first else places[1:], count)
+    if every: yield tuple(places)
 
 
-def resize(law: Law, places: tuple[Place, ...], size: int) -> Match:
+def resize(law: Law, places: tuple[SizePlace, ...], size: int) -> Match:
     """The sorts of variables with another size at these places."""
     made = dict[str, Sort]()
     for name, at in places:
@@ -107,17 +110,17 @@ def resize(law: Law, places: tuple[Place, ...], size: int) -> Match:
 def fails(law: Law, match: Match, seed: int) -> bool:
     """True where the left side fits these sorts, and the right does not, or is not equal, with some choice of monoids,
     patterns and functions."""
-    for draw in range(DRAWS):
+    for draw in range(MATCH_DRAWS):
         rng = np.random.default_rng([seed, draw])
         try: variables = law.drawn(rng, **match.sorts)
         except (TypeError, ValueError): return False        # nothing is of such sorts
-        off = compare(law, variables, rng)
+        off = compare_sides(law, variables, rng)
         if off is None: return False                        # no graph matches it
-        if not off <= WIDER and not (match.column and off == np.inf): return True
+        if not off <= APART_BY and not (match.column and off == np.inf): return True
     return False
 
 
-def compare(law: Law, variables: Mapping[str, Any], rng: np.random.Generator) -> float | None:
+def compare_sides(law: Law, variables: Mapping[str, Any], rng: np.random.Generator) -> float | None:
     """The largest difference of the sides over these variables, built as a graph builds them, infinite where the right
     does not fit; None where the left does not."""
     left, right = law.sides()
